@@ -1,0 +1,194 @@
+"""ServerArgs: every option of a server or an Engine, its default, its help text and its rules, in one place.
+
+Names and defaults are SGLang's where SGLang has the option (`--model-path` is `model_path`). The command line is generated
+from these fields, so a default stands here and nowhere else. A ServerArgs is frozen: resolving an "auto" returns a new one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
+EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
+DTYPES = ("auto", "float32", "bfloat16")
+LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
+DEVICES = ("auto", "cpu", "cuda", "tpu")
+ATTENTION_BACKENDS = ("auto", "reference")
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+LARGEST_PAGE_SIZE = 128
+
+
+def arg(
+    default: Any, help: str, *, choices: Sequence[Any] | None = None, factory: Callable[[], Any] | None = None
+) -> Any:
+    """A ServerArgs field: its default, the sentence `--help` shows, and what it may be."""
+    metadata = {"help": help, "choices": tuple(choices) if choices else None}
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerArgs:
+    # --- model
+    model_path: str = arg("", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files).")
+    tokenizer_path: str | None = arg(None, "Folder of the tokenizer, if it is not the model's.")
+    served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
+    load_format: str = arg(
+        "auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS
+    )
+    dtype: str = arg("auto", "Type of weights and activations; auto: float32 on CPU, else bfloat16.", choices=DTYPES)
+    context_length: int | None = arg(None, "Longest sequence; default: the model's max_position_embeddings.")
+    trust_remote_code: bool = arg(False, "Allow a tokenizer that brings its own Python code.")
+    json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.")
+    weight_version: str = arg("default", "A label for the weights, returned in meta_info.")
+    chat_template: str | None = arg(None, "Jinja chat template file to use instead of the tokenizer's.")
+
+    # --- HTTP server
+    host: str = arg("127.0.0.1", "Address to listen on.")
+    port: int = arg(30000, "Port to listen on.")
+    api_key: str | None = arg(None, "Key that every request must bring as a bearer token (health checks excepted).")
+    admin_api_key: str | None = arg(None, "Key for control endpoints; if set, the only one they accept.")
+    ssl_keyfile: str | None = arg(None, "TLS private key file.")
+    ssl_certfile: str | None = arg(None, "TLS certificate file.")
+    max_body_size_mb: int = arg(64, "Largest request body accepted, in MiB.")
+    log_level: str = arg("info", "Verbosity of the logs.", choices=LOG_LEVELS)
+    log_level_http: str | None = arg(
+        None, "Verbosity of the HTTP server's own logs; default: warning.", choices=LOG_LEVELS
+    )
+    log_requests: bool = arg(False, "Log each request when it arrives and when it ends.")
+    enable_cache_report: bool = arg(False, "Report cached tokens in the usage of OpenAI replies.")
+    stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
+    incremental_streaming_output: bool = arg(False, "/generate streams new text only, not all text so far.")
+    stream_response_default_include_usage: bool = arg(False, "Streamed OpenAI replies end with usage unless declined.")
+    allow_auto_truncate: bool = arg(False, "Shorten prompts that are too long instead of answering 400.")
+    sampling_defaults: str = arg(
+        "model",
+        "Sampling defaults for chat: the model's generation_config.json or OpenAI's.",
+        choices=("model", "openai"),
+    )
+    preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.")
+    max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
+    skip_server_warmup: bool = arg(False, "Say ready without sending a first request through the whole pipeline.")
+    shutdown_timeout_s: float = arg(
+        60.0, "After SIGTERM, abort requests still running when this many seconds are over."
+    )
+
+    # --- scheduling
+    max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
+    max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many waiting; default: no limit.")
+    max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
+    mem_fraction_static: float | None = arg(None, "Share of device memory for weights and KV cache together.")
+    chunked_prefill_size: int | None = arg(
+        None, "Most prompt tokens of one request in a step; -1: never split a prompt."
+    )
+    max_prefill_tokens: int = arg(16384, "Most prompt tokens of all requests in a step.")
+    prefill_max_requests: int | None = arg(None, "Most requests in a prefill step; default: no limit.")
+    prefill_decode_interval: int | None = arg(
+        None, "Decode steps that follow each prefill step while requests run; default 1 (0: prefill always goes first)."
+    )
+    enable_mixed_chunk: bool = arg(False, "Put running requests' decode rows into the steps that prefill a chunk.")
+    schedule_policy: str = arg("fcfs", "Order of the waiting queue.", choices=SCHEDULE_POLICIES)
+    schedule_conservativeness: float = arg(1.0, "Above 1 reserves more memory for running requests: fewer retractions.")
+    enable_priority_scheduling: bool = arg(False, "Order by the requests' priority first (larger first).")
+    schedule_low_priority_values_first: bool = arg(False, "Smaller priority values go first.")
+    priority_scheduling_preemption_threshold: int = arg(10, "Preempt a running request if priorities differ by more.")
+    disable_priority_preemption: bool = arg(False, "Never preempt a running request.")
+    default_priority_value: int | None = arg(None, "Priority of requests that bring none.")
+    abort_on_priority_when_disabled: bool = arg(False, "Answer 400 to a priority when priority scheduling is off.")
+    retraction_policy: str = arg(
+        "length", "Whom to retract first when memory is short.", choices=("length", "priority")
+    )
+    page_size: int | None = arg(None, f"Tokens per KV page, 1 to {LARGEST_PAGE_SIZE}; default: by attention backend.")
+    radix_eviction_policy: str = arg("lru", "Which cached prefixes go first.", choices=EVICTION_POLICIES)
+    disable_radix_cache: bool = arg(False, "Do not reuse the KV cache of shared prefixes.")
+    disable_overlap_schedule: bool = arg(False, "Wait for each step's result before preparing the next step.")
+    request_waiting_timeout_s: float | None = arg(
+        None, "Abort (503) a request that waited longer than this in the queue."
+    )
+    request_running_timeout_s: float | None = arg(None, "Abort (503) a request that ran longer than this.")
+    decode_log_interval: int = arg(40, "Log a line every so many decode steps.")
+    watchdog_timeout: float = arg(300.0, "End the server if one step takes longer than this many seconds.")
+    sleep_on_idle: bool = arg(True, "Wait on the socket instead of spinning when there is nothing to do.")
+
+    # --- execution
+    device: str = arg("auto", "Platform to run on.", choices=DEVICES)
+    tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")
+    attention_backend: str = arg("auto", "Attention implementation.", choices=ATTENTION_BACKENDS)
+    random_seed: int | None = arg(None, "Seed for requests that bring none; default: a fresh one.")
+    compilation_cache_dir: str | None = arg(None, "Folder of JAX's persistent compilation cache; default: in ~/.cache.")
+    prefill_token_buckets: tuple[int, ...] | None = arg(
+        None, "Token counts prefill steps are compiled for; default: powers of 4."
+    )
+    decode_row_buckets: tuple[int, ...] | None = arg(
+        None, "Row counts decode steps are compiled for; default: powers of 2 or 4."
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, choices = getattr(self, field.name), field.metadata["choices"]
+            if choices and value is not None and value not in choices:
+                raise ValueError(f"{_flag(field.name)} must be one of {', '.join(map(str, choices))}; got {value!r}.")
+        self._check_ranges()
+        self._check_json()
+        if self.enable_mixed_chunk and self.chunked_prefill_size == -1:
+            raise ValueError("--enable-mixed-chunk needs chunked prefill; do not set --chunked-prefill-size -1.")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
+
+    def _check_ranges(self) -> None:
+        at_least_one = (
+            "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
+            "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
+        )  # fmt: skip
+        for name in at_least_one:
+            self._check(name, lambda v: v >= 1, "at least 1")
+        for name in ("max_queued_requests", "prefill_decode_interval", "max_top_logprobs", "shutdown_timeout_s"):
+            self._check(name, lambda v: v >= 0, "at least 0")
+        for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout"):
+            self._check(name, lambda v: v > 0, "above 0")
+        self._check("schedule_conservativeness", lambda v: v >= 0, "at least 0")
+        self._check("page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
+        self._check("chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")
+        self._check("mem_fraction_static", lambda v: 0 < v <= 1, "in (0, 1]")
+        self._check("port", lambda v: 0 <= v <= 65535, "in [0, 65535]")
+        for name in ("prefill_token_buckets", "decode_row_buckets"):
+            self._check(name, lambda v: v and min(v) >= 1 and list(v) == sorted(set(v)), "increasing positive numbers")
+
+    def _check(self, name: str, holds: Callable[[Any], Any], rule: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not holds(value):
+            raise ValueError(f"{_flag(name)} must be {rule}; got {value!r}.")
+
+    def _check_json(self) -> None:
+        for name in ("json_model_override_args", "preferred_sampling_params"):
+            text = getattr(self, name)
+            try:
+                ok = text is None or isinstance(json.loads(text), dict)
+            except ValueError:
+                ok = False
+            if not ok:
+                raise ValueError(f"{_flag(name)} must be a JSON object; got {text!r}.")
+
+    @property
+    def effective_tokenizer_path(self) -> str:
+        return self.tokenizer_path or self.model_path
+
+    @property
+    def effective_served_model_name(self) -> str:
+        return self.served_model_name or self.model_path
+
+    def replace(self, **changes: Any) -> ServerArgs:
+        return dataclasses.replace(self, **changes)
+
+    def public_dict(self) -> dict[str, Any]:
+        """All options for /server_info, without the secrets."""
+        secret = {"api_key", "admin_api_key"}
+        return {k: "***" if k in secret and v else v for k, v in dataclasses.asdict(self).items()}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
