@@ -21,9 +21,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
 
 
-def arg(
-    default: Any, help: str, *, choices: Sequence[Any] | None = None, factory: Callable[[], Any] | None = None
-) -> Any:
+def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factory: Callable[[], Any] | None = None) -> Any:
     """A ServerArgs field: its default, the sentence `--help` shows, and what it may be."""
     metadata = {"help": help, "choices": tuple(choices) if choices else None}
     if factory is not None:
@@ -37,9 +35,7 @@ class ServerArgs:
     model_path: str = arg("", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files).")
     tokenizer_path: str | None = arg(None, "Folder of the tokenizer, if it is not the model's.")
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
-    load_format: str = arg(
-        "auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS
-    )
+    load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
     dtype: str = arg("auto", "Type of weights and activations; auto: float32 on CPU, else bfloat16.", choices=DTYPES)
     context_length: int | None = arg(None, "Longest sequence; default: the model's max_position_embeddings.")
     trust_remote_code: bool = arg(False, "Allow a tokenizer that brings its own Python code.")
@@ -56,9 +52,7 @@ class ServerArgs:
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
     max_body_size_mb: int = arg(64, "Largest request body accepted, in MiB.")
     log_level: str = arg("info", "Verbosity of the logs.", choices=LOG_LEVELS)
-    log_level_http: str | None = arg(
-        None, "Verbosity of the HTTP server's own logs; default: warning.", choices=LOG_LEVELS
-    )
+    log_level_http: str | None = arg(None, "Verbosity of the HTTP server's own logs; default: warning.", choices=LOG_LEVELS)
     log_requests: bool = arg(False, "Log each request when it arrives and when it ends.")
     enable_cache_report: bool = arg(False, "Report cached tokens in the usage of OpenAI replies.")
     stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
@@ -73,18 +67,14 @@ class ServerArgs:
     preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.")
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
     skip_server_warmup: bool = arg(False, "Say ready without sending a first request through the whole pipeline.")
-    shutdown_timeout_s: float = arg(
-        60.0, "After SIGTERM, abort requests still running when this many seconds are over."
-    )
+    shutdown_timeout_s: float = arg(60.0, "After SIGTERM, abort requests still running when this many seconds are over.")
 
     # --- scheduling
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
     max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many waiting; default: no limit.")
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
     mem_fraction_static: float | None = arg(None, "Share of device memory for weights and KV cache together.")
-    chunked_prefill_size: int | None = arg(
-        None, "Most prompt tokens of one request in a step; -1: never split a prompt."
-    )
+    chunked_prefill_size: int | None = arg(None, "Most prompt tokens of one request in a step; -1: never split a prompt.")
     max_prefill_tokens: int = arg(16384, "Most prompt tokens of all requests in a step.")
     prefill_max_requests: int | None = arg(None, "Most requests in a prefill step; default: no limit.")
     prefill_decode_interval: int | None = arg(
@@ -99,16 +89,12 @@ class ServerArgs:
     disable_priority_preemption: bool = arg(False, "Never preempt a running request.")
     default_priority_value: int | None = arg(None, "Priority of requests that bring none.")
     abort_on_priority_when_disabled: bool = arg(False, "Answer 400 to a priority when priority scheduling is off.")
-    retraction_policy: str = arg(
-        "length", "Whom to retract first when memory is short.", choices=("length", "priority")
-    )
+    retraction_policy: str = arg("length", "Whom to retract first when memory is short.", choices=("length", "priority"))
     page_size: int | None = arg(None, f"Tokens per KV page, 1 to {LARGEST_PAGE_SIZE}; default: by attention backend.")
     radix_eviction_policy: str = arg("lru", "Which cached prefixes go first.", choices=EVICTION_POLICIES)
     disable_radix_cache: bool = arg(False, "Do not reuse the KV cache of shared prefixes.")
     disable_overlap_schedule: bool = arg(False, "Wait for each step's result before preparing the next step.")
-    request_waiting_timeout_s: float | None = arg(
-        None, "Abort (503) a request that waited longer than this in the queue."
-    )
+    request_waiting_timeout_s: float | None = arg(None, "Abort (503) a request that waited longer than this in the queue.")
     request_running_timeout_s: float | None = arg(None, "Abort (503) a request that ran longer than this.")
     decode_log_interval: int = arg(40, "Log a line every so many decode steps.")
     watchdog_timeout: float = arg(300.0, "End the server if one step takes longer than this many seconds.")

@@ -1,0 +1,92 @@
+"""What a user asked for, before tokenizing, and what comes back, before a protocol shapes it.
+
+Every front door (native routes, OpenAI routes, Engine) builds a GenerateReqInput and reads GenerationChunks; only the
+TokenizerManager stands between them. No HTTP here, no sockets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from typing import Any
+
+from jaxserve.types import FinishReason, SamplingParams
+
+
+class RequestError(Exception):
+    """A request that cannot be served: the HTTP status and one sentence for the user."""
+
+    def __init__(
+        self,
+        message: str,
+        status_code: int = 400,
+        err_type: str = "BadRequestError",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status_code = status_code
+        self.err_type = err_type
+        self.param = param  # the field at fault, for OpenAI's envelope
+        self.code = code  # OpenAI's machine-readable code, such as model_not_found
+
+
+@dataclasses.dataclass(kw_only=True)
+class GenerateReqInput:
+    """One or many prompts. Exactly one of `prompts` and `input_ids` is set; both are lists, one entry per prompt.
+
+    `sampling_params` has one entry per prompt; all share the same n. Prompt i's samples are sequences i*n .. i*n+n-1.
+    """
+
+    prompts: list[str] | None = None
+    input_ids: list[list[int]] | None = None
+    sampling_params: list[SamplingParams]
+    rids: list[str] | None = None  # one per prompt; drawn if absent; sample j of n > 1 gets the suffix _j
+    stream: bool = False
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    is_health_check: bool = False
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self.prompts if self.prompts is not None else self.input_ids or [])
+
+    @property
+    def num_samples(self) -> int:
+        """n: sequences per prompt."""
+        return self.sampling_params[0].n
+
+    @property
+    def num_sequences(self) -> int:
+        return self.num_prompts * self.num_samples
+
+
+@dataclasses.dataclass(slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]  # (token id, logprob), descending; empty unless top_logprobs_num > 0
+
+
+@dataclasses.dataclass(slots=True)
+class GenerationChunk:
+    """What one sequence gained since its last chunk. The chunk with a finish_reason is the sequence's last."""
+
+    index: int  # sequence number, see GenerateReqInput
+    rid: str
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]  # one per token of token_ids if return_logprob, else empty
+    prompt_tokens: int
+    completion_tokens: int  # so far
+    cached_tokens: int
+    finish_reason: FinishReason | None = None
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict)  # last chunk: e2e_latency, queue_time, num_retractions, ...
+
+
+def new_rid() -> str:
+    return uuid.uuid4().hex
