@@ -61,7 +61,7 @@ class GetInternalStateReq(Message):
 
 
 class ShutdownReq(Message):
-    """The scheduler finishes what it holds (the TokenizerManager has stopped taking requests), tells the detokenizer, exits 0."""
+    """No more requests follow: the scheduler finishes what it holds, passes this on to the detokenizer, and both exit 0."""
 
 
 # --- Scheduler -> Detokenizer (BatchTokenIDOut, ShutdownReq) and Detokenizer -> TokenizerManager (BatchStrOut) --------------
