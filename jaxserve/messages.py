@@ -48,6 +48,7 @@ class AbortReq(Message):
     """Aborts every request whose rid starts with `rid`, or all of them. Each still gets its one terminal message."""
 
     rid: str = ""
+    exact: bool = False  # only the request of exactly this rid (a client left; its rid may begin another's)
     abort_all: bool = False
 
 
@@ -104,6 +105,8 @@ class BatchTokenIDOut(Message):
     finished: dict[int, FinishReason] = {}  # by index; a request that appears here is never sent again
     logprobs: dict[int, OutputLogprobs] = {}
     times: dict[int, RequestTimes] = {}  # of the finished ones
+    # Stop strings by index, in a request's first message: text that may be the beginning of one is not sent out early.
+    stops: dict[int, list[str]] = {}
 
 
 class BatchStrOut(Message):
