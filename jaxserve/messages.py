@@ -91,6 +91,8 @@ SKIP_SPECIAL_TOKENS = 1
 SPACES_BETWEEN_SPECIAL_TOKENS = 2
 NO_STOP_TRIM = 4
 
+PROMPT_TAIL_LEN = 5
+
 
 class BatchTokenIDOut(Message):
     """New tokens of many requests. Row i of every array belongs to rids[i]; token ids are concatenated in that order."""
@@ -107,6 +109,9 @@ class BatchTokenIDOut(Message):
     times: dict[int, RequestTimes] = {}  # of the finished ones
     # Stop strings by index, in a request's first message: text that may be the beginning of one is not sent out early.
     stops: dict[int, list[str]] = {}
+    # The prompt's last tokens (up to PROMPT_TAIL_LEN) by index, in a request's first message: whether the first word of the
+    # answer begins with a space can depend on them.
+    prompt_tails: dict[int, list[int]] = {}
 
 
 class BatchStrOut(Message):
