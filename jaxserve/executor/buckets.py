@@ -1,0 +1,60 @@
+"""Which step shapes are compiled, and which one a step runs in.
+
+Every reachable step fits a bucket, so nothing compiles while serving. Few buckets start fast, many waste little padding:
+powers of 4 for prefill tokens; for decode rows powers of 2 on accelerators (padding rows cost memory traffic there) and of
+4 on CPU (compiling costs seconds there).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxserve.executor.forward_batch import Bucket
+from jaxserve.scheduler.runner import StepInput
+
+SMALLEST_TOKEN_BUCKET = 16
+# Prefill steps exist in two row counts: most carry few rows, and every row slot costs a column of the logits.
+FEW_ROWS = 8
+
+
+def powers_up_to(first: int, factor: int, last: int) -> tuple[int, ...]:
+    """first, first*factor, ... below `last`, then `last`."""
+    sizes, size = [], first
+    while size < last:
+        sizes.append(size)
+        size *= factor
+    return (*sizes, last)
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    decode: tuple[Bucket, ...]  # by increasing rows
+    extend: tuple[Bucket, ...]  # by increasing tokens, then rows
+
+    @staticmethod
+    def build(token_sizes: tuple[int, ...], row_sizes: tuple[int, ...], page_size: int) -> Buckets:
+        """`token_sizes` must reach the largest prefill step, `row_sizes` the most rows."""
+        max_rows = row_sizes[-1]
+        decode = tuple(Bucket(rows, rows, rows, decode_only=True) for rows in row_sizes)
+        extend = []
+        for tokens in token_sizes:
+            for rows in sorted({min(FEW_ROWS, tokens, max_rows), min(tokens, max_rows)}):
+                # Each row can open one page more than its tokens fill, and pages of a prefix hit come on top of that.
+                updates = -(-tokens // page_size) + 2 * rows
+                extend.append(Bucket(tokens, rows, updates, decode_only=False))
+        return Buckets(decode, tuple(sorted(extend)))
+
+    @property
+    def all(self) -> tuple[Bucket, ...]:
+        return self.extend + self.decode
+
+    def choose(self, step: StepInput) -> Bucket:
+        """The smallest bucket the step fits in (page updates aside: what does not fit is written beforehand)."""
+        if step.num_decode_rows == step.num_rows:
+            for bucket in self.decode:
+                if step.num_rows <= bucket.num_rows:
+                    return bucket
+        for bucket in self.extend:
+            if step.num_tokens <= bucket.num_tokens and step.num_rows <= bucket.num_rows:
+                return bucket
+        raise AssertionError(f"no bucket holds {step.num_rows} rows and {step.num_tokens} tokens: {self.all}")

@@ -1,0 +1,152 @@
+"""ForwardBatch: one step's input on the device, and the packed buffer it travels in.
+
+The host sends a step as ONE int32 buffer (a transfer costs more than its bytes do); floats travel as their bits. `pack`
+writes a StepInput into a fresh NumPy buffer, `unpack` slices it apart again inside the jitted step. Both walk the same
+`layout`, so a field is described once. Nothing else reaches the step but the weights and the state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.executor.row_params import NUM_ROW_PARAMS
+from jaxserve.scheduler.runner import StepInput
+
+# A page no cache has: writes to it are dropped. Small enough that adding a layer's offset does not overflow int32.
+NO_PAGE = 1 << 30
+
+# Positions in the header.
+NUM_ROWS, NUM_DECODE_ROWS, NEEDS_SAMPLING, NEEDS_ADJUSTING, NEEDS_LOGPROBS, NEEDS_TOP_LOGPROBS, HEADER_LEN = range(7)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Bucket:
+    """The static shape of a compiled step."""
+
+    num_tokens: int  # T: token slots
+    num_rows: int  # R: row slots
+    num_page_updates: int  # U: page-table entries one step can write
+    decode_only: bool
+
+    @property
+    def name(self) -> str:
+        return f"decode R={self.num_rows}" if self.decode_only else f"extend T={self.num_tokens} R={self.num_rows}"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ForwardBatch:
+    """One step's rows and tokens, padded to a bucket of T tokens, R rows and U page updates (all int32)."""
+
+    header: jax.Array  # [HEADER_LEN]
+    rows: jax.Array  # [R] request row; padding rows name the scratch row behind the last request row
+    seq_lens: jax.Array  # [R] tokens in the cache after this step; 0 for padding
+    extend_lens: jax.Array  # [R] tokens this step adds; 0 for padding
+    sample: jax.Array  # [R] 1 where the row's next token is wanted
+    row_params: jax.Array  # [R, NUM_ROW_PARAMS] sampling parameters, see row_params.py
+    page_updates: jax.Array  # [3, U] row, index, page; padding names the row behind the scratch row: dropped
+    input_ids: jax.Array | None  # [T] decode slots are ignored; None if decode_only
+
+
+def layout(bucket: Bucket) -> dict[str, tuple[int, ...]]:
+    """Field name -> shape, in the order of the packed buffer."""
+    R = bucket.num_rows
+    fields: dict[str, tuple[int, ...]] = {
+        "header": (HEADER_LEN,),
+        "rows": (R,),
+        "seq_lens": (R,),
+        "extend_lens": (R,),
+        "sample": (R,),
+        "row_params": (R, NUM_ROW_PARAMS),
+        "page_updates": (3, bucket.num_page_updates),
+    }
+    if not bucket.decode_only:
+        fields["input_ids"] = (bucket.num_tokens,)
+    return fields
+
+
+def packed_len(bucket: Bucket) -> int:
+    return sum(math.prod(shape) for shape in layout(bucket).values())
+
+
+def unpack(buffer: jax.Array, bucket: Bucket) -> ForwardBatch:
+    """The inverse of `pack`, traced inside the step."""
+    fields: dict[str, jax.Array | None] = {"input_ids": None}
+    start = 0
+    for name, shape in layout(bucket).items():
+        size = math.prod(shape)
+        fields[name] = jax.lax.slice(buffer, (start,), (start + size,)).reshape(shape)
+        start += size
+    return ForwardBatch(**fields)  # type: ignore[arg-type]
+
+
+def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: int) -> np.ndarray:
+    """Writes `step` into a new int32 buffer. `row_params` is int32 [R_live, NUM_ROW_PARAMS] for the step's rows.
+
+    The buffer is fresh each time: JAX on CPU may alias it instead of copying, so nobody may write to it afterwards.
+    """
+    live, R = step.num_rows, bucket.num_rows
+    assert live <= R and step.num_tokens <= bucket.num_tokens, f"{live} rows, {step.num_tokens} tokens exceed {bucket}"
+    num_updates = len(step.page_updates.rows)
+    assert num_updates <= bucket.num_page_updates, f"{num_updates} page updates exceed {bucket}"
+
+    buffer = np.zeros(packed_len(bucket), np.int32)
+    views, start = {}, 0
+    for name, shape in layout(bucket).items():
+        size = math.prod(shape)
+        views[name] = buffer[start : start + size].reshape(shape)
+        start += size
+
+    views["header"][:] = (
+        live,
+        step.num_decode_rows,
+        step.needs_sampling,
+        step.needs_adjusting,
+        step.needs_logprobs,
+        step.needs_top_logprobs,
+    )
+    views["rows"][:live] = step.rows
+    views["rows"][live:] = scratch_row
+    views["seq_lens"][:live] = step.seq_lens
+    views["extend_lens"][:live] = step.extend_lens
+    views["sample"][:live] = step.sample
+    views["row_params"][:live] = row_params
+    updates = views["page_updates"]
+    updates[0, :num_updates] = step.page_updates.rows
+    updates[1, :num_updates] = step.page_updates.index
+    updates[2, :num_updates] = step.page_updates.pages
+    updates[0, num_updates:] = scratch_row + 1
+    if not bucket.decode_only:
+        views["input_ids"][step.num_decode_rows : step.num_tokens] = step.input_ids
+    return buffer
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenPlacement:
+    """Where each token slot of a step belongs; derived on the device from the rows."""
+
+    row_index: jax.Array  # int32 [T] index into the batch's rows
+    positions: jax.Array  # int32 [T] position in the sequence
+    is_live: jax.Array  # bool [T] False for padding
+    cu_q_lens: jax.Array  # int32 [R + 1]
+
+
+def place_tokens(batch: ForwardBatch, bucket: Bucket) -> TokenPlacement:
+    R, T = bucket.num_rows, bucket.num_tokens
+    ends = jnp.cumsum(batch.extend_lens, dtype=jnp.int32)
+    cu_q_lens = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+    token = jnp.arange(T, dtype=jnp.int32)
+    if bucket.decode_only:
+        row_index = token
+    else:
+        row_index = jnp.minimum(jnp.searchsorted(ends, token, side="right", method="compare_all"), R - 1).astype(jnp.int32)
+    offset_in_row = token - cu_q_lens[row_index]
+    positions = batch.seq_lens[row_index] - batch.extend_lens[row_index] + offset_in_row
+    is_live = token < ends[-1]
+    return TokenPlacement(row_index, jnp.where(is_live, positions, 0), is_live, cu_q_lens)

@@ -1,0 +1,27 @@
+"""The device mesh. There always is one, also of a single device: axes ("data", "tensor")."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+
+def select_devices(device: str, tp_size: int) -> None:
+    """Tells JAX, before its first use in this process, which platform to start and how many CPU devices to pretend."""
+    if device != "auto":
+        jax.config.update("jax_platforms", {"cpu": "cpu", "cuda": "cuda", "tpu": "tpu"}[device])
+    if tp_size > 1:
+        jax.config.update("jax_num_cpu_devices", max(tp_size, jax.config.jax_num_cpu_devices))
+
+
+def make_mesh(tp_size: int, devices: list[jax.Device] | None = None) -> Mesh:
+    """A (1, tp_size) mesh over the first devices. ValueError if there are too few."""
+    devices = jax.devices() if devices is None else devices
+    if len(devices) < tp_size:
+        raise ValueError(f"--tp-size {tp_size} needs as many devices; {devices[0].platform} has {len(devices)}.")
+    return Mesh(np.asarray(devices[:tp_size]).reshape(1, tp_size), ("data", "tensor"))
+
+
+def platform_of(mesh: Mesh) -> str:
+    return mesh.devices.flat[0].platform

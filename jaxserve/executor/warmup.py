@@ -1,0 +1,69 @@
+"""Compiles everything a server can reach, before it says ready.
+
+Tracing holds Python's lock and runs in turn; XLA's compilation does not and runs in parallel behind it. JAX's persistent
+cache makes the second start fast. The compiled executables themselves are what serves: a shape nobody compiled is an
+error, never a compilation.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+import jax
+from tqdm import tqdm
+
+_Key = TypeVar("_Key", bound=Hashable)
+_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+def use_compilation_cache(folder: str | None) -> str:
+    """Points JAX's persistent cache at `folder` (default: $XDG_CACHE_HOME/jaxserve) and keeps every program, however small."""
+    if folder is None:
+        base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        folder = str(pathlib.Path(base) / "jaxserve" / "compiled")
+    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+class CompileCounter:
+    """Counts the programs XLA compiled in this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.count_at_ready = 0
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def _on_event(self, event: str, duration_s: float, **_: Any) -> None:
+        if event == _COMPILE_EVENT:
+            self.count += 1
+
+    def mark_ready(self) -> None:
+        self.count_at_ready = self.count
+
+    @property
+    def after_ready(self) -> int:
+        return self.count - self.count_at_ready
+
+
+def compile_all(
+    lower: Mapping[_Key, Callable[[], jax.stages.Lowered]], *, show_progress: bool
+) -> dict[_Key, jax.stages.Compiled]:
+    """Lowers in this thread, compiles in as many threads as there are cores; {key: executable}."""
+    bar = tqdm(total=len(lower), desc="compile", unit="program", file=sys.stderr, disable=not show_progress, leave=True)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool, bar:
+
+        def compile_one(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+            compiled = lowered.compile()
+            bar.update()
+            return compiled
+
+        futures = {key: pool.submit(compile_one, make()) for key, make in lower.items()}
+        return {key: future.result() for key, future in futures.items()}

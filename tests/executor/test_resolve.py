@@ -1,0 +1,75 @@
+"""What "auto" becomes, and how the KV pool is sized."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxserve.config import ServerArgs
+from jaxserve.executor.memory import DeviceMemory, fit_pages, limit_to_use
+from jaxserve.executor.resolve import resolve_args
+
+GIB = 2**30
+
+
+def resolved(platform: str = "cpu", **options: object) -> ServerArgs:
+    args = ServerArgs(model_path="m", **options)  # type: ignore[arg-type]
+    return resolve_args(args, platform=platform, model_context_len=4096, default_page_size=16)
+
+
+def test_defaults_follow_the_platform() -> None:
+    cpu, gpu = resolved("cpu"), resolved("gpu")
+    assert (cpu.dtype, cpu.max_running_requests, cpu.chunked_prefill_size) == ("float32", 64, 1024)
+    assert (gpu.dtype, gpu.max_running_requests, gpu.chunked_prefill_size) == ("bfloat16", 256, 8192)
+    assert cpu.page_size == gpu.page_size == 16
+    assert cpu.prefill_token_buckets == (16, 64, 256, 1024)
+    assert cpu.decode_row_buckets == (1, 4, 16, 64)
+    assert gpu.decode_row_buckets == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def test_chunks_end_on_pages_and_buckets_reach_the_largest_step() -> None:
+    args = resolved(chunked_prefill_size=100, page_size=16, max_running_requests=5)
+    assert args.chunked_prefill_size == 96
+    assert args.prefill_token_buckets == (16, 64, 96)
+    assert args.decode_row_buckets == (1, 4, 5)
+    assert resolved(chunked_prefill_size=3, page_size=16).chunked_prefill_size == 16
+
+
+def test_without_chunks_a_whole_context_fits_one_step() -> None:
+    assert resolved(chunked_prefill_size=-1, max_prefill_tokens=100).prefill_token_buckets[-1] == 4096
+
+
+def test_a_mixed_step_has_room_for_all_decode_rows_and_a_page() -> None:
+    args = resolved(enable_mixed_chunk=True, chunked_prefill_size=16, max_running_requests=64)
+    assert args.prefill_token_buckets[-1] == 64 + 16
+
+
+def test_given_buckets_are_cut_and_completed() -> None:
+    args = resolved(prefill_token_buckets=(8, 5000), decode_row_buckets=(2,), max_running_requests=3)
+    assert args.prefill_token_buckets == (8, 1024)
+    assert args.decode_row_buckets == (2, 3)
+
+
+def test_a_context_beyond_the_models_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--context-length must be at most the model's 4096; got 5000"):
+        resolved(context_length=5000)
+
+
+def test_pages_fill_the_share_that_is_left() -> None:
+    memory = DeviceMemory(total=100 * GIB, free=80 * GIB)
+    pages = fit_pages(memory, mem_fraction=0.9, temp_bytes=GIB, page_bytes=GIB, page_size=16)
+    assert pages == 70  # 80 free, 10 of them not ours
+    pages = fit_pages(memory, mem_fraction=0.9, temp_bytes=30 * GIB, page_bytes=GIB, page_size=16)
+    assert pages == 50  # the temporaries need more than the reserve
+
+
+def test_no_room_is_an_error_with_the_numbers() -> None:
+    memory = DeviceMemory(total=10 * GIB, free=GIB)
+    with pytest.raises(ValueError, match=r"1\.00 GiB are free.*0\.8.*2\.00 GiB.*16 tokens"):
+        fit_pages(memory, mem_fraction=0.8, temp_bytes=0, page_bytes=GIB, page_size=16)
+
+
+def test_a_pool_is_no_larger_than_its_use() -> None:
+    common = {"page_bytes": 1024, "max_rows": 4, "max_pages_per_row": 8}
+    assert limit_to_use(10_000, cap_bytes=None, **common) == 64
+    assert limit_to_use(10_000, cap_bytes=20 * 1024, **common) == 20
+    assert limit_to_use(10, cap_bytes=None, **common) == 10
