@@ -1,0 +1,71 @@
+"""Starts `jaxserve serve` for a benchmark and says how long it took to be ready."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    port: int
+    ready_s: float  # from starting the command to /ready answering 200
+
+    def post(self, connection: http.client.HTTPConnection, path: str, body: Any) -> Any:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        data = reply.read()
+        if reply.status != 200:
+            raise RuntimeError(f"{path} answered {reply.status}: {data.decode()}")
+        return json.loads(data)
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
+
+    def state(self) -> dict[str, Any]:
+        connection = self.connect()
+        connection.request("GET", "/server_info")
+        return json.loads(connection.getresponse().read())["internal_states"][0]
+
+
+def _is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def serve(*options: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """A ready server on a free loopback port; its log goes to standard error if it fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started_s = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jaxserve", "serve", "--port", str(port), "--log-level", "warning", *options],
+        env=os.environ | (env or {}),
+    )
+    try:
+        while not _is_ready(port):
+            if process.poll() is not None:
+                raise RuntimeError(f"the server ended with status {process.returncode} before it was ready")
+            time.sleep(0.02)
+        yield Server(port, time.perf_counter() - started_s)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)

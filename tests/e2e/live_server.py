@@ -1,0 +1,136 @@
+"""A real `jaxserve serve` in its own processes, and what a test asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+
+STARTUP_TIMEOUT_S = 300.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclasses.dataclass
+class LiveServer:
+    """One running server. `log` is what it wrote to its terminal."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: pathlib.Path
+
+    def get(self, path: str, **kwargs: Any) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=60, **kwargs)
+
+    def post(self, path: str, body: Any, timeout_s: float = 120, **kwargs: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=timeout_s, **kwargs)
+
+    def generate(self, **body: Any) -> Any:
+        reply = self.post("/generate", body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def stream(self, path: str, body: dict[str, Any], timeout_s: float = 120) -> Iterator[dict[str, Any]]:
+        """The JSON events of a streamed reply; fails if [DONE] is missing."""
+        with httpx.stream("POST", self.url + path, json={**body, "stream": True}, timeout=timeout_s) as reply:
+            assert reply.status_code == 200, reply.read()
+            done = False
+            for line in reply.iter_lines():
+                if not line.startswith("data: "):
+                    continue
+                assert not done, "an event after [DONE]"
+                if line == "data: [DONE]":
+                    done = True
+                else:
+                    yield json.loads(line[6:])
+            assert done, "the stream ended without [DONE]"
+
+    def internal_state(self) -> dict[str, Any]:
+        return self.get("/server_info").json()["internal_states"][0]
+
+    def wait_idle(self, timeout_s: float = 30) -> dict[str, Any]:
+        """The internal state once nothing runs or waits."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            state = self.internal_state()
+            if state["num_running_reqs"] == 0 and state["num_queue_reqs"] == 0:
+                return state
+            assert time.monotonic() < deadline, f"still busy: {state}"
+            time.sleep(0.05)
+
+    def assert_whole(self) -> None:
+        """Idle, no page or row missing, nothing compiled since it was ready."""
+        state = self.wait_idle()
+        assert state["leaks"] == 0, state
+        assert state["protected_tokens"] == 0, state
+        assert state["available_tokens"] == state["max_total_num_tokens"], state
+        assert state["compiles_after_ready_total"] == 0, state
+
+    def workers(self) -> dict[str, psutil.Process]:
+        """The scheduler and detokenizer processes."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = " ".join(child.cmdline())
+                for name in ("scheduler", "detokenizer"):
+                    if f"jaxserve.server.{name}" in command or f"jaxserve.{name}" in command:
+                        found[name] = child
+        return found
+
+    def stop(self, signal_number: int = signal.SIGTERM, timeout_s: float = 60) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal_number)
+        return self.process.wait(timeout_s)
+
+
+def launch(log: pathlib.Path, *options: str, port: int | None = None) -> LiveServer:
+    """Starts a server without waiting for it."""
+    port = port or free_port()
+    command = [sys.executable, "-m", "jaxserve", "serve", "--port", str(port), *options]
+    with log.open("wb") as terminal:
+        process = subprocess.Popen(
+            command, stdout=terminal, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        )
+    return LiveServer(process, f"http://127.0.0.1:{port}", log)
+
+
+def wait_ready(server: LiveServer, timeout_s: float = STARTUP_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        assert server.process.poll() is None, f"the server ended at start-up:\n{server.log.read_text()}"
+        with contextlib.suppress(httpx.TransportError):
+            if server.get("/ready").status_code == 200:
+                return
+        assert time.monotonic() < deadline, f"not ready after {timeout_s} s:\n{server.log.read_text()}"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def running(log: pathlib.Path, *options: str) -> Iterator[LiveServer]:
+    """A ready server, stopped and checked for a clean exit at the end."""
+    server = launch(log, *options)
+    try:
+        wait_ready(server)
+        yield server
+        server.assert_whole()
+        assert server.stop() == 0, server.log.read_text()
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()

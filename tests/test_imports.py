@@ -1,0 +1,76 @@
+"""Imports point downward only: each package may use what stands below it and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import jaxserve
+
+ROOT = pathlib.Path(jaxserve.__file__).parent
+
+# What each part of the package may import from jaxserve. Top-level modules count as packages of their own.
+ALLOWED: dict[str, set[str]] = {
+    "types": set(),
+    "config": set(),
+    "demo": set(),
+    "messages": {"types"},
+    "runner": {"types"},
+    "ipc": {"messages", "types"},
+    "kernels": {"types"},
+    "models": {"kernels", "types"},
+    "cache": {"runner", "types"},
+    "executor": {"config", "types", "runner", "kernels", "models"},
+    "scheduler": {"config", "types", "messages", "runner", "cache"},
+    "server": {"config", "types", "messages", "runner", "ipc", "models", "scheduler", "executor"},
+    "cli": {"config", "types", "server", "models", "demo", "executor"},
+    "__main__": {"cli"},
+    "__init__": {"config", "types", "server"},
+}
+
+# NumPy-only parts: neither they nor anything they import may pull in JAX.
+WITHOUT_JAX = {"types", "config", "messages", "runner", "ipc", "cache", "scheduler"}
+
+
+def modules() -> list[pathlib.Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def part_of(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: pathlib.Path) -> list[str]:
+    """Dotted names of everything a module imports, in functions too."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def test_imports_point_downward() -> None:
+    wrong = []
+    for path in modules():
+        part = part_of(path)
+        for name in imports_of(path):
+            if name.startswith("jaxserve."):
+                target = name.split(".")[1]
+                if target != part and target not in ALLOWED[part]:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_host_side_knows_no_jax() -> None:
+    for path in modules():
+        if part_of(path) in WITHOUT_JAX:
+            heavy = [name for name in imports_of(path) if name.split(".")[0] in ("jax", "jaxlib", "flax", "torch")]
+            assert not heavy, f"{path.relative_to(ROOT)} imports {heavy}"
+
+
+def test_torch_is_for_tests_only() -> None:
+    for path in modules():
+        assert not [name for name in imports_of(path) if name.split(".")[0] in ("torch", "optax", "pickle")], path
