@@ -53,25 +53,31 @@ class LeakReport:
 
 def audit(tree: RadixCache, allocator: PageAllocator, rows: ReqToTokenPool) -> LeakReport:
     """Counts every page and node; costs milliseconds for a million pages."""
-    in_tree = tree_pages(tree)
-    free = allocator.free_pages()
-    claimed = np.concatenate([in_tree, free])
-    is_ours = (claimed >= 0) & (claimed < allocator.num_pages)
-    claims = np.bincount(claimed[is_ours], minlength=allocator.num_pages)
+    in_tree, foreign = _split_by_range(tree_pages(tree), allocator.num_pages)
+    free, foreign_free = _split_by_range(allocator.free_pages(), allocator.num_pages)
+    claims = np.bincount(np.concatenate([in_tree, free]), minlength=allocator.num_pages)
     return LeakReport(
         num_pages=allocator.num_pages,
         leaked_pages=np.flatnonzero(claims == 0).astype(np.int32),
         shared_pages=np.flatnonzero(claims > 1).astype(np.int32),
-        foreign_pages=np.unique(claimed[~is_ours]),
+        foreign_pages=np.unique(np.concatenate([foreign, foreign_free])),
         busy_rows=rows.busy_rows(),
         locked_nodes=sum(node.lock_count != 0 for node in tree.nodes()),
-        wrong_counts=_wrong_counts(tree, allocator, in_tree[(in_tree >= 0) & (in_tree < allocator.num_pages)]),
+        wrong_counts=_wrong_counts(tree, allocator, in_tree),
     )
 
 
 def tree_pages(tree: RadixCache) -> np.ndarray:
     """int32: the pages of all nodes."""
     return np.concatenate([NO_PAGES, *(node.pages for node in tree.nodes())])
+
+
+def _split_by_range(pages: np.ndarray, num_pages: int) -> tuple[np.ndarray, np.ndarray]:
+    """(pages of the pool, page numbers it does not have)"""
+    if len(pages) == 0 or (pages.min() >= 0 and pages.max() < num_pages):
+        return pages, NO_PAGES
+    is_ours = (pages >= 0) & (pages < num_pages)
+    return pages[is_ours], pages[~is_ours]
 
 
 def _wrong_counts(tree: RadixCache, allocator: PageAllocator, in_tree: np.ndarray) -> list[str]:
