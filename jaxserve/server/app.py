@@ -1,0 +1,65 @@
+"""The HTTP server as an ASGI app: routers, middlewares and error handlers around one GenerationService.
+
+    CORS -> API keys -> body limit -> router -> route -> service
+
+Everything a route needs hangs on `app.state`; there is no module state, so tests and several servers can live side by side.
+Starting the app starts nothing else: whoever calls `create_app` owns the service and its life.
+"""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.routing import APIRoute
+
+from jaxserve.config import ServerArgs
+from jaxserve.server import control, health, native, tokens
+from jaxserve.server.auth import AuthMiddleware
+from jaxserve.server.docs import DocumentedApp
+from jaxserve.server.errors import install_error_handlers
+from jaxserve.server.limits import BodyLimitMiddleware
+from jaxserve.server.openai import chat, completions, models, protocol
+from jaxserve.server.openai.context import OpenAIContext
+from jaxserve.server.service import GenerationService
+from jaxserve.server.token_texts import TokenTexts
+from jaxserve.server.version import package_version
+
+
+# Bodies that msgspec parses; /docs shows them.
+_BODIES = (
+    tokens.TokenizeRequest,
+    tokens.DetokenizeRequest,
+    protocol.CompletionRequest,
+    protocol.ChatCompletionRequest,
+    control.AbortRequest,
+)
+
+
+def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAPI:
+    app = DocumentedApp(_BODIES, title="jaxserve", version=package_version(), description="An LLM inference server on JAX.")
+    app.state.service = tokenizer_manager
+    app.state.args = args
+    app.state.token_texts = TokenTexts(tokenizer_manager.decode)
+    app.state.openai = OpenAIContext(tokenizer_manager, args, app.state.token_texts, started_s=int(time.time()))
+    app.state.started_monotonic_s = time.monotonic()
+    routers = (
+        health.router,
+        native.router,
+        tokens.router,
+        models.router,
+        completions.router,
+        chat.router,
+        control.router,
+        control.admin_router,
+    )
+    for router in routers:
+        app.include_router(router)
+    install_error_handlers(app)
+    admin_paths = [route.path for route in control.admin_router.routes if isinstance(route, APIRoute)]
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimitMiddleware, max_body_size_mb=args.max_body_size_mb)
+    app.add_middleware(AuthMiddleware, api_key=args.api_key, admin_api_key=args.admin_api_key, admin_paths=admin_paths)
+    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
+    return app

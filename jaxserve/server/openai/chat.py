@@ -1,0 +1,207 @@
+"""POST /v1/chat/completions: messages through the model's chat template, text out.
+
+    body -> ChatCompletionRequest -> template -> token ids -> GenerateReqInput -> chunks -> one reply, or events
+
+Tools are shown to the model by the template; what it answers comes back as text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from jaxserve.server.body import read_struct
+from jaxserve.server.connection import DONE_EVENT, EventStream, unless_disconnected
+from jaxserve.server.docs import json_body
+from jaxserve.server.errors import raise_if_failed
+from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
+from jaxserve.server.openai.context import OpenAIContext, context_of
+from jaxserve.server.openai.logprobs import chat_logprobs
+from jaxserve.server.openai.messages import template_messages, template_tools
+from jaxserve.server.openai.params import check, check_model, model_defaults, rid_of, sampling_params
+from jaxserve.server.openai.protocol import ChatCompletionRequest, refuse_unsupported
+from jaxserve.server.openai.streaming import StreamWriter
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid
+
+router = APIRouter(tags=["openai"])
+_decoder = msgspec.json.Decoder(ChatCompletionRequest)
+
+# Arguments of the tokenizer's template function that are the server's business; all other names reach the template.
+_OWN_TEMPLATE_KWARGS = frozenset(
+    ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
+     "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+     "tokenizer_kwargs", "processor_kwargs")
+)  # fmt: skip
+
+_ROLE_DELTA = b'"delta":{"role":"assistant","content":""}'
+_EMPTY_DELTA = b'"delta":{}'
+
+
+@router.post("/v1/chat/completions", response_class=Response, openapi_extra=json_body(ChatCompletionRequest))
+async def chat_completions(request: Request) -> Response:
+    """OpenAI's chat completions."""
+    context = context_of(request)
+    job = await plan(await read_struct(request, _decoder), context)
+    if job.body.stream:
+        return EventStream(job.events())
+    return Response(await unless_disconnected(request, job.reply()), media_type="application/json")
+
+
+async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
+    args, service = context.args, context.service
+    check_model(body.model, args)
+    _check(body, args.max_top_logprobs)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    defaults = model_defaults(service.generation_defaults, args)
+    params = sampling_params(body, max_tokens, defaults, service.vocab_size)
+    prompt_ids = await _prompt_ids(body, context)
+    reply_id = rid_of(body) or f"chatcmpl-{new_rid()}"
+    generate = GenerateReqInput(
+        input_ids=[prompt_ids],
+        sampling_params=[params],
+        rids=[reply_id],
+        stream=bool(body.stream),
+        return_logprob=bool(body.logprobs),
+        top_logprobs_num=body.top_logprobs or 0,
+        priority=body.priority,
+        extra_key=body.extra_key,
+        cache_salt=body.cache_salt,
+    )
+    return ChatJob(body, context, generate, reply_id, int(time.time()), Usage(params.n, args.enable_cache_report), prompt_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatJob:
+    """A checked request and all that shapes its reply."""
+
+    body: ChatCompletionRequest
+    context: OpenAIContext
+    generate: GenerateReqInput
+    reply_id: str
+    created_s: int
+    usage: Usage
+    prompt_ids: list[int]
+
+    async def reply(self) -> bytes:
+        chunks = self.context.service.generate(self.generate)
+        sequences = await gather(chunks, self.generate.num_sequences, self.usage)
+        return msgspec.json.encode(
+            {
+                "id": self.reply_id,
+                "object": "chat.completion",
+                "created": self.created_s,
+                "model": self.context.args.effective_served_model_name,
+                "choices": [self._choice(index, sequence) for index, sequence in enumerate(sequences)],
+                "usage": self.usage.total(),
+            }
+        )
+
+    def _choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
+        body, last = self.body, sequence.last
+        assert last is not None, f"choice {index} of {self.reply_id} has no chunks"
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": "assistant", "content": sequence.text, "reasoning_content": None, "tool_calls": None},
+            "logprobs": chat_logprobs(sequence.logprobs, self.context.texts) if body.logprobs else None,
+            "finish_reason": sequence.finish_reason.type,
+            "matched_stop": matched_stop(sequence.finish_reason),
+        }
+        if body.return_token_ids:
+            choice["token_ids"] = sequence.token_ids
+        if body.return_token_ids or body.return_prompt_token_ids:
+            choice["prompt_token_ids"] = self.prompt_ids
+        if body.return_meta_info:
+            choice["meta_info"] = _meta_info(last)
+        return choice
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        writer = StreamWriter("chat.completion.chunk", self.reply_id, self.created_s, self.body, self.context.args)
+        greeted: set[int] = set()
+        chunks = self.context.service.generate(self.generate)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                raise_if_failed(chunk)
+                self.usage.add(chunk)
+                if chunk.index not in greeted:
+                    greeted.add(chunk.index)
+                    extra = {"prompt_token_ids": self.prompt_ids} if self.body.return_prompt_token_ids else {}
+                    yield writer.choice(chunk, _ROLE_DELTA, None, None, extra, self.usage)
+                for data in self._chunk_events(writer, chunk):
+                    yield data
+        if writer.ends_with_usage:
+            yield writer.usage(self.usage)
+        yield DONE_EVENT
+
+    def _chunk_events(self, writer: StreamWriter, chunk: GenerationChunk) -> list[bytes]:
+        """The text of a chunk, then, in an event of its own, how the choice ended."""
+        body, events = self.body, []
+        if chunk.text or chunk.logprobs or (body.return_token_ids and chunk.token_ids):
+            delta = b'"delta":{"content":' + msgspec.json.encode(chunk.text) + b"}"
+            logprobs = chat_logprobs(chunk.logprobs, self.context.texts) if chunk.logprobs else None
+            extra: dict[str, Any] = {"token_ids": chunk.token_ids} if body.return_token_ids else {}
+            events.append(writer.choice(chunk, delta, logprobs, None, extra, self.usage))
+        if chunk.finish_reason is not None:
+            extra = {"meta_info": _meta_info(chunk)} if body.return_meta_info else {}
+            events.append(writer.choice(chunk, _EMPTY_DELTA, None, chunk.finish_reason, extra, self.usage))
+        return events
+
+
+def _check(body: ChatCompletionRequest, max_top_logprobs: int) -> None:
+    refuse_unsupported(body)
+    for field in ("max_tokens", "max_completion_tokens"):
+        value = getattr(body, field)
+        check(value is None or value >= 1, field, "at least 1", value)
+    if body.top_logprobs is not None:
+        check(0 <= body.top_logprobs <= max_top_logprobs, "top_logprobs", f"in [0, {max_top_logprobs}]", body.top_logprobs)
+        if body.top_logprobs and not body.logprobs:
+            raise RequestError(f"top_logprobs={body.top_logprobs} needs logprobs: true.", param="top_logprobs")
+    if body.continue_final_message and (not body.messages or body.messages[-1].get("role") != "assistant"):
+        raise RequestError("continue_final_message needs a last message of the role assistant.", param="continue_final_message")
+
+
+async def _prompt_ids(body: ChatCompletionRequest, context: OpenAIContext) -> list[int]:
+    messages = template_messages(body.messages)
+    tools = template_tools(body.tools, body.tool_choice)
+    if body.input_ids is not None:
+        check(bool(body.input_ids), "input_ids", "a list of at least one token id", body.input_ids)
+        return body.input_ids
+    kwargs = _template_kwargs(body)
+    continues = bool(body.continue_final_message)
+    # A long conversation takes milliseconds to render and tokenize, which other streams should not wait for.
+    return await asyncio.to_thread(
+        context.service.apply_chat_template,
+        messages,
+        tools,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
+        **kwargs,
+    )
+
+
+def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
+    kwargs = dict(body.chat_template_kwargs or {})
+    if refused := _OWN_TEMPLATE_KWARGS & kwargs.keys():
+        raise RequestError(f"chat_template_kwargs must not hold {', '.join(sorted(refused))}.", param="chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return kwargs
+
+
+def _meta_info(last: GenerationChunk) -> dict[str, Any]:
+    """SGLang's meta_info of a finished choice."""
+    assert last.finish_reason is not None, f"{last.rid} has not ended"
+    return {
+        "id": last.rid,
+        "finish_reason": last.finish_reason.to_dict(),
+        "prompt_tokens": last.prompt_tokens,
+        "completion_tokens": last.completion_tokens,
+        "cached_tokens": last.cached_tokens,
+        **last.meta,
+    }

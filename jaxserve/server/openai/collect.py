@@ -1,0 +1,87 @@
+"""Counting and gathering the chunks of a request: usage in OpenAI's shape, and whole sequences for replies in one piece."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from jaxserve.server.errors import raise_if_failed
+from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.types import FinishReason
+
+
+class Usage:
+    """Token counts of a request so far. The n samples of one prompt share it: its tokens count once."""
+
+    def __init__(self, num_samples: int, report_cached: bool) -> None:
+        self._num_samples = num_samples
+        self._report_cached = report_cached
+        self._prompt_tokens: dict[int, int] = {}  # by prompt
+        self._cached_tokens: dict[int, int] = {}
+        self._completion_tokens: dict[int, int] = {}  # by sequence
+
+    def add(self, chunk: GenerationChunk) -> None:
+        self._completion_tokens[chunk.index] = chunk.completion_tokens
+        prompt, sample = divmod(chunk.index, self._num_samples)
+        self._prompt_tokens[prompt] = chunk.prompt_tokens
+        if sample == 0:
+            self._cached_tokens[prompt] = chunk.cached_tokens
+
+    def of_sequence(self, chunk: GenerationChunk) -> dict[str, Any]:
+        """What stream_options.continuous_usage_stats puts into a chunk: the counts of that chunk's choice."""
+        return self._shape(chunk.prompt_tokens, chunk.completion_tokens, chunk.cached_tokens)
+
+    def total(self) -> dict[str, Any]:
+        return self._shape(
+            sum(self._prompt_tokens.values()), sum(self._completion_tokens.values()), sum(self._cached_tokens.values())
+        )
+
+    def _shape(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": cached_tokens} if self._report_cached else None,
+            "reasoning_tokens": 0,
+        }
+
+
+@dataclasses.dataclass
+class Sequence:
+    """All of one sequence. `last` is its final chunk."""
+
+    texts: list[str] = dataclasses.field(default_factory=list)
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    last: GenerationChunk | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        assert self.last is not None, "a sequence is read before its last chunk"
+        assert self.last.finish_reason is not None, f"the last chunk of {self.last.rid} has no finish reason"
+        return self.last.finish_reason
+
+
+async def gather(chunks: AsyncGenerator[GenerationChunk, None], num_sequences: int, usage: Usage) -> list[Sequence]:
+    """Reads a request to its end. Raises RequestError if the server failed to serve any of its sequences."""
+    sequences = [Sequence() for _ in range(num_sequences)]
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            raise_if_failed(chunk)
+            usage.add(chunk)
+            sequence = sequences[chunk.index]
+            sequence.texts.append(chunk.text)
+            sequence.token_ids.extend(chunk.token_ids)
+            sequence.logprobs.extend(chunk.logprobs)
+            sequence.last = chunk
+    return sequences
+
+
+def matched_stop(reason: FinishReason) -> int | str | None:
+    return reason.matched if reason.type == "stop" else None

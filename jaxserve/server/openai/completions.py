@@ -1,0 +1,172 @@
+"""POST /v1/completions: raw prompts in, text out.
+
+    body -> CompletionRequest -> GenerateReqInput -> chunks -> one reply, or one event per chunk
+
+A batch of p prompts with n samples each answers with p*n choices, in the order of the prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, cast
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from jaxserve.server.body import read_struct
+from jaxserve.server.connection import DONE_EVENT, EventStream, unless_disconnected
+from jaxserve.server.docs import json_body
+from jaxserve.server.errors import not_supported, raise_if_failed
+from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
+from jaxserve.server.openai.context import OpenAIContext, context_of
+from jaxserve.server.openai.logprobs import CompletionLogprobs
+from jaxserve.server.openai.params import check, check_model, rid_of, sampling_params
+from jaxserve.server.openai.protocol import CompletionRequest, refuse_unsupported
+from jaxserve.server.openai.streaming import StreamWriter
+from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
+
+DEFAULT_MAX_TOKENS = 16
+
+router = APIRouter(tags=["openai"])
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+@router.post("/v1/completions", response_class=Response, openapi_extra=json_body(CompletionRequest))
+async def completions(request: Request) -> Response:
+    """OpenAI's completions."""
+    context = context_of(request)
+    job = _Job.plan(await read_struct(request, _decoder), context)
+    if job.body.stream:
+        return EventStream(job.events())
+    return Response(await unless_disconnected(request, job.reply()), media_type="application/json")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A checked request and all that shapes its reply."""
+
+    body: CompletionRequest
+    context: OpenAIContext
+    generate: GenerateReqInput
+    reply_id: str
+    created_s: int
+    usage: Usage
+    echoes: list[str]  # by prompt; what the text of a choice begins with
+    logprobs: list[CompletionLogprobs | None]  # by sequence
+
+    @staticmethod
+    def plan(body: CompletionRequest, context: OpenAIContext) -> _Job:
+        args, service = context.args, context.service
+        check_model(body.model, args)
+        _check(body, args.max_top_logprobs)
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        params = sampling_params(body, max_tokens, {}, service.vocab_size)
+        prompts, input_ids = _prompts(body.prompt)
+        num_prompts = len(prompts or input_ids or [])
+        reply_id, rids = _rids(body, num_prompts)
+        generate = GenerateReqInput(
+            prompts=prompts,
+            input_ids=input_ids,
+            sampling_params=[params] * num_prompts,
+            rids=rids,
+            stream=bool(body.stream),
+            return_logprob=body.logprobs is not None,
+            top_logprobs_num=body.logprobs or 0,
+            priority=body.priority,
+            extra_key=body.extra_key,
+            cache_salt=body.cache_salt,
+        )
+        echoes = [""] * num_prompts
+        if body.echo:
+            echoes = prompts or [service.decode(ids, False) for ids in input_ids or []]
+        logprobs: list[CompletionLogprobs | None] = [
+            None if body.logprobs is None else CompletionLogprobs(context.texts, body.logprobs > 0, 0)
+            for _ in range(generate.num_sequences)
+        ]
+        usage = Usage(params.n, args.enable_cache_report)
+        return _Job(body, context, generate, reply_id, int(time.time()), usage, echoes, logprobs)
+
+    async def reply(self) -> bytes:
+        chunks = self.context.service.generate(self.generate)
+        sequences = await gather(chunks, self.generate.num_sequences, self.usage)
+        return msgspec.json.encode(
+            {
+                "id": self.reply_id,
+                "object": "text_completion",
+                "created": self.created_s,
+                "model": self.context.args.effective_served_model_name,
+                "choices": [self._choice(index, sequence) for index, sequence in enumerate(sequences)],
+                "usage": self.usage.total(),
+            }
+        )
+
+    def _choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
+        logprobs = self.logprobs[index]
+        choice = {
+            "index": index,
+            "text": self.echoes[index // self.generate.num_samples] + sequence.text,
+            "logprobs": logprobs.shape(sequence.logprobs) if logprobs else None,
+            "finish_reason": sequence.finish_reason.type,
+            "matched_stop": matched_stop(sequence.finish_reason),
+        }
+        return {**choice, "token_ids": sequence.token_ids} if self.body.return_token_ids else choice
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        writer = StreamWriter("text_completion", self.reply_id, self.created_s, self.body, self.context.args)
+        echoes_left = {i: self.echoes[i // self.generate.num_samples] for i in range(self.generate.num_sequences)}
+        chunks = self.context.service.generate(self.generate)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                raise_if_failed(chunk)
+                self.usage.add(chunk)
+                text = echoes_left.pop(chunk.index, "") + chunk.text
+                if not (text or chunk.logprobs or chunk.finish_reason or (self.body.return_token_ids and chunk.token_ids)):
+                    continue  # a token that completes no character yet
+                shape = self.logprobs[chunk.index]
+                logprobs = shape.shape(chunk.logprobs) if shape and chunk.logprobs else None
+                extra = {"token_ids": chunk.token_ids} if self.body.return_token_ids else {}
+                fields = b'"text":' + msgspec.json.encode(text)
+                yield writer.choice(chunk, fields, logprobs, chunk.finish_reason, extra, self.usage)
+        if writer.ends_with_usage:
+            yield writer.usage(self.usage)
+        yield DONE_EVENT
+
+
+def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
+    refuse_unsupported(body)
+    check(body.max_tokens is None or body.max_tokens >= 1, "max_tokens", "at least 1", body.max_tokens)
+    if body.best_of not in (None, body.num_choices):
+        raise not_supported(
+            "best_of", f"must equal n={body.num_choices}, got {body.best_of}; ranking samples is not supported yet"
+        )
+    if body.logprobs is not None:
+        check(0 <= body.logprobs <= max_top_logprobs, "logprobs", f"in [0, {max_top_logprobs}]", body.logprobs)
+        if body.echo:
+            raise not_supported("echo", "together with logprobs (logprobs of the prompt) is not supported yet")
+
+
+def _prompts(prompt: str | list[Any]) -> tuple[list[str] | None, list[list[int]] | None]:
+    """(texts, None) or (None, token ids), one entry per prompt."""
+    if isinstance(prompt, str):
+        return [prompt], None
+    check(bool(prompt), "prompt", "a string, a list of strings, token ids, or lists of token ids", prompt)
+    kinds = {type(item) for item in prompt}
+    if kinds == {str}:
+        return cast(list[str], prompt), None
+    if kinds == {int}:
+        return None, [cast(list[int], prompt)]
+    if kinds == {list}:
+        return None, cast(list[list[int]], prompt)
+    raise RequestError("prompt must not mix strings, token ids and lists of token ids.", param="prompt")
+
+
+def _rids(body: CompletionRequest, num_prompts: int) -> tuple[str, list[str]]:
+    """(the reply's id, one rid per prompt). Unless the client named each prompt, aborting the id aborts all."""
+    if isinstance(body.rid, list) and num_prompts > 1:
+        check(len(body.rid) == num_prompts, "rid", f"a string or {num_prompts} strings, one per prompt", body.rid)
+        return body.rid[0], body.rid
+    rid = rid_of(body) or f"cmpl-{new_rid()}"
+    return rid, [rid] if num_prompts == 1 else [f"{rid}_{i}" for i in range(num_prompts)]

@@ -1,0 +1,100 @@
+"""From an OpenAI request's fields to SamplingParams and a model name that exists, in OpenAI's vocabulary of errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.body import shown
+from jaxserve.server.openai.protocol import OpenAIRequest
+from jaxserve.server.requests import RequestError
+from jaxserve.types import SamplingParams
+
+# OpenAI's limit; each sample is a sequence of its own in the scheduler.
+MAX_CHOICES = 128
+# The name SGLang's clients send when they do not care.
+DEFAULT_MODEL_NAME = "default"
+
+# What "not given" means where neither the model nor SamplingParams' own default should decide.
+_DEFAULTED_BY_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def check_model(name: str | None, args: ServerArgs) -> None:
+    if name in (None, "", DEFAULT_MODEL_NAME, args.effective_served_model_name, args.model_path):
+        return
+    message = f"model {shown(name)} does not exist; this server serves {shown(args.effective_served_model_name)}."
+    raise RequestError(message, 404, "NotFoundError", param="model", code="model_not_found")
+
+
+def check(ok: bool, field: str, rule: str, value: Any) -> None:
+    if not ok:
+        raise RequestError(f"{field} must be {rule}, got {shown(value)}.", param=field)
+
+
+def rid_of(request: OpenAIRequest) -> str | None:
+    if isinstance(request.rid, list):
+        check(len(request.rid) == 1, "rid", "one string here", request.rid)
+        return request.rid[0]
+    return request.rid
+
+
+def model_defaults(generation_defaults: Mapping[str, Any], args: ServerArgs) -> dict[str, Any]:
+    """The model's own sampling defaults, as far as the server is told to use them (--sampling-defaults model)."""
+    if args.sampling_defaults != "model":
+        return {}
+    defaults = {name: generation_defaults[name] for name in _DEFAULTED_BY_MODEL if generation_defaults.get(name) is not None}
+    if defaults.get("top_k") == 0:
+        defaults["top_k"] = -1  # Transformers writes 0 for "off"
+    return defaults
+
+
+def sampling_params(
+    request: OpenAIRequest, max_new_tokens: int | None, defaults: Mapping[str, Any], vocab_size: int
+) -> SamplingParams:
+    """Verified SamplingParams; what the request leaves out comes from `defaults`, then from SamplingParams."""
+    n = request.num_choices
+    check(1 <= n <= MAX_CHOICES, "n", f"in [1, {MAX_CHOICES}]", n)
+    min_tokens = request.min_tokens or 0
+    most = "max_tokens" if max_new_tokens is None else f"max_tokens={max_new_tokens}"
+    check(0 <= min_tokens <= (max_new_tokens or min_tokens), "min_tokens", f"in [0, {most}]", min_tokens)
+    given: dict[str, Any] = {
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "min_p": request.min_p,
+        "repetition_penalty": request.repetition_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
+        "stop": _as_list(request.stop),
+        "stop_token_ids": request.stop_token_ids,
+        "stop_regex": _as_list(request.stop_regex),
+        "no_stop_trim": request.no_stop_trim,
+        "ignore_eos": request.ignore_eos,
+        "skip_special_tokens": request.skip_special_tokens,
+        "spaces_between_special_tokens": request.spaces_between_special_tokens,
+        "sampling_seed": request.seed,
+        "logit_bias": None if request.logit_bias is None else _token_biases(request.logit_bias),
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    params = SamplingParams(**{**defaults, **given, "n": n, "max_new_tokens": max_new_tokens, "min_new_tokens": min_tokens})
+    try:
+        params.verify(vocab_size)
+    except ValueError as error:
+        message = str(error)  # begins with the field's name
+        field = message.partition(" ")[0]
+        raise RequestError(message, param=field if field in given else None) from None
+    return params
+
+
+def _as_list(value: str | list[str] | None) -> list[str] | None:
+    return [value] if isinstance(value, str) else value
+
+
+def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:
+    by_token = {}
+    for key, bias in biases.items():
+        # int() would also take "1_0" or " 1 ".
+        check(key.isascii() and key.isdecimal() and len(key) < 12, "logit_bias", "an object whose keys are token ids", key)
+        by_token[int(key)] = bias
+    return by_token

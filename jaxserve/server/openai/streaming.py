@@ -1,0 +1,58 @@
+"""The bytes of a streamed OpenAI reply. Everything that does not change from event to event is built once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.openai.collect import Usage, matched_stop
+from jaxserve.server.openai.protocol import OpenAIRequest
+from jaxserve.server.requests import GenerationChunk
+from jaxserve.types import FinishReason
+
+_encode = msgspec.json.encode
+
+
+class StreamWriter:
+    """Makes the events of one request. `object_name` is text_completion or chat.completion.chunk."""
+
+    def __init__(self, object_name: str, reply_id: str, created_s: int, request: OpenAIRequest, args: ServerArgs) -> None:
+        head = {"id": reply_id, "object": object_name, "created": created_s, "model": args.effective_served_model_name}
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
+        options = request.stream_options
+        wants_usage = options.include_usage if options else None
+        self.ends_with_usage = args.stream_response_default_include_usage if wants_usage is None else wants_usage
+        self._continuous = bool(options and options.continuous_usage_stats)
+        # OpenAI: with include_usage every chunk but the last has a null usage.
+        self._no_usage = b',"usage":null}\n\n' if self.ends_with_usage else b"}\n\n"
+
+    def choice(
+        self,
+        chunk: GenerationChunk,
+        fields: bytes,
+        logprobs: Any,
+        reason: FinishReason | None,
+        extra: dict[str, Any],
+        usage: Usage,
+    ) -> bytes:
+        """One event with one choice. `fields` is the JSON of what carries the text, such as `"text":"..."`."""
+        parts = [self._head, b'{"index":%d,' % chunk.index, fields, b',"logprobs":']
+        parts.append(b"null" if logprobs is None else _encode(logprobs))
+        if reason is None:
+            parts.append(b',"finish_reason":null,"matched_stop":null')
+        else:
+            parts.append(b',"finish_reason":"%b","matched_stop":%b' % (reason.type.encode(), _encode(matched_stop(reason))))
+        for name, value in extra.items():
+            parts.append(b',"%b":%b' % (name.encode(), _encode(value)))
+        parts.append(b"}]")
+        if self._continuous:
+            parts.append(b',"usage":' + _encode(usage.of_sequence(chunk)) + b"}\n\n")
+        else:
+            parts.append(self._no_usage)
+        return b"".join(parts)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event before [DONE], if the client wants it: no choices, the request's usage."""
+        return self._head + b'],"usage":' + _encode(usage.total()) + b"}\n\n"

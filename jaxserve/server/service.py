@@ -1,0 +1,80 @@
+"""What the HTTP routes need from the engine behind them. The TokenizerManager is one; tests bring a fake.
+
+Until the server is ready some of it raises RequestError 503, which is just what a route should answer then.
+
+Routes know this protocol and `jaxserve.server.requests`, never a socket, a worker process or a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk
+
+
+class TextTokenizer(Protocol):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class GenerationService(Protocol):
+    @property
+    def status(self) -> str:
+        """starting, ready, draining or failed."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def model_info(self) -> dict[str, Any]: ...
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
+        """May be used from any thread."""
+
+    @property
+    def context_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that have not ended yet."""
+
+    @property
+    def generation_defaults(self) -> dict[str, Any]:
+        """Sampling defaults of the model's generation_config.json."""
+
+    def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+        """Raises RequestError before the first chunk for bad input. Closing the generator aborts what still runs."""
+
+    def abort(self, rid_prefix: str) -> None: ...
+
+    def abort_all(self) -> None: ...
+
+    async def flush_cache(self, timeout_s: float) -> tuple[bool, str]: ...
+
+    async def internal_state(self) -> dict[str, Any]: ...
+
+    async def health_check(self, timeout_s: float) -> bool: ...
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """Raises RequestError if the template cannot render the messages."""
+
+
+def service_of(request: Request) -> GenerationService:
+    """The service of the app a request came to (`create_app` put it there)."""
+    service: GenerationService = request.app.state.service
+    return service
