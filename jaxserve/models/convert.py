@@ -1,0 +1,58 @@
+"""`jaxserve convert`: a safetensors checkpoint becomes a model folder whose weights are an Orbax checkpoint of our layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxserve.models.config import ModelConfig, read_json
+from jaxserve.models.orbax_files import find_orbax, save_params
+from jaxserve.models.params import TENSOR_AXIS
+from jaxserve.models.weights import load_params
+
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
+_FALLBACK_DTYPE = "bfloat16"  # for checkpoints of types the runtime does not compute in, such as float16
+
+
+def convert(model_path: str | Path, out_dir: str | Path, dtype: str = "auto", *, progress: bool = True) -> Path:
+    """Writes `out_dir` (config, tokenizer files, orbax/) and returns it. dtype: auto (the checkpoint's), float32 or bfloat16.
+
+    ValueError if `out_dir` already holds converted weights, or is the source itself.
+    """
+    source, target = Path(model_path), Path(out_dir)
+    if source.resolve() == target.resolve():
+        raise ValueError(f"the output folder must not be the model's own, got {target}.")
+    if find_orbax(target) is not None:
+        raise ValueError(f"{target} already holds converted weights; remove them or choose another folder.")
+    config = ModelConfig.from_pretrained(source)
+    chosen = _choose_dtype(config, dtype)
+    mesh = Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]).reshape(1, 1), ("data", TENSOR_AXIS))
+    params = load_params(source, config, mesh, chosen, progress=progress)
+    target.mkdir(parents=True, exist_ok=True)
+    save_params(target, params)
+    _copy_other_files(source, target, chosen)
+    return target
+
+
+def _choose_dtype(config: ModelConfig, dtype: str) -> str:
+    if dtype == "auto":
+        return config.dtype if config.dtype in ("float32", "bfloat16") else _FALLBACK_DTYPE
+    if dtype not in ("float32", "bfloat16"):
+        raise ValueError(f"dtype must be auto, float32 or bfloat16; got {dtype!r}.")
+    return dtype
+
+
+def _copy_other_files(source: Path, target: Path, dtype: str) -> None:
+    """Everything beside the weights; config.json says the new type."""
+    for path in sorted(source.iterdir()):
+        is_weights = path.suffix in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
+        if path.is_file() and not is_weights and path.name != "config.json":
+            shutil.copyfile(path, target / path.name)
+    raw = read_json(source / "config.json", required=True)
+    raw.pop("torch_dtype", None)
+    (target / "config.json").write_text(json.dumps({**raw, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,36 @@
+"""From the layout of one device (as checkpoints of ours store it and dummy weights are drawn) to that of several.
+
+Two things differ: the vocabulary is padded with zeros, and key/value heads are repeated when there are more devices than heads.
+Both happen on the devices, inside jit, so that XLA moves only what a shard needs.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.params import ArrayInfo
+
+
+def spread(array: jax.Array, info: ArrayInfo, config: ModelConfig) -> jax.Array:
+    """An array of the layout for one device in the layout `info` describes. The same array if nothing differs."""
+    if array.shape == info.shape:
+        return array
+    if info.logical_axes[-1] == "kv_groups":
+        array = _repeat_kv(array, config, info.shape[-1])
+    elif "vocab" in info.logical_axes:
+        array = jnp.pad(array, [(0, wanted - size) for size, wanted in zip(array.shape, info.shape, strict=True)])
+    assert array.shape == info.shape, (array.shape, info.shape)
+    return array
+
+
+def _repeat_kv(array: jax.Array, config: ModelConfig, columns: int) -> jax.Array:
+    """Splits each group of query heads into equal parts and gives every part a copy of the group's k and v."""
+    dim, groups, size = config.head_dim, config.num_kv_heads, config.group_size
+    copies = (columns // dim - config.num_heads) // (2 * groups)
+    outer = array.shape[:-1]
+    grouped = array.reshape(*outer, groups, size + 2, dim)
+    q = grouped[..., :size, :].reshape(*outer, groups * copies, size // copies, dim)
+    kv = jnp.repeat(grouped[..., size:, :], copies, axis=-3)
+    return jnp.concatenate([q, kv], axis=-2).reshape(*outer, columns)

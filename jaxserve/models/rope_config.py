@@ -1,0 +1,101 @@
+"""RopeConfig: how a model turns positions into rotations, read from either spelling of config.json.
+
+Older files have `rope_theta` and `rope_scaling`, files of Transformers 5 have one `rope_parameters` object. Plain data: the
+arithmetic is in `jaxserve.models.rope`, and nothing here imports JAX.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+DEFAULT_THETA = 10000.0
+_KINDS_WITH_ORIGINAL_LEN = ("llama3", "yarn")
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeConfig:
+    """Frequencies are theta ** (-2i / head_dim), changed by `kind`. Fields a kind does not use keep their defaults."""
+
+    theta: float = DEFAULT_THETA
+    kind: str = "default"
+    factor: float = 1.0  # every kind but default: how much longer the context gets
+    original_max_len: int | None = None  # llama3, yarn: context length before the extension
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    mscale: float | None = None  # yarn
+    mscale_all_dim: float | None = None  # yarn
+    attention_factor: float | None = None  # yarn: factor on cos and sin; None: computed from `factor`
+    truncate: bool = True  # yarn: whole-numbered correction range
+    extends_context: bool = False  # max_position_embeddings is the length before the extension
+
+    def __post_init__(self) -> None:
+        if self.kind not in ROPE_KINDS:
+            raise ValueError(f"rope type {self.kind!r} is not supported; supported: {', '.join(ROPE_KINDS)}.")
+        if self.theta <= 0:
+            raise ValueError(f"rope_theta must be above 0, got {self.theta}.")
+        if self.factor < 1:
+            raise ValueError(f"the factor of rope type {self.kind!r} must be at least 1, got {self.factor}.")
+
+
+def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
+    """The rope of a config.json object. Raises ValueError for what the decoder cannot compute."""
+    params = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
+    if any(isinstance(value, Mapping) for value in params.values()):
+        raise ValueError(f"rope_parameters that differ by layer type ({', '.join(params)}) are not supported.")
+    partial = params.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ValueError(f"partial_rotary_factor must be 1 for this model family, got {partial}.")
+    theta = params.get("rope_theta") or raw.get("rope_theta") or DEFAULT_THETA
+    kind = params.get("rope_type") or params.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta=float(theta))
+    return RopeConfig(theta=float(theta), kind=kind, **_scaling_fields(kind, params, raw))
+
+
+def _scaling_fields(kind: str, params: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+    max_len = raw.get("max_position_embeddings")
+    named_len = raw.get("original_max_position_embeddings") or params.get("original_max_position_embeddings")
+    original_len = (named_len or max_len) if kind in _KINDS_WITH_ORIGINAL_LEN else None
+    factor = params.get("factor")
+    if factor is None and kind == "yarn" and original_len and max_len:
+        factor = max_len / original_len
+    if factor is None:
+        raise ValueError(f"rope type {kind!r} needs a factor; config.json gives none.")
+    fields: dict[str, Any] = {
+        "factor": float(factor),
+        "original_max_len": original_len,
+        "extends_context": kind != "llama3" and named_len is None,
+    }
+    for name in ("low_freq_factor", "high_freq_factor"):
+        if kind == "llama3" and params.get(name) is None:
+            raise ValueError(f"rope type 'llama3' needs {name}; config.json gives none.")
+    optional = (
+        "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor",
+        "truncate",
+    )  # fmt: skip
+    fields.update({name: params[name] for name in optional if params.get(name) is not None})
+    return fields
+
+
+def merge_overrides(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with the user's keys on top, so that either spelling of rope overrides either spelling in the file.
+
+    New scaling replaces the file's scaling but keeps its theta, and a bare `rope_theta` replaces only the theta.
+    """
+    merged = {**raw, **overrides}
+    if not {"rope_theta", "rope_scaling", "rope_parameters"} & overrides.keys():
+        return merged
+    in_file = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
+    in_file.setdefault("rope_theta", raw.get("rope_theta"))
+    replaces_scaling = "rope_scaling" in overrides or "rope_parameters" in overrides
+    params = {"rope_theta": in_file["rope_theta"]} if replaces_scaling else in_file
+    params.update(overrides.get("rope_parameters") or {})
+    params.update(overrides.get("rope_scaling") or {})
+    if overrides.get("rope_theta") is not None:
+        params["rope_theta"] = overrides["rope_theta"]
+    return {**merged, "rope_theta": None, "rope_scaling": None, "rope_parameters": params}

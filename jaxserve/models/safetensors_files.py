@@ -1,0 +1,107 @@
+"""Reads slices of named tensors from a Hugging Face checkpoint folder: one safetensors file or several.
+
+Knows files and names; not what a tensor is for. Whatever is wrong with a file becomes a CheckpointError that names the file
+and, where there is one, the tensor. Files are memory-mapped: only the slices asked for are read. Safe to use from threads.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_READABLE_TYPES = ("F64", "F32", "F16", "BF16")
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
+
+
+class CheckpointError(ValueError):
+    """Weights that are missing or damaged or do not fit the config, in a sentence for the user."""
+
+
+class SafetensorsCheckpoint:
+    def __init__(self, folder: Path) -> None:
+        """Finds the files and opens those it must; CheckpointError if there are none or the index is damaged."""
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._handles: dict[Path, Any] = {}
+        self._listing, self._file_of = self._find_files()
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """CheckpointError unless tensor `name` is there with this shape and a type that can be read."""
+        path, tensor = self._tensor(name)
+        found = tuple(tensor.get_shape())
+        if found != shape:
+            raise CheckpointError(f"{path}: tensor {name} has shape {list(found)}, but config.json asks for {list(shape)}.")
+        if tensor.get_dtype() not in _READABLE_TYPES:
+            raise CheckpointError(
+                f"{path}: tensor {name} has type {tensor.get_dtype()}; types that can be read: {', '.join(_READABLE_TYPES)}."
+            )
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A slice of a tensor, in the file's type."""
+        path, tensor = self._tensor(name)
+        try:
+            return tensor[index]
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}") from error
+
+    def _tensor(self, name: str) -> tuple[Path, Any]:
+        path = self._file_of.get(name)
+        if path is None:
+            raise CheckpointError(f"{self._listing}: tensor {name} is missing.")
+        handle = self._open(path)
+        try:
+            return path, handle.get_slice(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{path}: tensor {name} is missing ({error}).") from error
+
+    def _open(self, path: Path) -> Any:
+        with self._lock:
+            if path not in self._handles:
+                self._handles[path] = _open_file(path)
+            return self._handles[path]
+
+    def _find_files(self) -> tuple[Path, dict[str, Path]]:
+        """What lists the tensors (for messages), and the file of each tensor."""
+        if not self._folder.is_dir():
+            raise CheckpointError(f"{self._folder} is not a folder; model_path must be a folder with a checkpoint.")
+        single, index = self._folder / SINGLE_FILE, self._folder / INDEX_FILE
+        if single.is_file():
+            return single, dict.fromkeys(self._open(single).keys(), single)
+        if index.is_file():
+            return index, self._read_index(index)
+        files = sorted(self._folder.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(_no_weights(self._folder))
+        return self._folder, {name: path for path in files for name in self._open(path).keys()}  # noqa: SIM118
+
+    def _read_index(self, index: Path) -> dict[str, Path]:
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            file_of = {str(name): self._folder / file for name, file in weight_map.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not a valid index of safetensors files ({error!r}).") from error
+        for name, path in file_of.items():
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing; {INDEX_FILE} says that it holds tensor {name}.")
+        return file_of
+
+
+def _open_file(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="numpy")
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size if path.exists() else 0
+        raise CheckpointError(f"{path} ({size} bytes) is cut off or not a safetensors file: {error}") from error
+
+
+def _no_weights(folder: Path) -> str:
+    others = sorted(path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern))
+    hint = f" It holds {', '.join(others[:3])}, which is not read; convert it to safetensors." if others else ""
+    return f"{folder} holds no weights: expected {SINGLE_FILE}, {INDEX_FILE} with its files, or an orbax folder.{hint}"
