@@ -1,0 +1,1 @@
+"""Scheduling: which requests take part in which step. NumPy only; execution is behind the Runner protocol."""

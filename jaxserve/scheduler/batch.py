@@ -1,0 +1,102 @@
+"""ScheduleBatch: who takes part in one step, and the StepInput made from it.
+
+Decode rows first, then extend rows, as the runner wants them. All arrays of a StepInput are made for it or never written again:
+the runner may still read them while later steps are prepared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from jaxserve.scheduler.prefill_adder import PrefillItem
+from jaxserve.scheduler.rows import RowFlag, RowTable
+from jaxserve.scheduler.runner import PageUpdates, RowState, StepInput
+from jaxserve.types import ForwardMode
+
+NO_ROWS = np.zeros(0, np.int32)
+NO_ROWS.flags.writeable = False
+
+
+@dataclasses.dataclass
+class ScheduleBatch:
+    decode_rows: np.ndarray  # int32
+    items: list[PrefillItem] = dataclasses.field(default_factory=list)
+
+    @property
+    def mode(self) -> ForwardMode:
+        if not self.items:
+            return ForwardMode.DECODE
+        return ForwardMode.MIXED if len(self.decode_rows) else ForwardMode.EXTEND
+
+    @functools.cached_property
+    def rows(self) -> np.ndarray:
+        """int32 [R], all rows of the step in its order."""
+        if not self.items:
+            return self.decode_rows
+        return np.concatenate([self.decode_rows, np.array([item.row for item in self.items], np.int32)])
+
+    @functools.cached_property
+    def sample(self) -> np.ndarray:
+        """bool [R]: rows whose token is wanted. Not a chunk inside a prompt, nor a request for no tokens at all."""
+        wanted = [item.is_last and item.req.max_len > item.fill_len for item in self.items]
+        return np.concatenate([np.ones(len(self.decode_rows), bool), np.array(wanted, bool)])
+
+    @functools.cached_property
+    def num_prefill_tokens(self) -> int:
+        return sum(item.end - item.start for item in self.items)
+
+
+class StepBuilder:
+    """Makes StepInputs from batches and the row table."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        self._ones = np.ones(len(table.alive), np.int32)
+        self._trues = np.ones(len(table.alive), bool)
+        self._ones.flags.writeable = self._trues.flags.writeable = False
+
+    def build(self, batch: ScheduleBatch, page_updates: PageUpdates) -> StepInput:
+        """Before the batch is booked as launched: kv_len is still that of the step before."""
+        decode_rows, items = batch.decode_rows, batch.items
+        num_decode = len(decode_rows)
+        seq_lens = self._table.kv_len[decode_rows] + 1
+        extend_lens, sample, input_ids = self._ones[:num_decode], self._trues[:num_decode], NO_ROWS
+        flags = int(np.bitwise_or.reduce(self._table.flags[decode_rows], initial=0))
+        if items:
+            seq_lens = np.concatenate([seq_lens, np.array([item.end for item in items], np.int32)])
+            lens = np.array([item.end - item.start for item in items], np.int32)
+            extend_lens = np.concatenate([extend_lens, lens])
+            sample = batch.sample
+            input_ids = np.concatenate([self._table.tokens[item.row, item.start : item.end] for item in items])
+            for item in items:
+                flags |= int(self._table.flags[item.row]) if item.is_last else 0
+        return StepInput(
+            mode=batch.mode,
+            rows=batch.rows,
+            seq_lens=seq_lens,
+            extend_lens=extend_lens,
+            num_decode_rows=num_decode,
+            input_ids=input_ids,
+            sample=sample,
+            page_updates=page_updates,
+            new_rows=[_row_state(item) for item in items if item.is_new],
+            needs_sampling=bool(flags & RowFlag.SAMPLING),
+            needs_adjusting=bool(flags & RowFlag.ADJUSTING),
+            needs_logprobs=bool(flags & RowFlag.LOGPROBS),
+            needs_top_logprobs=bool(flags & RowFlag.TOP_LOGPROBS),
+        )
+
+
+def _row_state(item: PrefillItem) -> RowState:
+    req = item.req
+    return RowState(
+        row=item.row,
+        sampling=req.sampling,
+        seed=req.seed,
+        prompt_len=req.prompt_len,
+        stop_token_ids=req.device_stop_ids,
+        output_ids=req.output_ids,
+    )

@@ -1,0 +1,142 @@
+"""The running requests: which rows decode next, what they may still need, and who gives way when the KV cache is full.
+
+DecodeSet is an ordered array of rows. DecodeMemory makes sure that each of them has a page for its next token, by retraction if
+need be: retracted requests go back to the front of the waiting queue with their outputs and are computed again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxserve.cache.manager import CacheManager
+from jaxserve.scheduler.prefill_adder import CLIP_MAX_NEW_TOKENS
+from jaxserve.scheduler.req import Req
+from jaxserve.scheduler.residents import Residents
+from jaxserve.scheduler.rows import RowTable
+from jaxserve.scheduler.token_ratio import RETRACT_DECODE_STEPS, NewTokenRatio
+from jaxserve.scheduler.waiting import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeSet:
+    """The rows whose next step is a decode step, in the order they joined. `rows` is replaced, never written to: launched
+    steps refer to it."""
+
+    def __init__(self, table: RowTable) -> None:
+        self._table = table
+        self.rows = np.zeros(0, np.int32)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def join(self, rows: list[int]) -> None:
+        self.rows = np.concatenate([self.rows, np.array(rows, np.int32)])
+
+    def drop_finished(self) -> None:
+        alive = self._table.alive[self.rows]
+        if not alive.all():
+            self.rows = self.rows[alive]
+
+    def drop_complete(self) -> None:
+        """Takes out rows whose last token is being sampled by a launched step: their end by length is known already."""
+        needs_more = self._table.kv_len[self.rows] + 1 < self._table.max_len[self.rows]
+        if not needs_more.all():
+            self.rows = self.rows[needs_more]
+
+    def remove(self, row: int) -> None:
+        self.rows = self.rows[self.rows != row]
+
+    def reserved_tokens(self, new_token_ratio: float) -> int:
+        """KV to hold free for what these requests may still produce; all of it for those that ignore eos."""
+        table, rows = self._table, self.rows
+        most = np.minimum(table.max_len[rows] - table.kv_len[rows], CLIP_MAX_NEW_TOKENS)
+        return int((most * np.where(table.ignores_eos[rows], 1.0, new_token_ratio)).sum())
+
+
+class DecodeMemory:
+    def __init__(
+        self,
+        cache: CacheManager,
+        table: RowTable,
+        residents: Residents,
+        waiting: WaitingQueue,
+        decode: DecodeSet,
+        ratio: NewTokenRatio,
+        *,
+        retraction_policy: str,
+        settle: Callable[[], None],
+    ) -> None:
+        """`settle` processes the results of all launched steps: who is retracted must not be in flight."""
+        self._cache = cache
+        self._table = table
+        self._residents = residents
+        self._waiting = waiting
+        self._decode = decode
+        self._ratio = ratio
+        self._by_urgency = retraction_policy == "priority"
+        self._settle = settle
+        self.num_retracted = 0
+
+    def grow(self) -> bool:
+        """A page for the next token of every decode row, or False and nothing happened."""
+        rows = self._decode.rows
+        return self._cache.grow_rows(rows, self._table.kv_len[rows] + 1)
+
+    def make_room(self) -> Req | None:
+        """Called when `grow` failed: waits for launched steps, then retracts until it succeeds.
+
+        At least one request stays. Returns it if there is no room even for that one alone; the caller ends it.
+        """
+        self._settle()
+        self._decode.drop_finished()
+        if self.grow():
+            return None
+        victims = self._retract_until_fits()
+        rows = self._decode.rows
+        self._ratio.after_retraction(
+            int((self._table.known_len[rows] - self._table.prompt_len[rows]).sum()),
+            int((self._table.max_len[rows] - self._table.prompt_len[rows]).sum()),
+            len(rows),
+        )
+        logger.info(
+            "KV cache is full: retracted %d requests, %d keep running, new_token_ratio %.3f",
+            len(victims), len(rows), self._ratio.value,
+        )  # fmt: skip
+        return None if self.grow() else self._table.req(int(rows[0]))
+
+    def retract(self, reqs: list[Req]) -> None:
+        """Back to the front of the waiting queue. No launched step may name them."""
+        for req in reqs:
+            self._decode.remove(req.row)
+            self._residents.retract(req)
+        self._waiting.push_front(reqs)
+        self.num_retracted += len(reqs)
+
+    def _retract_until_fits(self) -> list[Req]:
+        victims: list[Req] = []
+        for req in self._in_retraction_order():
+            if len(self._decode) == 1 or self._fits(RETRACT_DECODE_STEPS):
+                break
+            self.retract([req])
+            victims.append(req)
+        return victims
+
+    def _fits(self, num_steps: int) -> bool:
+        """Room for that many steps: retracting for one step only would have to be repeated at the next."""
+        rows, table = self._decode.rows, self._table
+        lengths = np.minimum(table.kv_len[rows] + num_steps, table.max_len[rows] - 1)
+        return self._cache.pages_needed_rows(rows, lengths) * self._cache.page_size <= self._cache.available_tokens
+
+    def _in_retraction_order(self) -> list[Req]:
+        """Fewest output tokens first (least work lost), then longest prompt (most memory won)."""
+        table, rows = self._table, self._decode.rows
+
+        def cost(row: int) -> tuple[int, int, int]:
+            output_len = int(table.known_len[row] - table.prompt_len[row])
+            return (table.req(row).urgency if self._by_urgency else 0, output_len, -int(table.prompt_len[row]))
+
+        return [table.req(row) for row in sorted(rows.tolist(), key=cost)]

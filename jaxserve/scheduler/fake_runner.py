@@ -1,0 +1,212 @@
+"""FakeRunner: a Runner without a model, for tests of everything above the executor.
+
+It keeps the device's tables in NumPy: a page table fed by page updates and, in place of KV, the token that each page slot was
+written with. A row's next token is a hash of the row's whole token history *read through its pages*, so any mistake with
+pages, prefixes, retraction or step order changes the tokens; `expected_tokens` says what they should be. Steps run in launch
+order in a worker thread, really after `launch` returned: an input array written to meanwhile shows up as a wrong token too.
+
+It also checks each StepInput against the contract in `runner`; a violation is raised by `fetch`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from typing import Any
+
+import numpy as np
+
+from jaxserve.scheduler.runner import RowState, RunnerSpec, StepInput, StepOutput
+from jaxserve.types import ForwardMode
+
+_UNWRITTEN = -1
+_MASK = (1 << 64) - 1
+
+
+def fake_spec(**changes: Any) -> RunnerSpec:
+    """A small RunnerSpec; token 0 is eos."""
+    values: dict[str, Any] = {
+        "page_size": 1,
+        "num_pages": 512,
+        "max_rows": 16,
+        "context_len": 256,
+        "max_step_tokens": 128,
+        "vocab_size": 101,
+        "eos_token_ids": (0,),
+        "max_top_logprobs": 4,
+    }
+    return RunnerSpec(**(values | changes))
+
+
+class FakeRunner:
+    def __init__(self, spec: RunnerSpec, *, step_delay_s: float = 0.0, nan_token: int | None = None) -> None:
+        """Each step takes at least `step_delay_s`. A row whose history holds `nan_token` gives NaN logits."""
+        self._spec = spec
+        self._step_delay_s = step_delay_s
+        self._nan_token = nan_token
+        self._powers = _position_factors(spec.context_len)
+        self._pages = np.full((spec.num_pages, spec.page_size), _UNWRITTEN, np.int32)
+        self._page_table = np.full((spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
+        self._kv_len = np.zeros(spec.max_rows, np.int32)
+        self._sampled = np.full(spec.max_rows, _UNWRITTEN, np.int32)  # each row's next input token, once there is one
+        self._states: dict[int, RowState] = {}
+        self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="fake-device")
+        self.steps: list[StepInput] = []  # everything launched
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def launch(self, step: StepInput) -> concurrent.futures.Future[StepOutput]:
+        self.steps.append(step)
+        return self._worker.submit(self._run, step)
+
+    def fetch(self, handle: concurrent.futures.Future[StepOutput]) -> StepOutput:
+        return handle.result(timeout=60)
+
+    def internal_state(self) -> dict[str, Any]:
+        return {"kind": "fake", "num_steps": len(self.steps)}
+
+    def close(self) -> None:
+        self._worker.shutdown()
+
+    def expected_tokens(
+        self, prompt_ids: list[int], count: int, *, seed: int = 0, stop_ids: tuple[int, ...] = (0,)
+    ) -> list[int]:
+        """The first `count` tokens this prompt must be answered with, cut after the first of `stop_ids`. Pass the request's
+        seed unless it is greedy."""
+        history, out = list(prompt_ids), []
+        for _ in range(count):
+            token = self._next_token(np.array(history, np.int32), seed)
+            out.append(token)
+            history.append(token)
+            if token in stop_ids:
+                break
+        return out
+
+    # --- in the worker thread
+
+    def _run(self, step: StepInput) -> StepOutput:
+        if self._step_delay_s:
+            time.sleep(self._step_delay_s)
+        check_step(step, self._spec)
+        updates = step.page_updates
+        self._page_table[updates.rows, updates.index] = updates.pages
+        for state in step.new_rows:
+            self._begin_row(state, step)
+        self._write_tokens(step)
+        tokens = np.full(step.num_rows, _UNWRITTEN, np.int32)
+        for i in np.flatnonzero(step.sample).tolist():
+            tokens[i] = self._sample(int(step.rows[i]), int(step.seq_lens[i]))
+        self._sampled[step.rows] = np.where(step.sample, tokens, _UNWRITTEN)
+        return self._output(step, tokens)
+
+    def _begin_row(self, state: RowState, step: StepInput) -> None:
+        at = step.rows.tolist().index(state.row)
+        assert at >= step.num_decode_rows, f"row {state.row} begins with a decode step"
+        start = int(step.seq_lens[at] - step.extend_lens[at])
+        assert start % self._spec.page_size == 0, f"row {state.row} begins at {start}, inside a page"
+        self._states[state.row] = state
+        self._kv_len[state.row] = start
+        if len(state.output_ids):
+            known = np.concatenate([self._history(state.row, start), _extend_ids(step, at)])
+            seen = known[state.prompt_len :]
+            assert (seen == state.output_ids[: len(seen)]).all(), f"row {state.row} resumes with other outputs than it had"
+
+    def _write_tokens(self, step: StepInput) -> None:
+        """All rows write before any row reads, as on the device."""
+        slots: list[np.ndarray] = []
+        page_size = self._spec.page_size
+        for i, row in enumerate(step.rows.tolist()):
+            start, end = int(step.seq_lens[i] - step.extend_lens[i]), int(step.seq_lens[i])
+            assert start == self._kv_len[row], f"row {row} continues at {start} but holds {self._kv_len[row]} tokens"
+            if i < step.num_decode_rows:
+                assert self._sampled[row] != _UNWRITTEN, f"decode row {row} has no token from its step before"
+                ids = self._sampled[row : row + 1]
+            else:
+                ids = _extend_ids(step, i)
+                assert start % page_size == 0, f"row {row} extends from {start}, inside a page"
+                zero_tokens = self._states[row].sampling.max_new_tokens == 0
+                assert step.sample[i] or end % page_size == 0 or zero_tokens, f"chunk of row {row} ends at {end}"
+            positions = np.arange(start, end)
+            pages = self._page_table[row, positions // page_size]
+            assert (pages >= 0).all(), f"row {row} writes tokens {start}..{end} without pages"
+            self._pages[pages, positions % page_size] = ids
+            slots.append(pages * page_size + positions % page_size)
+            self._kv_len[row] = end
+        written = np.concatenate(slots)
+        assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
+
+    def _history(self, row: int, length: int) -> np.ndarray:
+        num_pages = -(-length // self._spec.page_size)
+        history = self._pages[self._page_table[row, :num_pages]].reshape(-1)[:length]
+        assert (history != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
+        return history
+
+    def _sample(self, row: int, seq_len: int) -> int:
+        history, state = self._history(row, seq_len), self._states[row]
+        if self._nan_token is not None and self._nan_token in history:
+            return -1
+        return self._next_token(history, 0 if state.sampling.is_greedy else state.seed)
+
+    def _next_token(self, history: np.ndarray, seed: int) -> int:
+        total = int((self._powers[: len(history)] * (history.astype(np.uint64) + np.uint64(1))).sum(dtype=np.uint64))
+        return _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
+
+    def _output(self, step: StepInput, tokens: np.ndarray) -> StepOutput:
+        if not step.needs_logprobs:
+            return StepOutput(tokens)
+        logprobs = expected_logprobs(tokens, self._spec.vocab_size)
+        if not step.needs_top_logprobs:
+            return StepOutput(tokens, logprobs)
+        rank = np.arange(self._spec.max_top_logprobs, dtype=np.int32)
+        top_ids = ((tokens[:, None] + rank) % self._spec.vocab_size).astype(np.int32)
+        return StepOutput(tokens, logprobs, top_ids, logprobs[:, None] - rank.astype(np.float32))
+
+
+def expected_logprobs(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """What the fake gives as logprobs: known from the token alone."""
+    return (-(tokens + 1.0) / vocab_size).astype(np.float32)
+
+
+def check_step(step: StepInput, spec: RunnerSpec) -> None:
+    """The rules of a StepInput that need no memory of earlier steps."""
+    count = step.num_rows
+    assert 0 < count <= spec.max_rows, f"{count} rows in a step, at most {spec.max_rows}"
+    for name in ("rows", "seq_lens", "extend_lens", "input_ids"):
+        assert getattr(step, name).dtype == np.int32, f"{name} is {getattr(step, name).dtype}"
+    assert len(step.seq_lens) == len(step.extend_lens) == len(step.sample) == count, "arrays of different lengths"
+    assert len(np.unique(step.rows)) == count, f"rows are not distinct: {step.rows.tolist()}"
+    assert step.rows.min() >= 0 and step.rows.max() < spec.max_rows, f"rows out of range: {step.rows.tolist()}"
+    assert (step.seq_lens <= spec.context_len).all(), f"a sequence of {step.seq_lens.max()} tokens"
+    assert (step.extend_lens >= 1).all() and (step.extend_lens <= step.seq_lens).all(), "an extend length out of range"
+    decode = step.num_decode_rows
+    assert (step.extend_lens[:decode] == 1).all() and step.sample[:decode].all(), "a decode row must be one sampled token"
+    assert int(step.extend_lens[decode:].sum()) == len(step.input_ids), "input_ids do not match the extend lengths"
+    if step.mode is not ForwardMode.DECODE:
+        assert step.num_tokens <= spec.max_step_tokens, f"{step.num_tokens} tokens in a step of {spec.max_step_tokens}"
+    is_mode = {ForwardMode.DECODE: decode == count, ForwardMode.EXTEND: decode == 0, ForwardMode.MIXED: 0 < decode < count}
+    assert is_mode[step.mode], f"{step.mode.name} with {decode} decode rows of {count}"
+    assert {state.row for state in step.new_rows} <= set(step.rows[decode:].tolist()), "a new row takes no part in its step"
+    if len(step.page_updates.pages):
+        low, high = int(step.page_updates.pages.min()), int(step.page_updates.pages.max())
+        assert low >= 0 and high < spec.num_pages, f"pages {low}..{high} of {spec.num_pages}"
+
+
+def _extend_ids(step: StepInput, at: int) -> np.ndarray:
+    """The input tokens of the step's row number `at`, an extend row."""
+    start = int(step.extend_lens[step.num_decode_rows : at].sum())
+    return step.input_ids[start : start + int(step.extend_lens[at])]
+
+
+def _position_factors(count: int) -> np.ndarray:
+    """Odd 64-bit numbers, one per position."""
+    return np.random.default_rng(7).integers(1 << 63, size=count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+def _mix(value: int) -> int:
+    """A 64-bit finalizer: neighbouring inputs give unrelated outputs."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

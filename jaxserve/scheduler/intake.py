@@ -1,0 +1,129 @@
+"""From a TokenizedGenerateReqInput to a Req, or to the sentence that says why not.
+
+The TokenizerManager has checked what needs no knowledge of the running engine; here stands what does: the context and the KV
+cache bound prompt and output, and a request that could never be served is refused at once instead of waiting for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxserve.config import ServerArgs
+from jaxserve.messages import TokenizedGenerateReqInput
+from jaxserve.scheduler.req import LogprobBuffer, Req
+from jaxserve.scheduler.runner import RunnerSpec
+from jaxserve.scheduler.stops import StopTextDecoder, StopTextMatcher
+
+# SGLang's place for requests without a priority: behind all that have one.
+_LEAST_URGENT = -(1 << 63)
+
+
+class Intake:
+    def __init__(
+        self,
+        args: ServerArgs,
+        spec: RunnerSpec,
+        decoder: StopTextDecoder | None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._args = args
+        self._spec = spec
+        self._decoder = decoder
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._splits_prompts = args.chunked_prefill_size != -1
+        self._seeds = np.random.default_rng(args.random_seed)
+        self._arrivals = itertools.count()
+        self._eos = np.array(spec.eos_token_ids, np.int32)
+
+    def build(self, message: TokenizedGenerateReqInput) -> Req:
+        """Raises ValueError with the sentence for the user (status 400)."""
+        sampling = message.sampling_params
+        prompt_ids = np.ascontiguousarray(message.input_ids, np.int32)
+        self._check_prompt(prompt_ids, sampling.max_new_tokens)
+        own_stop_ids = np.array(sampling.stop_token_ids, np.int32)
+        req = Req(
+            rid=message.rid,
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            max_new_tokens=self._clamp_max_new(len(prompt_ids), sampling.max_new_tokens),
+            seed=self._seed(sampling.sampling_seed),
+            arrival=next(self._arrivals),
+            stream=message.stream,
+            extra_key=message.extra_key,
+            own_stop_ids=own_stop_ids,
+            device_stop_ids=own_stop_ids if sampling.ignore_eos else np.concatenate([self._eos, own_stop_ids]),
+            stop_text=self._stop_text(message),
+            logprobs=self._logprobs(message),
+            queue_entry_s=self._wall_clock(),
+            waiting_since_s=self._clock(),
+        )
+        self._set_priority(req, message.priority)
+        return req
+
+    def _check_prompt(self, prompt_ids: np.ndarray, max_new_tokens: int | None) -> None:
+        spec, length = self._spec, len(prompt_ids)
+        if length == 0:
+            raise ValueError("The prompt is empty; at least one token is needed.")
+        longest = spec.context_len if max_new_tokens == 0 else spec.context_len - 1
+        if length > longest:
+            raise ValueError(
+                f"The prompt has {length} tokens; the context length is {spec.context_len} tokens, prompt and output together."
+            )
+        if length > spec.max_total_tokens:
+            raise ValueError(f"The prompt has {length} tokens; the KV cache holds {spec.max_total_tokens} in all.")
+        if not self._splits_prompts and length > spec.max_step_tokens:
+            raise ValueError(
+                f"The prompt has {length} tokens; with --chunked-prefill-size -1 it must fit one step of "
+                f"{spec.max_step_tokens} tokens."
+            )
+        low, high = int(prompt_ids.min()), int(prompt_ids.max())
+        if low < 0 or high >= spec.vocab_size:
+            raise ValueError(f"input_ids must lie in [0, {spec.vocab_size}), got {low if low < 0 else high}.")
+
+    def _clamp_max_new(self, prompt_len: int, wanted: int | None) -> int:
+        # The last token of a sequence is never written to the KV cache, so the cache allows one token more than it holds.
+        most = min(self._spec.context_len, self._spec.max_total_tokens + 1) - prompt_len
+        return most if wanted is None else min(wanted, most)
+
+    def _seed(self, wanted: int | None) -> int:
+        return int(self._seeds.integers(1 << 63)) if wanted is None else wanted
+
+    def _stop_text(self, message: TokenizedGenerateReqInput) -> StopTextMatcher | None:
+        sampling = message.sampling_params
+        if not sampling.stop and not sampling.stop_regex:
+            return None
+        if self._decoder is None:
+            field = "stop" if sampling.stop else "stop_regex"
+            raise ValueError(f"{field} needs a tokenizer, and this server runs without one; use stop_token_ids.")
+        return StopTextMatcher(self._decoder, sampling.stop, sampling.stop_regex)
+
+    def _logprobs(self, message: TokenizedGenerateReqInput) -> LogprobBuffer | None:
+        if not message.return_logprob:
+            return None
+        if message.top_logprobs_num > self._spec.max_top_logprobs:
+            raise ValueError(
+                f"top_logprobs_num may be at most {self._spec.max_top_logprobs} (--max-top-logprobs), "
+                f"got {message.top_logprobs_num}."
+            )
+        return LogprobBuffer(message.top_logprobs_num)
+
+    def _set_priority(self, req: Req, priority: int | None) -> None:
+        args = self._args
+        if not (args.enable_priority_scheduling or args.schedule_policy == "priority"):
+            if priority is not None and args.abort_on_priority_when_disabled:
+                raise ValueError(
+                    f"priority {priority} was given, but priority scheduling is off (--enable-priority-scheduling)."
+                )
+            return
+        value = args.default_priority_value if priority is None else priority
+        if value is None:
+            req.urgency = _LEAST_URGENT
+        else:
+            req.priority = value
+            req.urgency = -value if args.schedule_low_priority_values_first else value

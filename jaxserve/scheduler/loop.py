@@ -1,0 +1,81 @@
+"""The scheduler's loop: receive, schedule, launch, process results.
+
+Overlap (default): while the device runs step N, the host takes in the results of step N-1 and prepares N+1. Launching N never
+waits for N-1, because decode rows read their input token on the device.
+Plain (--disable-overlap-schedule): each step's result is processed before the next step is scheduled. Same tokens.
+
+The loop knows a Transport, not sockets; it ends when a ShutdownReq came and all requests are answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from jaxserve.messages import DetokenizerInput, Message, ShutdownReq, TokenizerInput
+from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.scheduler.watchdog import Watchdog
+
+# How long nothing must have arrived before idle-time work (leak check) is done: it should not delay the next request.
+IDLE_CHECK_DELAY_S = 0.1
+
+
+class Transport(Protocol):
+    def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
+        """All messages that are there. If there are none, waits for one: not at all (0), so long, or until it comes (None)."""
+        ...
+
+    def send_output(self, message: DetokenizerInput) -> None: ...
+
+    def send_reply(self, message: TokenizerInput) -> None: ...
+
+
+class SchedulerLoop:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        transport: Transport,
+        *,
+        overlap: bool = True,
+        sleep_on_idle: bool = True,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._transport = transport
+        self._overlap = overlap
+        self._sleep_on_idle = sleep_on_idle
+        self._watchdog = watchdog
+        self._was_idle_long = False  # idle-time work is done
+
+    def run(self) -> None:
+        """Until shutdown; then tells the detokenizer that nothing follows."""
+        while not self._scheduler.is_drained:
+            self.step()
+        self._transport.send_output(ShutdownReq())
+
+    def step(self) -> None:
+        """One round. Blocks only for messages when there is nothing to do, and for the result of a step."""
+        messages = self._transport.recv_messages(self._recv_timeout_s())
+        with self._watchdog.working() if self._watchdog is not None else contextlib.nullcontext():
+            for message in messages:
+                self._scheduler.handle(message)
+            self._work(got_messages=bool(messages))
+
+    def _work(self, got_messages: bool) -> None:
+        scheduler = self._scheduler
+        scheduler.check_timers()
+        batch = scheduler.next_batch()
+        if batch is not None:
+            scheduler.launch(batch)
+        scheduler.process_results(keep=1 if self._overlap and batch is not None else 0)
+        if not scheduler.is_idle:
+            self._was_idle_long = False
+        elif not self._was_idle_long and not got_messages and batch is None:
+            scheduler.on_idle()
+            self._was_idle_long = True
+
+    def _recv_timeout_s(self) -> float | None:
+        if not self._scheduler.is_idle or not self._sleep_on_idle:
+            return 0.0
+        return None if self._was_idle_long else IDLE_CHECK_DELAY_S

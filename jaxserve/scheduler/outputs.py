@@ -1,0 +1,158 @@
+"""OutputSender: what goes to the detokenizer, and when.
+
+Running requests are looked at as rows of NumPy arrays: a row is due when it has as many outputs as its interval says. Requests
+that end are snapshots taken while their tokens are still in the row table. One message per processed step carries both. Python
+work per request is done only for its first message, for logprobs, and at its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxserve.messages import PROMPT_TAIL_LEN, BatchTokenIDOut, OutputLogprobs, RequestTimes
+from jaxserve.scheduler.req import NO_TOKENS, Req
+from jaxserve.scheduler.rows import RowFlag, RowTable, decode_flags
+from jaxserve.types import FinishReason
+
+
+@dataclasses.dataclass(slots=True)
+class _Ended:
+    """The last message of one request."""
+
+    rid: str
+    token_ids: np.ndarray
+    decode_flags: int
+    prompt_len: int
+    output_len: int
+    cached_len: int
+    reason: FinishReason
+    times: RequestTimes
+    logprobs: OutputLogprobs | None = None
+    unannounced: Req | None = None  # set if no message went out before
+
+
+class OutputSender:
+    def __init__(self, table: RowTable, send: Callable[[BatchTokenIDOut], None], wall_clock: Callable[[], float]) -> None:
+        self._table = table
+        self._send = send
+        self._wall_clock = wall_clock
+        self._ended: list[_Ended] = []
+
+    def add_ended(self, req: Req, reason: FinishReason) -> None:
+        """The request's last message, with all tokens not sent yet. Call it before its row is released."""
+        if req.lease is None:
+            output_ids, sent_len = req.output_ids, req.sent_len
+        else:
+            output_ids, sent_len = self._table.output_ids(req.row), int(self._table.sent_len[req.row])
+        self._ended.append(
+            _Ended(
+                rid=req.rid,
+                token_ids=output_ids[sent_len:].copy(),
+                decode_flags=decode_flags(req),
+                prompt_len=req.prompt_len,
+                output_len=len(output_ids),
+                cached_len=req.cached_len,
+                reason=reason,
+                times=self._times(req),
+                logprobs=req.logprobs.take() if req.logprobs is not None else None,
+                unannounced=None if req.announced else req,
+            )
+        )
+
+    def add_rejected(self, rid: str, prompt_len: int, reason: FinishReason) -> None:
+        """A message that never became a request."""
+        now = self._wall_clock()
+        times = RequestTimes(queue_entry_s=now, first_scheduled_s=0.0, first_token_s=0.0, finished_s=now)
+        self._ended.append(_Ended(rid, NO_TOKENS, 0, prompt_len, 0, 0, reason, times))
+
+    def flush(self) -> None:
+        """Sends what ended outside of a step's result."""
+        self.publish(NO_TOKENS)
+
+    def publish(self, rows: np.ndarray) -> None:
+        """One message for those of `rows` (live, with new tokens) that are due and for all that ended."""
+        table = self._table
+        due = rows
+        if len(rows):
+            is_due = table.known_len[rows] - table.prompt_len[rows] >= table.send_at_len[rows]
+            due = rows if is_due.all() else rows[is_due]
+        if not len(due) and not self._ended:
+            return
+        message = self._message_of_rows(due)
+        if self._ended:
+            self._append_ended(message)
+        self._send(message)
+
+    def _message_of_rows(self, rows: np.ndarray) -> BatchTokenIDOut:
+        table, rids = self._table, self._table.rids
+        prompt_len, known_len = table.prompt_len[rows], table.known_len[rows]
+        output_len = known_len - prompt_len
+        counts = output_len - table.sent_len[rows]
+        message = BatchTokenIDOut(
+            rids=[rids[row] for row in rows.tolist()],
+            token_ids=_last_tokens(table.tokens, rows, known_len, counts),
+            token_counts=counts,
+            decode_flags=table.decode_flags[rows],
+            prompt_tokens=prompt_len,
+            completion_tokens=output_len,
+            cached_tokens=table.cached_len[rows],
+        )
+        table.sent_len[rows] = output_len
+        table.send_at_len[rows] = output_len + table.send_every[rows]
+        flags = table.flags[rows]
+        for i in np.flatnonzero(flags & (RowFlag.UNANNOUNCED | RowFlag.LOGPROBS)).tolist():
+            req = table.req(int(rows[i]))
+            if not req.announced:
+                _announce(req, i, message)
+                table.flags[rows[i]] &= ~np.uint8(RowFlag.UNANNOUNCED)
+            if req.logprobs is not None:
+                message.logprobs[i] = req.logprobs.take()
+        return message
+
+    def _append_ended(self, message: BatchTokenIDOut) -> None:
+        ended, self._ended = self._ended, []
+        first = len(message.rids)
+        for i, last in enumerate(ended, first):
+            message.rids.append(last.rid)
+            message.finished[i] = last.reason
+            message.times[i] = last.times
+            if last.logprobs is not None:
+                message.logprobs[i] = last.logprobs
+            if last.unannounced is not None:
+                _announce(last.unannounced, i, message)
+        message.token_ids = np.concatenate([message.token_ids, *(last.token_ids for last in ended)])
+        for field, dtype, values in (
+            ("token_counts", np.int32, [len(last.token_ids) for last in ended]),
+            ("decode_flags", np.uint8, [last.decode_flags for last in ended]),
+            ("prompt_tokens", np.int32, [last.prompt_len for last in ended]),
+            ("completion_tokens", np.int32, [last.output_len for last in ended]),
+            ("cached_tokens", np.int32, [last.cached_len for last in ended]),
+        ):
+            setattr(message, field, np.concatenate([getattr(message, field), np.array(values, dtype)]))
+
+    def _times(self, req: Req) -> RequestTimes:
+        return RequestTimes(
+            queue_entry_s=req.queue_entry_s,
+            first_scheduled_s=req.first_scheduled_s,
+            first_token_s=req.first_token_s,
+            finished_s=self._wall_clock(),
+            num_retractions=req.num_retractions,
+        )
+
+
+def _announce(req: Req, index: int, message: BatchTokenIDOut) -> None:
+    req.announced = True
+    message.prompt_tails[index] = req.prompt_ids[-PROMPT_TAIL_LEN:].tolist()
+    if req.sampling.stop:
+        message.stops[index] = req.sampling.stop
+
+
+def _last_tokens(tokens: np.ndarray, rows: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The `counts[i]` tokens of row rows[i] before position ends[i], one row after the other."""
+    if (counts == 1).all():
+        return tokens[rows, ends - 1]
+    offset = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return tokens[np.repeat(rows, counts), np.repeat(ends - counts, counts) + offset]

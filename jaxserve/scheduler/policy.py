@@ -1,0 +1,101 @@
+"""In which order waiting requests are tried: fcfs, lpm, dfs-weight, lof, random; urgency goes before all of them.
+
+`priority` is fcfs with priority scheduling on. The cache-aware policies (lpm, dfs-weight) look at the radix tree for the first
+`MAX_MATCHED_REQUESTS` requests only; those behind keep the order of arrival, so that a long queue does not cost a long time.
+Requests are ordered here and admitted in `prefill_adder`, which also holds back a request whose prefix is just being computed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxserve.cache.manager import CacheManager
+from jaxserve.cache.radix_cache import PrefixMatch
+from jaxserve.cache.tree_node import TreeNode
+from jaxserve.scheduler.req import Req
+
+MAX_MATCHED_REQUESTS = 128
+
+
+class SchedulePolicy:
+    def __init__(self, name: str, cache: CacheManager, by_urgency: bool, rng: np.random.Generator) -> None:
+        self._cache = cache
+        self._rng = rng
+        self._by_urgency = by_urgency or name == "priority"
+        needs_tree = name in ("lpm", "dfs-weight")
+        self._name = "fcfs" if name == "priority" or (needs_tree and cache.disable_radix) else name
+        orders: dict[str, Callable[[list[Req]], list[Req]]] = {
+            "fcfs": _by_arrival,
+            "lof": _longest_output_first,
+            "random": self._shuffled,
+            "lpm": self._longest_prefix_first,
+            "dfs-weight": self._heaviest_subtree_first,
+        }
+        self._order = orders[self._name]
+
+    @property
+    def reorders(self) -> bool:
+        """A newcomer may overtake those that wait already."""
+        return self._by_urgency or self._name != "fcfs"
+
+    @property
+    def by_urgency(self) -> bool:
+        return self._by_urgency
+
+    def order(self, waiting: list[Req]) -> list[Req]:
+        """The requests in the order to try them; the argument is left alone. Ties keep the order of arrival."""
+        ordered = self._order(waiting)
+        return sorted(ordered, key=lambda req: -req.urgency) if self._by_urgency else ordered
+
+    def _shuffled(self, waiting: list[Req]) -> list[Req]:
+        return [waiting[i] for i in self._rng.permutation(len(waiting)).tolist()]
+
+    def _longest_prefix_first(self, waiting: list[Req]) -> list[Req]:
+        matched = [(-match.length_tokens, at, req) for at, (req, match) in enumerate(self._match(waiting))]
+        return [req for _, _, req in sorted(matched)] + waiting[len(matched) :]
+
+    def _heaviest_subtree_first(self, waiting: list[Req]) -> list[Req]:
+        matched = self._match(waiting)
+        return _depth_first([(req, match.node) for req, match in matched]) + waiting[len(matched) :]
+
+    def _match(self, waiting: list[Req]) -> list[tuple[Req, PrefixMatch]]:
+        first = waiting[:MAX_MATCHED_REQUESTS]
+        return [(req, self._cache.match(req.fill_ids, req.extra_key)) for req in first]
+
+
+def _by_arrival(waiting: list[Req]) -> list[Req]:
+    return waiting
+
+
+def _longest_output_first(waiting: list[Req]) -> list[Req]:
+    return sorted(waiting, key=lambda req: -req.max_new_tokens)
+
+
+def _depth_first(placed: list[tuple[Req, TreeNode]]) -> list[Req]:
+    """Requests that share a path next to each other: subtrees with more requests first, a node's own requests after those of
+    its children (SGLang's dfs-weight)."""
+    own: dict[int, list[Req]] = defaultdict(list)
+    weight: dict[int, int] = defaultdict(int)
+    children: dict[int, dict[int, TreeNode]] = defaultdict(dict)
+    roots: dict[int, TreeNode] = {}
+    for req, node in placed:
+        own[node.id].append(req)
+        current = node
+        weight[current.id] += 1
+        while current.parent is not None:
+            children[current.parent.id][current.id] = current
+            current = current.parent
+            weight[current.id] += 1
+        roots[current.id] = current
+    ordered: list[Req] = []
+    # Visited front to back in reverse (a node before its children, lightest child last on the stack), then turned around.
+    stack = list(roots.values())
+    while stack:
+        node = stack.pop()
+        ordered.extend(reversed(own[node.id]))
+        stack.extend(sorted(children[node.id].values(), key=lambda child: -weight[child.id]))
+    ordered.reverse()
+    return ordered

@@ -1,0 +1,181 @@
+"""PrefillPlanner: decides what the next prefill step holds.
+
+The open chunk first, then waiting requests in the policy's order as long as the adder takes them; with mixed chunks the running
+requests' decode rows ride along. Where priorities say so, running requests are preempted (retracted) for more urgent ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxserve.cache.manager import CacheManager
+from jaxserve.config import ServerArgs
+from jaxserve.scheduler.batch import NO_ROWS, ScheduleBatch
+from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
+from jaxserve.scheduler.policy import SchedulePolicy
+from jaxserve.scheduler.prefill_adder import AddResult, PrefillAdder, PrefillLimits
+from jaxserve.scheduler.req import Req, RequestState
+from jaxserve.scheduler.residents import Residents
+from jaxserve.scheduler.rows import RowTable
+from jaxserve.scheduler.runner import RunnerSpec
+from jaxserve.scheduler.token_ratio import NewTokenRatio
+from jaxserve.scheduler.waiting import WaitingQueue
+
+# Default of chunked_prefill_size if the caller did not resolve it (SGLang's for an unknown device).
+DEFAULT_CHUNK_TOKENS = 4096
+# One pass looks at no more requests than this that only wait for a prefix being computed.
+MAX_DEFERRED = 128
+# A queue whose first request did not fit is tried again when something was released, and each time this many decode steps ran
+# (new_token_ratio falls meanwhile).
+RETRY_DECODE_STEPS = 16
+
+
+def prefill_limits(args: ServerArgs, spec: RunnerSpec) -> PrefillLimits:
+    """Raises ValueError if no chunk could ever be run."""
+    chunk_tokens = DEFAULT_CHUNK_TOKENS if args.chunked_prefill_size is None else args.chunked_prefill_size
+    splits_prompts = chunk_tokens != -1
+    step_tokens = min(args.max_prefill_tokens, spec.max_step_tokens)
+    if splits_prompts:
+        step_tokens = min(step_tokens, chunk_tokens)
+    if step_tokens < spec.page_size:
+        raise ValueError(
+            f"A prefill step of {step_tokens} tokens (the least of --chunked-prefill-size, --max-prefill-tokens and the "
+            f"largest prefill bucket) cannot fill one page of {spec.page_size} tokens."
+        )
+    return PrefillLimits(
+        step_tokens=step_tokens,
+        splits_prompts=splits_prompts,
+        max_step_tokens=spec.max_step_tokens,
+        max_running=min(args.max_running_requests or spec.max_rows, spec.max_rows),
+        max_requests=args.prefill_max_requests,
+    )
+
+
+class PrefillPlanner:
+    def __init__(
+        self,
+        args: ServerArgs,
+        limits: PrefillLimits,
+        cache: CacheManager,
+        table: RowTable,
+        residents: Residents,
+        waiting: WaitingQueue,
+        policy: SchedulePolicy,
+        decode: DecodeSet,
+        memory: DecodeMemory,
+        ratio: NewTokenRatio,
+        settle: Callable[[], None],
+    ) -> None:
+        self._limits = limits
+        self._cache = cache
+        self._table = table
+        self._residents = residents
+        self._waiting = waiting
+        self._policy = policy
+        self._decode = decode
+        self._memory = memory
+        self._ratio = ratio
+        self._settle = settle
+        self._mixes = args.enable_mixed_chunk
+        self._preempts = policy.by_urgency and not args.disable_priority_preemption
+        self._preemption_threshold = args.priority_scheduling_preemption_threshold
+        self._open_chunk: Req | None = None
+        self._blocked_at: tuple[int, ...] | None = None  # what the world looked like when the first request did not fit
+        self.num_decode_steps = 0  # counted by the scheduler
+        self.num_preempted = 0
+
+    @property
+    def open_chunk(self) -> Req | None:
+        """The request whose prompt is partly computed, if it still is one."""
+        if self._open_chunk is not None and self._open_chunk.state is not RequestState.PREFILL:
+            self._open_chunk = None
+        return self._open_chunk
+
+    def plan(self) -> ScheduleBatch | None:
+        """The next prefill (or mixed) step, with rows and pages taken for it, or None."""
+        chunk = self.open_chunk
+        if chunk is None and (not len(self._waiting) or self._blocked_at == self._world()):
+            return None
+        num_mixed = self._num_rows_to_mix()
+        if num_mixed and not self._memory.grow():
+            return None  # no time to admit anybody: the decode step will retract
+        adder = self._adder(num_mixed)
+        if chunk is not None and adder.resume(chunk, int(self._table.kv_len[chunk.row])) is not AddResult.ADDED:
+            return None
+        self._add_waiting(adder)
+        if not adder.items:
+            return None
+        self._open_chunk = adder.open_chunk
+        self._waiting.drop_admitted([item.req for item in adder.items if item.is_new])
+        return ScheduleBatch(decode_rows=self._decode.rows if num_mixed else NO_ROWS, items=adder.items)
+
+    def _num_rows_to_mix(self) -> int:
+        """Decode rows ride along if they leave at least half of the step to prompts; else both kinds of step take turns."""
+        count = len(self._decode)
+        if not self._mixes or not count:
+            return 0
+        enough = max(self._limits.step_tokens // 2, self._cache.page_size)
+        return count if self._limits.tokens_beside(count) >= enough else 0
+
+    def _adder(self, num_mixed: int) -> PrefillAdder:
+        return PrefillAdder(
+            self._cache,
+            self._residents,
+            self._limits,
+            num_decode_rows=num_mixed,
+            reserved_tokens=self._decode.reserved_tokens(self._ratio.value),
+            is_alone=not len(self._residents),
+        )
+
+    def _add_waiting(self, adder: PrefillAdder) -> None:
+        num_deferred = 0
+        for req in self._policy.order(self._waiting.items):
+            result = adder.add(req)
+            if self._preempts and result in (AddResult.NO_TOKENS, AddResult.NO_ROW):
+                result = self._preempt_for(req, adder, result)
+            if result is AddResult.DEFERRED and num_deferred < MAX_DEFERRED:
+                num_deferred += 1
+            elif result is not AddResult.ADDED:
+                if result in (AddResult.NO_TOKENS, AddResult.NO_ROW):
+                    self._blocked_at = self._world()
+                break
+
+    def _world(self) -> tuple[int, ...]:
+        """Differs from an earlier value if a request that did not fit then may fit now."""
+        waiting = self._waiting
+        pushed = waiting.num_pushed if self._policy.reorders else 0
+        return (self._residents.num_changes, waiting.num_removed, pushed, self.num_decode_steps // RETRY_DECODE_STEPS)
+
+    # --- preemption
+
+    def _preempt_for(self, req: Req, adder: PrefillAdder, result: AddResult) -> AddResult:
+        """Retracts less urgent running requests, the least urgent and latest first, until `req` fits."""
+        if not self._can_yield_enough(req):
+            return result
+        self._settle()
+        self._decode.drop_finished()
+        for victim in [None, *self._victims(req)]:
+            if victim is not None:
+                self._memory.retract([victim])
+                self.num_preempted += 1
+            adder.restart_memory(self._decode.reserved_tokens(self._ratio.value), is_alone=not len(self._residents))
+            result = adder.add(req)
+            if result not in (AddResult.NO_TOKENS, AddResult.NO_ROW):
+                break
+        return result
+
+    def _victims(self, req: Req) -> list[Req]:
+        running = [self._table.req(row) for row in self._decode.rows.tolist() if self._table.alive[row]]
+        victims = [other for other in running if req.urgency - other.urgency > self._preemption_threshold]
+        return sorted(victims, key=lambda other: (other.urgency, -other.arrival))
+
+    def _can_yield_enough(self, req: Req) -> bool:
+        """Whether all victims together hold the memory that `req` needs (each at most; shared prefixes stay)."""
+        victims = self._victims(req)
+        if not victims:
+            return False
+        rows = np.array([victim.row for victim in victims], np.int32)
+        held = int(self._table.max_len[rows].sum())
+        return req.fill_len + self._cache.page_size < held + self._cache.available_tokens

@@ -1,0 +1,132 @@
+"""Req: one request's whole life inside the scheduler, and the states it may pass through.
+
+A Req is bookkeeping only. While it holds a request row, its token history and counters live in `rows.RowTable` (NumPy, so that
+a decode step costs the same for 1 and for 256 requests); while it waits, the tokens it produced before a retraction are in
+`output_ids`. It knows nothing about pages (that is its `lease`), policies or messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import numpy as np
+
+from jaxserve.cache.manager import Lease
+from jaxserve.messages import OutputLogprobs
+from jaxserve.scheduler.stops import StopTextMatcher
+from jaxserve.types import FinishReason, SamplingParams
+
+NO_TOKENS = np.zeros(0, np.int32)
+NO_TOKENS.flags.writeable = False
+
+
+class RequestState(enum.Enum):
+    WAITING = "waiting"  # in the waiting queue: no row, no pages
+    PREFILL = "prefill"  # holds a row; part of its prompt is still to be launched
+    DECODE = "decode"  # its whole prompt was launched
+    FINISHED = "finished"  # its terminal message is out; a row it still holds goes when no launched step names it
+
+
+_LEGAL_NEXT = {
+    RequestState.WAITING: {RequestState.PREFILL, RequestState.FINISHED},
+    RequestState.PREFILL: {RequestState.DECODE, RequestState.WAITING, RequestState.FINISHED},
+    RequestState.DECODE: {RequestState.WAITING, RequestState.FINISHED},
+    RequestState.FINISHED: set(),
+}
+
+
+class LogprobBuffer:
+    """Logprobs of tokens that were not sent yet. Filled only for requests that return them."""
+
+    def __init__(self, top_num: int) -> None:
+        self.top_num = top_num
+        self._logprobs: list[float] = []
+        self._top_ids: list[np.ndarray] = []
+        self._top_logprobs: list[np.ndarray] = []
+
+    def append(self, logprob: float, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None) -> None:
+        self._logprobs.append(logprob)
+        if self.top_num:
+            assert top_ids is not None and top_logprobs is not None, f"{self.top_num} top logprobs wanted, none returned"
+            self._top_ids.append(top_ids[: self.top_num])
+            self._top_logprobs.append(top_logprobs[: self.top_num])
+
+    def take(self) -> OutputLogprobs:
+        """Everything since the last call."""
+        out = OutputLogprobs(logprobs=np.array(self._logprobs, np.float32))
+        if self.top_num:
+            shape = (len(self._logprobs), self.top_num)
+            out.top_ids = np.array(self._top_ids, np.int32).reshape(shape)
+            out.top_logprobs = np.array(self._top_logprobs, np.float32).reshape(shape)
+        self._logprobs, self._top_ids, self._top_logprobs = [], [], []
+        return out
+
+
+@dataclasses.dataclass(eq=False, slots=True, kw_only=True)
+class Req:
+    rid: str
+    prompt_ids: np.ndarray  # int32 [prompt_len]
+    sampling: SamplingParams
+    max_new_tokens: int  # clamped to what the context and the KV cache can hold
+    seed: int
+    arrival: int = 0  # counts the requests of this scheduler
+    stream: bool = False
+    extra_key: str | None = None
+    priority: int = 0  # as the user gave it (or its default); for the cache's priority eviction
+    urgency: int = 0  # larger goes first; 0 for all unless priority scheduling is on
+    own_stop_ids: np.ndarray = NO_TOKENS  # int32: sampling.stop_token_ids
+    device_stop_ids: np.ndarray = NO_TOKENS  # int32: own_stop_ids and, unless ignored, eos
+    stop_text: StopTextMatcher | None = None  # set if there are stop strings or patterns
+    logprobs: LogprobBuffer | None = None  # set if logprobs are returned
+
+    state: RequestState = RequestState.WAITING
+    lease: Lease | None = None  # from admission to release
+    output_ids: np.ndarray = NO_TOKENS  # int32: outputs so far; valid while WAITING
+    sent_len: int = 0  # output tokens already sent; valid while WAITING
+    announced: bool = False  # its first message, with what the detokenizer needs to know, is out
+    cached_len: int = 0  # prompt tokens that came from the tree at the first admission
+    finish_reason: FinishReason | None = None
+    num_retractions: int = 0
+
+    queue_entry_s: float = 0.0  # Unix times, for the reply
+    first_scheduled_s: float = 0.0  # 0: not yet
+    first_token_s: float = 0.0
+    waiting_since_s: float = 0.0  # the scheduler's own clock, for time-outs
+    running_since_s: float = 0.0  # of the first admission
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest sequence this request may become."""
+        return len(self.prompt_ids) + self.max_new_tokens
+
+    @property
+    def fill_len(self) -> int:
+        """Tokens to have in the KV cache before the next one can be sampled; valid while WAITING."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def fill_ids(self) -> np.ndarray:
+        """The prompt and, after a retraction, the outputs so far; valid while WAITING."""
+        return self.prompt_ids if not len(self.output_ids) else np.concatenate([self.prompt_ids, self.output_ids])
+
+    @property
+    def row(self) -> int:
+        assert self.lease is not None, f"request {self.rid} is {self.state.value} and holds no row"
+        return self.lease.row
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is RequestState.FINISHED
+
+    def move_to(self, state: RequestState) -> None:
+        assert state in _LEGAL_NEXT[self.state], f"request {self.rid}: {self.state.value} -> {state.value} is not legal"
+        self.state = state
+
+    def finish(self, reason: FinishReason) -> None:
+        self.move_to(RequestState.FINISHED)
+        self.finish_reason = reason

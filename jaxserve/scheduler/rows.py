@@ -1,0 +1,131 @@
+"""RowTable: what the scheduler knows about every request row, as NumPy arrays indexed by row.
+
+One entry per row of the device tables. A decode step reads and writes these arrays for all its rows at once; no Python object
+is touched for a request that merely got its next token. Filled by `put` at admission; valid until the row is released.
+
+Lengths of a row, all in tokens of its sequence (prompt and output):
+
+    kv_len     written to the KV cache once every launched step has run
+    known_len  known on the host: the prompt and the outputs whose results were processed
+    max_len    where the sequence ends by length
+
+The step that brings kv_len to k samples token k (counted from 0), so a row with kv_len + 1 >= max_len needs no further step.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from jaxserve.messages import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, SPACES_BETWEEN_SPECIAL_TOKENS
+from jaxserve.scheduler.req import Req
+from jaxserve.types import MAX_STOP_TOKEN_IDS
+
+# Requests that do not stream still send this often: it bounds what one message to the detokenizer can hold (SGLang's number).
+FORCED_SEND_INTERVAL_TOKENS = 50
+NO_TOKEN = -2  # not a token id, and not the -1 of a NaN result
+
+
+class RowFlag(enum.IntFlag):
+    SAMPLING = 1  # not greedy
+    ADJUSTING = 2  # penalties, logit_bias or min_new_tokens
+    LOGPROBS = 4
+    TOP_LOGPROBS = 8
+    EOS_STOPS = 16
+    OWN_STOP_IDS = 32
+    STOP_TEXT = 64
+    UNANNOUNCED = 128  # nothing was sent yet: the next message carries what the detokenizer must know
+
+
+class RowTable:
+    def __init__(self, max_rows: int, context_len: int, default_stream_interval: int) -> None:
+        self._default_stream_interval = default_stream_interval
+        # Not cleared: the operating system provides pages of this large table only where rows were really used.
+        self.tokens = np.empty((max_rows, context_len), np.int32)
+        self.reqs: list[Req | None] = [None] * max_rows
+        self.rids: list[str] = [""] * max_rows
+        self.alive = np.zeros(max_rows, bool)  # the row's request wants more tokens; False: it waits for its last step
+        self.in_flight = np.zeros(max_rows, np.int32)  # launched, unprocessed steps that name the row
+        self.kv_len = np.zeros(max_rows, np.int32)
+        self.known_len = np.zeros(max_rows, np.int32)
+        self.prompt_len = np.zeros(max_rows, np.int32)
+        self.max_len = np.zeros(max_rows, np.int32)
+        self.cached_len = np.zeros(max_rows, np.int32)
+        self.sent_len = np.zeros(max_rows, np.int32)  # output tokens sent
+        self.send_at_len = np.zeros(max_rows, np.int32)  # output tokens at which the next message is due
+        self.send_every = np.zeros(max_rows, np.int32)
+        self.decode_flags = np.zeros(max_rows, np.uint8)  # as in BatchTokenIDOut
+        self.flags = np.zeros(max_rows, np.uint8)  # RowFlag bits
+        self.ignores_eos = np.zeros(max_rows, bool)
+        self.own_stop_ids = np.full((max_rows, MAX_STOP_TOKEN_IDS), NO_TOKEN, np.int32)
+
+    def put(self, req: Req) -> None:
+        """Fills the row of a request that was just admitted (again)."""
+        row, fill_len = req.row, req.fill_len
+        assert self.reqs[row] is None and not self.in_flight[row], f"row {row} of {req.rid} is not free"
+        assert req.lease is not None
+        self.reqs[row], self.rids[row] = req, req.rid
+        self.tokens[row, : req.prompt_len] = req.prompt_ids
+        self.tokens[row, req.prompt_len : fill_len] = req.output_ids
+        self.alive[row] = True
+        self.kv_len[row] = req.lease.prefix_len
+        self.known_len[row] = fill_len
+        self.prompt_len[row] = req.prompt_len
+        self.max_len[row] = req.max_len
+        self.cached_len[row] = req.cached_len
+        self.sent_len[row] = req.sent_len
+        every = self._default_stream_interval if req.sampling.stream_interval is None else req.sampling.stream_interval
+        self.send_every[row] = every if req.stream else FORCED_SEND_INTERVAL_TOKENS
+        is_first_streamed = req.stream and not req.sent_len
+        self.send_at_len[row] = 1 if is_first_streamed else req.sent_len + self.send_every[row]
+        self.decode_flags[row] = decode_flags(req)
+        self.flags[row] = _row_flags(req)
+        self.ignores_eos[row] = req.sampling.ignore_eos
+        self.own_stop_ids[row] = NO_TOKEN
+        self.own_stop_ids[row, : len(req.own_stop_ids)] = req.own_stop_ids
+
+    def clear(self, row: int) -> None:
+        assert not self.in_flight[row], f"row {row} ({self.rids[row]}) is named by {self.in_flight[row]} launched steps"
+        self.reqs[row], self.rids[row] = None, ""
+        self.alive[row] = False
+        self.flags[row] = 0
+
+    def req(self, row: int) -> Req:
+        req = self.reqs[row]
+        assert req is not None, f"row {row} holds no request"
+        return req
+
+    def output_ids(self, row: int, start: int = 0) -> np.ndarray:
+        """The known outputs of a row from output `start` on; a view."""
+        return self.tokens[row, int(self.prompt_len[row]) + start : int(self.known_len[row])]
+
+
+def decode_flags(req: Req) -> int:
+    sampling = req.sampling
+    return (
+        SKIP_SPECIAL_TOKENS * sampling.skip_special_tokens
+        | SPACES_BETWEEN_SPECIAL_TOKENS * sampling.spaces_between_special_tokens
+        | NO_STOP_TRIM * sampling.no_stop_trim
+    )
+
+
+def _row_flags(req: Req) -> RowFlag:
+    sampling, flags = req.sampling, RowFlag(0)
+    if not sampling.is_greedy:
+        flags |= RowFlag.SAMPLING
+    if sampling.has_penalties or sampling.logit_bias or sampling.min_new_tokens:
+        flags |= RowFlag.ADJUSTING
+    if req.logprobs is not None:
+        flags |= RowFlag.LOGPROBS
+        if req.logprobs.top_num:
+            flags |= RowFlag.TOP_LOGPROBS
+    if not sampling.ignore_eos:
+        flags |= RowFlag.EOS_STOPS
+    if len(req.own_stop_ids):
+        flags |= RowFlag.OWN_STOP_IDS
+    if req.stop_text is not None:
+        flags |= RowFlag.STOP_TEXT
+    if not req.announced:
+        flags |= RowFlag.UNANNOUNCED
+    return flags

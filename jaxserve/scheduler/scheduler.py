@@ -1,0 +1,399 @@
+"""Scheduler: owns the queues and the cache, and turns messages into steps and results into messages.
+
+    handle(message)      requests into the waiting queue, aborts, control requests
+    next_batch()         who takes part in the next step: prefill or decode, see `turns`
+    launch(batch)        starts it; never waits
+    process_results()    waits for launched steps, in order, and sends what they produced
+
+Who calls these in which order is `loop`'s business. It works against the Runner protocol with NumPy only: no JAX, no sockets,
+and of the tokenizer only `decode` for stop strings. Each request it was given gets exactly one terminal message.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxserve.cache.manager import CacheManager
+from jaxserve.config import ServerArgs
+from jaxserve.messages import (
+    AbortReq,
+    BatchTokenizedGenerateReqInput,
+    DetokenizerInput,
+    FlushCacheReqInput,
+    FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetInternalStateReqOutput,
+    Message,
+    ShutdownReq,
+    TokenizedGenerateReqInput,
+    TokenizerInput,
+)
+from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
+from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
+from jaxserve.scheduler.dispatcher import Dispatcher
+from jaxserve.scheduler.intake import Intake
+from jaxserve.scheduler.outputs import OutputSender
+from jaxserve.scheduler.policy import SchedulePolicy
+from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
+from jaxserve.scheduler.req import Req, RequestState
+from jaxserve.scheduler.residents import Residents
+from jaxserve.scheduler.results import ResultProcessor
+from jaxserve.scheduler.rows import RowTable
+from jaxserve.scheduler.runner import Runner
+from jaxserve.scheduler.step_log import Load, StepLog
+from jaxserve.scheduler.stops import StopTextDecoder
+from jaxserve.scheduler.token_ratio import NewTokenRatio
+from jaxserve.scheduler.turns import Turns
+from jaxserve.scheduler.waiting import WaitingQueue
+from jaxserve.types import FinishReason
+
+logger = logging.getLogger(__name__)
+
+# Time-outs are looked at this often; looking at every request in every step would cost more than it gives.
+TIMER_INTERVAL_S = 0.05
+
+QUEUE_FULL_MESSAGE = "The request queue is full."
+ABORT_MESSAGE = "The request was aborted."
+UNAVAILABLE = "ServiceUnavailableError"
+
+
+class OutputSink(Protocol):
+    def send_output(self, message: DetokenizerInput) -> None: ...
+
+    def send_reply(self, message: TokenizerInput) -> None: ...
+
+
+class Scheduler:
+    def __init__(
+        self,
+        args: ServerArgs,
+        runner: Runner,
+        decoder: StopTextDecoder | None,
+        sink: OutputSink,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`decoder` may be None: then requests with stop strings are refused. `clock` is for time-outs and rates,
+        `wall_clock` for the Unix times in replies."""
+        spec = runner.spec
+        self._args = args
+        self._runner = runner
+        self._sink = sink
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._limits = prefill_limits(args, spec)
+        by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
+        self.cache = CacheManager(
+            spec.num_pages,
+            spec.page_size,
+            spec.max_rows,
+            spec.max_pages_per_row,
+            eviction_policy=args.radix_eviction_policy,
+            disable_radix=args.disable_radix_cache,
+        )
+        self._table = RowTable(spec.max_rows, spec.context_len, args.stream_interval)
+        self._waiting = WaitingQueue(args.max_queued_requests, by_urgency)
+        self._residents = Residents(self.cache, self._table)
+        self._decode = DecodeSet(self._table)
+        self._ratio = NewTokenRatio(args.schedule_conservativeness)
+        self._turns = Turns(args.prefill_decode_interval)
+        self._intake = Intake(args, spec, decoder, clock, wall_clock)
+        self._outputs = OutputSender(self._table, sink.send_output, wall_clock)
+        self._results = ResultProcessor(spec, self._table, self._residents, self._outputs, self._finish, wall_clock)
+        self._builder = StepBuilder(self._table)
+        self._memory = DecodeMemory(
+            self.cache, self._table, self._residents, self._waiting, self._decode, self._ratio,
+            retraction_policy=args.retraction_policy, settle=self.settle,
+        )  # fmt: skip
+        self._prefill = PrefillPlanner(
+            args, self._limits, self.cache, self._table, self._residents, self._waiting,
+            SchedulePolicy(args.schedule_policy, self.cache, by_urgency, np.random.default_rng(args.random_seed)),
+            self._decode, self._memory, self._ratio, self.settle,
+        )  # fmt: skip
+        self._log = StepLog(args.decode_log_interval, self._load, clock)
+        self._live: dict[str, Req] = {}  # by rid: waiting or resident, not finished
+        self._in_flight: collections.deque[tuple[ScheduleBatch, Any]] = collections.deque()
+        self._flushes: list[tuple[float, FlushCacheReqInput]] = []  # waiting for idleness, with the time to give up
+        self._next_timer_s = 0.0
+        self._is_shutting_down = False
+        self._dispatcher = Dispatcher(
+            {
+                TokenizedGenerateReqInput: self._on_request,
+                BatchTokenizedGenerateReqInput: self._on_batch,
+                AbortReq: self._on_abort,
+                FlushCacheReqInput: self._on_flush_cache,
+                GetInternalStateReq: self._on_get_internal_state,
+                ShutdownReq: self._on_shutdown,
+            }
+        )
+
+    # --- state
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing to do until a message comes."""
+        return self._holds_nothing and not self._flushes
+
+    @property
+    def _holds_nothing(self) -> bool:
+        return not self._in_flight and not len(self._waiting) and not len(self._residents)
+
+    @property
+    def is_drained(self) -> bool:
+        """Shutdown was asked for and all is answered."""
+        return self._is_shutting_down and self.is_idle
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def _load(self) -> Load:
+        return Load(
+            num_running=len(self._residents),
+            num_waiting=len(self._waiting),
+            pending_tokens=self._waiting.pending_tokens,
+            used_tokens=self.cache.used_tokens,
+            total_tokens=self._runner.spec.max_total_tokens,
+        )
+
+    def internal_state(self) -> dict[str, Any]:
+        load, spec = self._load(), self._runner.spec
+        return {
+            "num_running_reqs": load.num_running,
+            "num_waiting_reqs": load.num_waiting,
+            "num_pending_tokens": load.pending_tokens,
+            "num_used_tokens": load.used_tokens,
+            "num_cached_tokens": self.cache.evictable_tokens + self.cache.protected_tokens,
+            "token_usage": load.token_usage,
+            "new_token_ratio": self._ratio.value,
+            "last_gen_throughput": self._log.gen_throughput,
+            "num_retractions": self._memory.num_retracted,
+            "num_preemptions": self._prefill.num_preempted,
+            "max_total_num_tokens": spec.max_total_tokens,
+            "max_running_requests": self._limits.max_running,
+            "context_len": spec.context_len,
+            "page_size": spec.page_size,
+            "prefill_step_tokens": self._limits.step_tokens,
+            **vars(self._log.counters),
+            "runner": self._runner.internal_state(),
+        }
+
+    # --- messages
+
+    def handle(self, message: Message) -> None:
+        self._dispatcher.dispatch(message)
+        self._outputs.flush()
+
+    def _on_batch(self, message: BatchTokenizedGenerateReqInput) -> None:
+        for one in message.batch:
+            self._on_request(one)
+
+    def _on_request(self, message: TokenizedGenerateReqInput) -> None:
+        self._log.counters.num_requests += 1
+        if self._is_shutting_down:
+            return self._reject(message, FinishReason.abort("The server is shutting down.", 503, UNAVAILABLE))
+        if message.rid in self._live:
+            logger.error("Request id %s is in use; the newcomer is refused.", message.rid)
+            return self._reject(
+                message, FinishReason.abort(f"The request id {message.rid!r} is in use.", 400, "BadRequestError")
+            )
+        try:
+            req = self._intake.build(message)
+        except ValueError as err:
+            return self._reject(message, FinishReason.abort(str(err), 400, "BadRequestError"))
+        self._live[req.rid] = req
+        displaced = self._waiting.push(req)
+        if displaced is not None:  # not in the queue any more, or never was
+            self._finish(displaced, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
+        return None
+
+    def _reject(self, message: TokenizedGenerateReqInput, reason: FinishReason) -> None:
+        self._log.counters.num_aborted += 1
+        self._outputs.add_rejected(message.rid, len(message.input_ids), reason)
+
+    def _on_abort(self, message: AbortReq) -> None:
+        if message.abort_all:
+            wanted = list(self._live.values())
+        elif message.exact:
+            wanted = [self._live[message.rid]] if message.rid in self._live else []
+        else:
+            wanted = [req for rid, req in self._live.items() if message.rid and rid.startswith(message.rid)]
+        self._end_all(wanted, FinishReason.abort(ABORT_MESSAGE))
+
+    def _on_flush_cache(self, message: FlushCacheReqInput) -> None:
+        self._flushes.append((self._clock() + message.timeout_s, message))
+        self._serve_flushes()
+
+    def _on_get_internal_state(self, message: GetInternalStateReq) -> None:
+        self._sink.send_reply(GetInternalStateReqOutput(request_id=message.request_id, state=self.internal_state()))
+
+    def _on_shutdown(self, message: ShutdownReq) -> None:
+        self._is_shutting_down = True
+
+    # --- steps
+
+    def next_batch(self) -> ScheduleBatch | None:
+        """Who takes part in the next step. Rows and pages are taken: a batch returned must be launched."""
+        self._decode.drop_finished()
+        batch = None
+        if self._turns.prefill_may_run(len(self._decode)):
+            batch = self._prefill.plan()
+        if batch is None and len(self._decode):
+            batch = self._plan_decode()
+        if batch is None and not self._in_flight and not len(self._decode):
+            self._end_stuck_request()
+        return batch
+
+    def launch(self, batch: ScheduleBatch) -> None:
+        step = self._builder.build(batch, self.cache.drain_page_updates())
+        handle = self._runner.launch(step)
+        self._in_flight.append((batch, handle))
+        self._residents.launched(batch.rows)
+        self._table.kv_len[batch.rows] = step.seq_lens
+        if batch.items:
+            self._book_prefill(batch)
+        if len(batch.decode_rows):
+            self._ratio.after_decode()
+            self._turns.after_decode()
+            self._prefill.num_decode_steps += 1
+        self._decode.drop_complete()
+        self._log.launched(batch)
+
+    def process_results(self, keep: int = 0) -> None:
+        """Takes in the results of launched steps, oldest first, until `keep` are left in flight. Waits for them."""
+        while len(self._in_flight) > keep:
+            batch, handle = self._in_flight[0]
+            output = self._runner.fetch(handle)
+            self._in_flight.popleft()
+            self._log.counters.generated_tokens += self._results.process(batch, output)
+
+    def settle(self) -> None:
+        """After this no step is in flight and everything that was sampled is known."""
+        self.process_results(keep=0)
+
+    def _plan_decode(self) -> ScheduleBatch | None:
+        if not self._memory.grow():
+            last = self._memory.make_room()
+            if last is not None:
+                self._make_last_room(last)
+        return ScheduleBatch(decode_rows=self._decode.rows) if len(self._decode) else None
+
+    def _make_last_room(self, last: Req) -> None:
+        """One running request is left and lacks a page. A half-computed prompt gives way; else it cannot go on."""
+        chunk = self._prefill.open_chunk
+        if chunk is not None:
+            self._memory.retract([chunk])
+            if self._memory.grow():
+                return
+        self._end(
+            last, FinishReason.abort("The KV cache is full even with all other requests retracted.", 500, "OutOfMemoryError")
+        )
+        self._decode.drop_finished()
+        self._outputs.flush()
+
+    def _book_prefill(self, batch: ScheduleBatch) -> None:
+        """What launching a prefill step changes at once: prompts are shared, complete ones go on to decode."""
+        complete: list[int] = []
+        for item in batch.items:
+            req = item.req
+            assert req.lease is not None
+            self.cache.commit(req.lease, self._table.tokens[item.row, : item.end])
+            if not req.first_scheduled_s:
+                req.first_scheduled_s = self._wall_clock()
+                req.running_since_s = self._clock()
+            if item.is_last:
+                req.move_to(RequestState.DECODE)
+                complete.append(item.row)
+        self._decode.join(complete)
+        self._turns.after_prefill(has_decode_rows=len(batch.decode_rows) > 0)
+
+    def _end_stuck_request(self) -> None:
+        """Nothing runs and nothing could be scheduled: whoever is first in line can never be served. Intake refuses such
+        requests, so this is a bug; one clear answer is better than a server that hangs."""
+        first = self._prefill.open_chunk or next(iter(self._waiting), None)
+        if first is None:
+            return
+        logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self._load())
+        self._end(first, FinishReason.abort("The request could not be scheduled.", 500, "InternalServerError"))
+        self._outputs.flush()
+
+    # --- the end of requests
+
+    def _end(self, req: Req, reason: FinishReason) -> None:
+        self._end_all([req], reason)
+
+    def _end_all(self, reqs: Sequence[Req], reason: FinishReason) -> None:
+        """In whatever state they are."""
+        waiting = [req for req in reqs if req.state is RequestState.WAITING]
+        if waiting:
+            self._waiting.remove(waiting)
+        for req in reqs:
+            self._finish(req, reason)
+
+    def _finish(self, req: Req, reason: FinishReason) -> None:
+        """The one way out for every request: its terminal message, the books, and its row as soon as no step needs it."""
+        del self._live[req.rid]
+        self._outputs.add_ended(req, reason)
+        counters = self._log.counters
+        if reason.type == "abort":
+            counters.num_aborted += 1
+        else:
+            counters.num_finished += 1
+            counters.prompt_tokens += req.prompt_len
+            counters.cached_tokens += req.cached_len
+        if req.lease is not None:
+            self._residents.finish(req, reason)
+        else:
+            req.finish(reason)
+
+    # --- timers and idleness
+
+    def check_timers(self) -> None:
+        """Time-outs of requests and of flushes that wait for idleness; cheap, meant for every round of the loop."""
+        now = self._clock()
+        if now < self._next_timer_s and not (self._flushes and self._holds_nothing):
+            return
+        self._next_timer_s = now + TIMER_INTERVAL_S
+        waiting_limit, running_limit = self._args.request_waiting_timeout_s, self._args.request_running_timeout_s
+        if waiting_limit is not None:
+            late = self._waiting.find(lambda r: not r.num_retractions and now - r.waiting_since_s > waiting_limit)
+            message = f"The request waited longer than {waiting_limit:g} s in the queue."
+            self._end_all(late, FinishReason.abort(message, 503, UNAVAILABLE))
+        if running_limit is not None:
+            late = [r for r in self._live.values() if r.running_since_s and now - r.running_since_s > running_limit]
+            message = f"The request ran longer than {running_limit:g} s."
+            self._end_all(late, FinishReason.abort(message, 503, UNAVAILABLE))
+        self._outputs.flush()
+        self._serve_flushes()
+
+    def on_idle(self) -> None:
+        """Once after all requests are done: resets what adapts to load and compares the cache's books."""
+        self._ratio.reset()
+        self._log.idle()
+        report = self.cache.check()
+        if not report.is_clean:
+            logger.error("%s. Repaired; serving goes on.", report.describe())
+            self._log.counters.num_leaks_repaired += 1
+            self.cache.repair(report)
+
+    def _serve_flushes(self) -> None:
+        """Answers flush requests: at once when idle, with a refusal when their time is over."""
+        if not self._flushes:
+            return
+        success = self._holds_nothing and self.cache.flush()
+        now, kept = self._clock(), []
+        for give_up_s, message in self._flushes:
+            if not success and now < give_up_s:
+                kept.append((give_up_s, message))
+                continue
+            load = self._load()
+            text = "" if success else f"{load.num_running} requests are running and {load.num_waiting} are waiting."
+            self._sink.send_reply(FlushCacheReqOutput(request_id=message.request_id, success=success, message=text))
+        self._flushes = kept

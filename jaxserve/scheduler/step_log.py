@@ -1,0 +1,103 @@
+"""StepLog: counters since the start, and SGLang's log lines per prefill batch and per `decode_log_interval` decode steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+
+from jaxserve.scheduler.batch import ScheduleBatch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Counters:
+    """Since the scheduler started."""
+
+    num_requests: int = 0  # accepted or not
+    num_finished: int = 0  # by stop or length
+    num_aborted: int = 0  # refused ones included
+    prompt_tokens: int = 0  # of finished requests
+    cached_tokens: int = 0  # of those, taken from the radix tree
+    generated_tokens: int = 0
+    prefill_tokens: int = 0  # computed; recomputed ones after a retraction count again
+    num_prefill_steps: int = 0
+    num_decode_steps: int = 0
+    num_leaks_repaired: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """How full the scheduler is right now."""
+
+    num_running: int
+    num_waiting: int
+    pending_tokens: int  # prompt tokens in the waiting queue
+    used_tokens: int  # KV held by running requests
+    total_tokens: int
+
+    @property
+    def token_usage(self) -> float:
+        return self.used_tokens / self.total_tokens
+
+
+class StepLog:
+    def __init__(self, decode_log_interval: int, load: Callable[[], Load], clock: Callable[[], float]) -> None:
+        self.counters = Counters()
+        self._interval = decode_log_interval
+        self._load = load
+        self._clock = clock
+        self._last_prefill_s = self._last_decode_s = clock()
+        self._generated_at_last = 0
+        self.gen_throughput = 0.0  # tokens per second over the last logged interval
+
+    def launched(self, batch: ScheduleBatch) -> None:
+        if batch.items:
+            self._prefill(batch)
+        if len(batch.decode_rows):
+            self.counters.num_decode_steps += 1
+            if self.counters.num_decode_steps % self._interval == 0:
+                self._decode()
+
+    def idle(self) -> None:
+        """The time until the next step is not to count as slow generation."""
+        self._last_prefill_s = self._last_decode_s = self._clock()
+        self._generated_at_last = self.counters.generated_tokens
+
+    def _prefill(self, batch: ScheduleBatch) -> None:
+        self.counters.num_prefill_steps += 1
+        self.counters.prefill_tokens += batch.num_prefill_tokens
+        now = self._clock()
+        elapsed_s, self._last_prefill_s = now - self._last_prefill_s, now
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        load = self._load()
+        logger.info(
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
+            "#queue-req: %d, #pending-token: %d, input throughput (token/s): %.2f",
+            len(batch.items),
+            batch.num_prefill_tokens,
+            sum(item.start for item in batch.items if item.is_new),
+            load.token_usage,
+            load.num_running,
+            load.num_waiting,
+            load.pending_tokens,
+            batch.num_prefill_tokens / max(elapsed_s, 1e-9),
+        )
+
+    def _decode(self) -> None:
+        now = self._clock()
+        elapsed_s, self._last_decode_s = now - self._last_decode_s, now
+        generated = self.counters.generated_tokens
+        self.gen_throughput = (generated - self._generated_at_last) / max(elapsed_s, 1e-9)
+        self._generated_at_last = generated
+        load = self._load()
+        logger.info(
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, #queue-req: %d",
+            load.num_running,
+            load.used_tokens,
+            load.token_usage,
+            self.gen_throughput,
+            load.num_waiting,
+        )

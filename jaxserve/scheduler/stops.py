@@ -1,0 +1,71 @@
+"""Stop strings and stop patterns: does the newest token complete one?
+
+Only the tail of the output is decoded. A stop string of B bytes spans at most B tokens that show text, and every token is
+checked when it arrives, so a match ends in the newest token's text and the last B tokens (plus slack for tokens without text
+and for characters split between tokens) always hold it. A pattern has no such bound: it sees the last `REGEX_TAIL_CHARS`
+characters.
+
+Trimming the text is the detokenizer's business; this module only says what matched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import regex
+
+TAIL_SLACK_TOKENS = 8
+REGEX_TAIL_CHARS = 256
+# A user's pattern must not be able to stall everybody: the search gives up after this time and the request is aborted.
+REGEX_TIMEOUT_S = 0.05
+
+
+class StopTextDecoder(Protocol):
+    """The part of a tokenizer the scheduler needs."""
+
+    def decode(self, token_ids: list[int]) -> str: ...
+
+
+class SlowStopPatternError(Exception):
+    """A stop pattern took too long on a short text."""
+
+
+class StopTextMatcher:
+    """The stop strings and patterns of one request."""
+
+    def __init__(self, decoder: StopTextDecoder, stops: Sequence[str], patterns: Sequence[str]) -> None:
+        """Raises ValueError with a sentence if a pattern is not a regular expression."""
+        self._decoder = decoder
+        self._stops = tuple(stops)
+        self._patterns = tuple(_compile(pattern) for pattern in patterns)
+        longest = max((len(stop.encode()) for stop in stops), default=0)
+        self._tail_tokens = TAIL_SLACK_TOKENS + max(longest, REGEX_TAIL_CHARS if patterns else 0)
+
+    def match(self, output_ids: np.ndarray) -> str | None:
+        """The text that the newest of `output_ids` completed: a stop string, or what a pattern matched."""
+        text = self._decoder.decode(output_ids[-self._tail_tokens :].tolist())
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            return min(found)[1]
+        return self._match_patterns(text[-REGEX_TAIL_CHARS:]) if self._patterns else None
+
+    def _match_patterns(self, text: str) -> str | None:
+        for pattern in self._patterns:
+            try:
+                for match in pattern.finditer(text, timeout=REGEX_TIMEOUT_S):
+                    if match.group():  # a pattern that also matches nothing would stop everything at once
+                        return str(match.group())
+            except TimeoutError as err:
+                raise SlowStopPatternError(
+                    f"stop_regex {pattern.pattern!r} took longer than {REGEX_TIMEOUT_S} s on {len(text)} characters."
+                ) from err
+        return None
+
+
+def _compile(pattern: str) -> Any:
+    try:
+        return regex.compile(pattern)
+    except regex.error as err:
+        raise ValueError(f"stop_regex {pattern!r} is not a regular expression: {err}.") from err

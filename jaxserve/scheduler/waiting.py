@@ -1,0 +1,77 @@
+"""WaitingQueue: the requests that hold nothing yet, in order of arrival; retracted ones stand in front.
+
+It keeps the queue's limit and counts its tokens. Which request goes next is the policy's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxserve.scheduler.req import Req, RequestState
+
+
+class WaitingQueue:
+    def __init__(self, max_len: int | None, evicts_by_priority: bool) -> None:
+        """With `evicts_by_priority` a full queue gives up its least urgent request for a more urgent newcomer."""
+        self._max_len = max_len
+        self._evicts_by_priority = evicts_by_priority
+        self._items: list[Req] = []
+        self.pending_tokens = 0  # to prefill, not counting what the cache will spare
+        self.num_pushed = 0  # ever; a change may unblock a policy that reorders
+        self.num_removed = 0  # ever, without having been admitted
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Req]:
+        return iter(self._items)
+
+    @property
+    def items(self) -> list[Req]:
+        """The queue itself, to read."""
+        return self._items
+
+    def push(self, req: Req) -> Req | None:
+        """Adds a newcomer. Returns the request that finds no place: None, the newcomer, or the one it displaced."""
+        if self._max_len is None or len(self._items) < self._max_len:
+            self._append(req)
+            return None
+        worst = self._least_urgent()
+        if worst is None or worst.urgency >= req.urgency:
+            return req
+        self.remove([worst])
+        self._append(req)
+        return worst
+
+    def push_front(self, reqs: Sequence[Req]) -> None:
+        """Puts retracted requests, in the order they once arrived, before all others."""
+        self._items[:0] = sorted(reqs, key=lambda req: req.arrival)
+        self.pending_tokens += sum(req.fill_len for req in reqs)
+        self.num_pushed += len(reqs)
+
+    def remove(self, reqs: Sequence[Req]) -> None:
+        """Takes out requests that end without having been admitted."""
+        gone = set(map(id, reqs))
+        self._items = [req for req in self._items if id(req) not in gone]
+        self.pending_tokens -= sum(req.fill_len for req in reqs)
+        self.num_removed += len(gone)
+
+    def drop_admitted(self, admitted: Sequence[Req]) -> None:
+        """Takes out those that hold a row now."""
+        self._items = [req for req in self._items if req.state is RequestState.WAITING]
+        self.pending_tokens -= sum(req.fill_len for req in admitted)
+
+    def find(self, wanted: Callable[[Req], bool]) -> list[Req]:
+        return [req for req in self._items if wanted(req)]
+
+    def _append(self, req: Req) -> None:
+        self._items.append(req)
+        self.pending_tokens += req.fill_len
+        self.num_pushed += 1
+
+    def _least_urgent(self) -> Req | None:
+        """The latest of the least urgent. A retracted request has given out tokens already and keeps its place."""
+        if not self._evicts_by_priority:
+            return None
+        fresh = [req for req in reversed(self._items) if not req.num_retractions]
+        return min(fresh, key=lambda req: req.urgency, default=None)

@@ -1,0 +1,52 @@
+"""Watchdog: ends a process whose work hangs, with a clear message, instead of leaving its clients to wait for ever.
+
+The loop says when it begins a piece of work and when it is done (`working`); a thread looks whether the current piece has taken
+longer than the limit. Waiting for requests is not work. What "end" means is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+logger = logging.getLogger(__name__)
+
+
+class Watchdog:
+    def __init__(
+        self, timeout_s: float, on_timeout: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`on_timeout` is called once, in the watchdog's thread, with one sentence."""
+        self._timeout_s = timeout_s
+        self._on_timeout = on_timeout
+        self._clock = clock
+        self._began_s: float | None = None  # when the current piece of work began; None between two
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        self._began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._began_s = None
+
+    def _watch(self) -> None:
+        while not self._stop.wait(min(self._timeout_s / 4, 1.0)):
+            began_s = self._began_s
+            if began_s is not None and self._clock() - began_s > self._timeout_s:
+                message = f"One scheduler step took longer than {self._timeout_s:g} s (--watchdog-timeout); giving up."
+                logger.critical(message)
+                self._on_timeout(message)
+                return
