@@ -1,0 +1,142 @@
+"""The sockets between the processes: where they lie, how a message is sent, and how it reaches its handler.
+
+Three ZMQ PULL sockets, one per receiving process, in a folder that only this user can open. Senders connect with PUSH and
+never block: there is no high-water mark, because a sender that waits for its receiver could wait for itself. The contents of
+messages are none of this module's business; it only knows `jaxserve.messages.encode` and `decoder`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from jaxserve.messages import Message, decoder, encode
+
+logger = logging.getLogger(__name__)
+
+# What sockaddr_un holds on Linux (108) and macOS (104), without the closing NUL. The smaller of both: one rule everywhere.
+LONGEST_SOCKET_PATH = 103
+# How long a closing sender waits for its last messages to leave.
+LINGER_MS = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class IpcPaths:
+    """The private folder of one running engine, and the addresses of its sockets in there."""
+
+    folder: Path
+
+    @staticmethod
+    def create() -> IpcPaths:
+        """A new folder with mode 0700. Raises ValueError if the system's temporary folder has too long a name for sockets."""
+        folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))
+        paths = IpcPaths(folder)
+        length = max(len(os.fsencode(a.removeprefix("ipc://"))) for a in (paths.scheduler, paths.detokenizer, paths.tokenizer))
+        if length > LONGEST_SOCKET_PATH:
+            paths.remove()
+            raise ValueError(
+                f"The temporary folder {folder.parent} makes socket paths of {length} bytes; the system's limit is "
+                f"{LONGEST_SOCKET_PATH}. Set TMPDIR to a shorter path."
+            )
+        return paths
+
+    @property
+    def scheduler(self) -> str:
+        return f"ipc://{self.folder / 'scheduler.ipc'}"
+
+    @property
+    def detokenizer(self) -> str:
+        return f"ipc://{self.folder / 'detokenizer.ipc'}"
+
+    @property
+    def tokenizer(self) -> str:
+        return f"ipc://{self.folder / 'tokenizer.ipc'}"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Receiver:
+    """The receiving end of one process. Frames that are no message of the expected kinds are logged and dropped."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, kinds: Any) -> None:
+        self._socket = context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(address)
+        self._decoder = decoder(kinds)
+        self._name = address.rsplit("/", 1)[-1]
+
+    @property
+    def fd(self) -> int:
+        """Readable when messages may be waiting; edge-triggered, so read on until `receive` returns fewer than it may."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def receive(self, most: int = 1024) -> list[Any]:
+        """All messages that are waiting, up to `most`. Never blocks."""
+        messages: list[Any] = []
+        while len(messages) < most:
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                messages.append(self._decoder.decode(frame))
+            except (msgspec.MsgspecError, ValueError, TypeError) as error:
+                logger.error("Dropped a malformed frame of %d bytes on %s: %s", len(frame), self._name, error)
+        return messages
+
+    def wait(self, timeout_s: float) -> bool:
+        """Blocks until a message is waiting, or the time is over."""
+        return bool(self._socket.poll(max(0, round(timeout_s * 1000)), zmq.POLLIN))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Sender:
+    """The sending end towards one process. Like every ZMQ socket it belongs to one thread."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, linger_ms: int = LINGER_MS) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, linger_ms)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        self._socket.connect(address)
+
+    def send(self, message: Message) -> None:
+        self._socket.send(encode(message), zmq.NOBLOCK)
+
+    def close(self, linger_ms: int | None = None) -> None:
+        self._socket.close(linger_ms)
+
+
+class Dispatcher:
+    """Message type -> handler, one dict lookup."""
+
+    def __init__(self, handlers: Mapping[type[Message], Callable[[Any], None]]) -> None:
+        self._handlers = dict(handlers)
+
+    def __call__(self, message: Message) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            logger.error("No handler for a message of type %s; it was dropped.", type(message).__name__)
+            return
+        handler(message)
+
+
+def send_once(address: str, message: Message) -> None:
+    """Sends from a thread that owns no socket, such as a watchdog: opens one, waits for it to deliver, closes it."""
+    with zmq.Context() as context:
+        sender = Sender(context, address)
+        sender.send(message)
+        sender.close()

@@ -1,0 +1,297 @@
+"""`jaxserve.Engine`: the whole engine behind Python calls, without HTTP.
+
+The same pipeline as the server's, with its asyncio loop on a background thread. Every method may be called from any thread,
+the async ones from any loop. Arguments and results are SGLang's: text or input_ids, one or a list; a dict or a list of dicts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import uvloop
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.native_input import NativeRequest, build_generate_request
+from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.replies import GenerateReply
+from jaxserve.server.requests import GenerationChunk, RequestError
+from jaxserve.server.workers import WorkerCommand, WorkerDiedError
+from jaxserve.types import SamplingParams
+
+T = TypeVar("T")
+Reply = dict[str, Any]
+
+_DRAIN_S = 0.0  # shutdown() does not wait for requests: whoever calls it has what it wanted
+
+
+class EngineError(RuntimeError):
+    """The engine cannot start, or has ended: the text is the reason."""
+
+
+class Engine:
+    """Takes the fields of ServerArgs as keyword arguments. A context manager; `shutdown` also runs at exit.
+
+    Raises ValueError for what the caller can mend (an option, a checkpoint) and EngineError for anything else.
+    """
+
+    def __init__(
+        self,
+        model_path: str = "",
+        *,
+        server_args: ServerArgs | None = None,
+        worker_commands: Sequence[WorkerCommand] | None = None,
+        **options: Any,
+    ) -> None:
+        """`worker_commands`: other worker processes than jaxserve's own, for tests."""
+        if server_args is None:
+            options.setdefault("log_level", "warning")
+            server_args = ServerArgs(model_path=model_path, **options)
+        elif model_path or options:
+            raise ValueError("Give either server_args or single options, not both.")
+        self.server_args = server_args
+        self._pipeline = Pipeline(server_args, worker_commands)
+        self._loop = uvloop.new_event_loop()
+        self._watch: asyncio.Task[Any] | None = None
+        self._closed = False
+        self._close_lock = threading.Lock()
+        # The workers are started on this thread and end with it: it lives until shutdown.
+        self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="jaxserve-engine", daemon=True)
+        self._thread.start()
+        self._at_exit = _shutdown_at_exit(self)
+        try:
+            self._call(self._start())
+        except BaseException as error:
+            self.shutdown()
+            if isinstance(error, WorkerDiedError):
+                raise (ValueError if error.is_user_error else EngineError)(str(error)) from None
+            raise
+
+    # --- generating
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: Mapping[str, Any] | SamplingParams | list[Any] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        return_logprob: bool = False,
+        top_logprobs_num: int = 0,
+        stream: bool = False,
+        rid: str | list[str] | None = None,
+        priority: int | None = None,
+        **fields: Any,
+    ) -> Reply | list[Reply] | Iterator[Reply]:
+        """A reply, a list of replies for a list of prompts or n > 1, or an iterator of replies so far if `stream`.
+
+        `fields` are further fields of POST /generate. Raises RequestError for a request that cannot be served.
+        """
+        request = self._request(
+            text=prompt, sampling_params=sampling_params, input_ids=input_ids, return_logprob=return_logprob,
+            top_logprobs_num=top_logprobs_num, stream=stream, rid=rid, priority=priority, **fields,
+        )  # fmt: skip
+        if stream:
+            return self._iterate(self._stream(request))
+        return self._call(self._complete(request))
+
+    async def async_generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: Mapping[str, Any] | SamplingParams | list[Any] | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+        return_logprob: bool = False,
+        top_logprobs_num: int = 0,
+        stream: bool = False,
+        rid: str | list[str] | None = None,
+        priority: int | None = None,
+        **fields: Any,
+    ) -> Reply | list[Reply] | AsyncIterator[Reply]:
+        """As `generate`, from any event loop; with `stream` the result is an async iterator. Cancelling aborts."""
+        request = self._request(
+            text=prompt, sampling_params=sampling_params, input_ids=input_ids, return_logprob=return_logprob,
+            top_logprobs_num=top_logprobs_num, stream=stream, rid=rid, priority=priority, **fields,
+        )  # fmt: skip
+        if stream:
+            return self._iterate_async(self._stream(request))
+        return await asyncio.wrap_future(self._submit(self._complete(request)))
+
+    def _request(self, **body: Any) -> NativeRequest:
+        return build_generate_request(body, self.server_args.preferred_sampling_params)
+
+    def _replies(self, request: NativeRequest) -> list[GenerateReply]:
+        req = request.req
+        token_text = (lambda token: self._pipeline.manager.decode([token], False)) if request.return_text_in_logprobs else None
+        return [
+            GenerateReply(
+                weight_version=self.server_args.weight_version,
+                return_logprob=req.return_logprob,
+                top_logprobs_num=req.top_logprobs_num,
+                token_text=token_text,
+                index=index if request.is_list and req.stream else None,
+            )
+            for index in range(req.num_sequences)
+        ]
+
+    async def _complete(self, request: NativeRequest) -> Reply | list[Reply]:
+        replies = self._replies(request)
+        async with contextlib.aclosing(self._pipeline.manager.generate(request.req)) as chunks:
+            async for chunk in chunks:
+                _raise_if_failed(chunk)
+                replies[chunk.index].add(chunk)
+        results = [reply.to_dict() for reply in replies]
+        return results if request.is_list else results[0]
+
+    async def _stream(self, request: NativeRequest) -> AsyncGenerator[Reply, None]:
+        replies = self._replies(request)
+        delta = self.server_args.incremental_streaming_output
+        async with contextlib.aclosing(self._pipeline.manager.generate(request.req)) as chunks:
+            async for chunk in chunks:
+                _raise_if_failed(chunk)
+                reply = replies[chunk.index]
+                reply.add(chunk)
+                yield reply.delta_dict() if delta else reply.to_dict()
+
+    # --- control
+
+    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
+        """Aborts every request whose rid starts with `rid`, or all of them."""
+        manager = self._pipeline.manager
+
+        async def abort() -> None:
+            if abort_all:
+                manager.abort_all()
+            else:
+                manager.abort(rid)
+
+        self._call(abort())
+
+    def flush_cache(self, timeout_s: float = 0.0) -> bool:
+        """Whether the prefix cache was emptied; it is not while requests run."""
+        return self._call(self._pipeline.manager.flush_cache(timeout_s))[0]
+
+    def get_server_info(self) -> dict[str, Any]:
+        """The options, what the workers reported, and the scheduler's state."""
+        state = self._call(self._pipeline.manager.internal_state())
+        return {**self.server_args.public_dict(), **self._pipeline.worker_info, "internal_states": [state]}
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer."""
+        return self._pipeline.manager.tokenizer.hf
+
+    @property
+    def num_live(self) -> int:
+        """Sequences that have not ended."""
+        return self._pipeline.manager.num_live
+
+    # --- life
+
+    def shutdown(self) -> None:
+        """Aborts what runs and ends the workers. May be called again."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        atexit.unregister(self._at_exit)
+        with contextlib.suppress(concurrent.futures.CancelledError):
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+
+    async def _start(self) -> None:
+        await self._pipeline.start()
+        await self._pipeline.wait_ready()
+        self._watch = asyncio.create_task(self._pipeline.watch())
+
+    async def _close(self) -> None:
+        try:
+            if self._watch is not None and self._pipeline.manager.is_ready:
+                self._watch.cancel()
+                await self._pipeline.drain(_DRAIN_S)
+        except WorkerDiedError:
+            pass  # it is gone, which is what was wanted
+        finally:
+            await self._pipeline.close()
+
+    # --- between the caller's thread or loop and ours
+
+    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        if self._closed:
+            work.close()
+            raise EngineError("The engine has been shut down.")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        future = self._submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C while waiting: the request is aborted
+            raise
+
+    def _iterate(self, replies: AsyncGenerator[Reply, None]) -> Iterator[Reply]:
+        try:
+            while (reply := self._call(_next(replies))) is not None:
+                yield reply
+        finally:
+            if not self._closed:
+                self._call(replies.aclose())
+
+    async def _iterate_async(self, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[Reply]:
+        try:
+            while (reply := await asyncio.wrap_future(self._submit(_next(replies)))) is not None:
+                yield reply
+        finally:
+            if not self._closed:
+                await asyncio.wrap_future(self._submit(replies.aclose()))
+
+
+def _raise_if_failed(chunk: GenerationChunk) -> None:
+    """An abort with a status is a failure to serve; one without was asked for and is an ordinary end."""
+    reason = chunk.finish_reason
+    if reason is not None and reason.type == "abort" and reason.status_code is not None:
+        raise RequestError(
+            reason.message or "The request was aborted.", reason.status_code, reason.err_type or "InternalServerError"
+        )
+
+
+async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
+    return await anext(replies, None)
+
+
+def _shutdown_at_exit(engine: Engine) -> Callable[[], None]:
+    """Registered with atexit, without keeping the engine alive."""
+    reference = weakref.ref(engine)
+
+    def shutdown() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.shutdown()
+
+    atexit.register(shutdown)
+    return shutdown
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()

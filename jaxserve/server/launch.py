@@ -1,0 +1,181 @@
+"""`jaxserve serve`: the HTTP server around a pipeline, with signals and an exit status.
+
+    bind the port -> start the workers -> answer HTTP (503) -> ready -> ... -> SIGTERM: drain -> exit 0
+                                                                       `----> a worker died: its reason, exit 1
+
+The port is bound before anything is started, so that a port in use costs no model load. HTTP answers from the beginning:
+/health says 503 until the warm-up request has come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.app import create_app
+from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.worker_process import configure_logging
+from jaxserve.server.workers import WorkerCommand, WorkerDiedError
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+# How long connections may take to read the last bytes of their replies when the server ends.
+_FLUSH_S = 5
+_KEEP_ALIVE_S = 30
+
+
+def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = None) -> int:
+    """Serves until a signal or a failure; returns the exit status. Call it from the main thread."""
+    configure_logging(args.log_level)
+    try:
+        listener = bind(args.host, args.port)
+    except OSError as error:
+        logger.error("%s", error)
+        return 1
+    with listener:
+        try:
+            return uvloop.run(_Server(args, listener, commands).run())
+        except KeyboardInterrupt:  # in the moment before our handlers stand
+            return 130
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError with a sentence naming host and port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except socket.gaierror as error:
+        raise OSError(f"Cannot listen on {host}:{port}: {error.strerror}.") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        hint = " Is another server running? Choose another --port." if error.errno == errno.EADDRINUSE else ""
+        raise OSError(f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}.{hint}") from error
+    return listener
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: signals are about the whole server, and `_Server` handles them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server:
+    def __init__(self, args: ServerArgs, listener: socket.socket, commands: Sequence[WorkerCommand] | None) -> None:
+        self._args = args
+        self._listener = listener
+        self._pipeline = Pipeline(args, commands, hide_torch=True)
+        self._stop = asyncio.Event()  # the first signal
+        self._hurry = asyncio.Event()  # the second
+        self._signal = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            http = self._http_server()
+            await self._pipeline.start()
+        except (ValueError, OSError) as error:
+            logger.error("%s", error)
+            await self._pipeline.close()
+            return 1
+        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        host, port = self._listener.getsockname()[:2]
+        logger.info("Listening on %s://%s:%d", "https" if self._args.ssl_certfile else "http", host, port)
+        try:
+            return await self._serve()
+        except (WorkerDiedError, ValueError) as error:
+            logger.error("%s", error)
+            return 1
+        finally:
+            await self._pipeline.close()
+            http.should_exit = True
+            await serving
+
+    async def _serve(self) -> int:
+        """Until a signal or a failure. Raises WorkerDiedError, or ValueError for what the user can mend."""
+        stop = asyncio.create_task(self._stop.wait())
+        ready = asyncio.create_task(self._pipeline.wait_ready())
+        try:
+            await asyncio.wait({stop, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                logger.info("%s while starting: ending now.", self._signal_name)
+                return 0
+            await ready
+            return await self._serve_until_stop(stop)
+        finally:
+            stop.cancel()
+            ready.cancel()
+
+    async def _serve_until_stop(self, stop: asyncio.Task[Any]) -> int:
+        death = asyncio.create_task(self._pipeline.watch())
+        try:
+            await asyncio.wait({stop, death}, return_when=asyncio.FIRST_COMPLETED)
+            if death.done():
+                raise death.result()
+        finally:
+            death.cancel()
+        logger.info("%s: taking no new requests; ending when the running ones have ended.", self._signal_name)
+        draining = asyncio.create_task(self._pipeline.drain(self._args.shutdown_timeout_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        try:
+            await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            if hurry.done() and not draining.done():
+                logger.warning("%s again: ending now.", self._signal_name)
+                return 128 + self._signal
+            return 0 if await draining else 1
+        finally:
+            draining.cancel()
+            hurry.cancel()
+
+    @property
+    def _signal_name(self) -> str:
+        return signal.Signals(self._signal).name
+
+    def _on_signal(self, number: int) -> None:
+        self._signal = number
+        (self._hurry if self._stop.is_set() else self._stop).set()
+
+    def _http_server(self) -> _HttpServer:
+        args = self._args
+        config = uvicorn.Config(
+            create_app(self._pipeline.manager, args),
+            log_config=None,
+            log_level=args.log_level_http or "warning",
+            access_log=args.log_level_http in ("debug", "info"),
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_FLUSH_S,
+            ssl_keyfile=args.ssl_keyfile,
+            ssl_certfile=args.ssl_certfile,
+            server_header=False,
+        )
+        try:
+            config.load()
+        except OSError as error:  # also every ssl.SSLError
+            raise ValueError(
+                f"--ssl-certfile {args.ssl_certfile!r} and --ssl-keyfile {args.ssl_keyfile!r} cannot be used: {error}"
+            ) from error
+        return _HttpServer(config)

@@ -1,0 +1,163 @@
+"""Sequences that have not ended, and the way a BatchStrOut takes to whoever waits for them.
+
+A generate() call owns a LiveCall: an event and at most one waiting chunk per sequence. A consumer that is slower than the
+model finds the chunks merged, so it holds at most one output's worth of memory per sequence. A sequence stays in the table
+until its terminal message came, also when nobody waits for it any more: only then is its rid free again.
+
+asyncio only; no sockets, no tokenizing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+from jaxserve.messages import BatchStrOut, OutputLogprobs, RequestTimes
+from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.types import FinishReason
+
+
+class LiveCall:
+    """One generate() call: the chunks that wait for it."""
+
+    __slots__ = ("_arrived", "_waiting", "received_s", "return_logprob", "unfinished")
+
+    def __init__(self, num_sequences: int, *, return_logprob: bool, received_s: float) -> None:
+        self.unfinished = num_sequences  # sequences whose last chunk has not arrived
+        self.return_logprob = return_logprob
+        self.received_s = received_s  # Unix time
+        self._waiting: dict[int, GenerationChunk] = {}
+        self._arrived = asyncio.Event()
+
+    def add(self, chunk: GenerationChunk) -> None:
+        earlier = self._waiting.get(chunk.index)
+        if earlier is None:
+            self._waiting[chunk.index] = chunk
+        else:
+            _merge(earlier, chunk)
+        if chunk.finish_reason is not None:
+            self.unfinished -= 1
+        self._arrived.set()
+
+    async def take(self) -> list[GenerationChunk]:
+        """Waits for news; an empty list means that every sequence has ended and has been taken."""
+        if not self._waiting:
+            if not self.unfinished:
+                return []
+            self._arrived.clear()
+            await self._arrived.wait()
+        chunks = list(self._waiting.values())
+        self._waiting.clear()
+        return chunks
+
+
+def _merge(into: GenerationChunk, later: GenerationChunk) -> None:
+    into.text += later.text
+    into.token_ids.extend(later.token_ids)
+    into.logprobs.extend(later.logprobs)
+    into.completion_tokens = later.completion_tokens
+    into.cached_tokens = later.cached_tokens
+    into.finish_reason = later.finish_reason
+    into.meta = later.meta
+
+
+@dataclasses.dataclass(slots=True)
+class LiveSequence:
+    rid: str
+    index: int  # in its request
+    call: LiveCall | None  # None: nobody waits any more, the terminal message is still to come
+    sent: bool = False  # the scheduler knows it
+    aborted: bool = False  # before it was sent
+
+
+class LiveTable:
+    def __init__(self) -> None:
+        self._live: dict[str, LiveSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._live
+
+    def add(self, sequence: LiveSequence) -> None:
+        assert sequence.rid not in self._live, f"rid {sequence.rid!r} is already live"
+        self._live[sequence.rid] = sequence
+
+    def remove(self, sequence: LiveSequence) -> None:
+        """Of a sequence that the scheduler never heard of."""
+        if self.holds(sequence):
+            del self._live[sequence.rid]
+
+    def holds(self, sequence: LiveSequence) -> bool:
+        return self._live.get(sequence.rid) is sequence
+
+    def unsent(self, rid_prefix: str) -> list[LiveSequence]:
+        return [s for rid, s in self._live.items() if not s.sent and rid.startswith(rid_prefix)]
+
+    def route(self, out: BatchStrOut) -> None:
+        """Gives every row to the call that waits for it. The hot path: once per token and sequence."""
+        live = self._live
+        token_ids = out.token_ids.tolist()
+        counts = out.token_counts.tolist()
+        prompt, completion, cached = out.prompt_tokens.tolist(), out.completion_tokens.tolist(), out.cached_tokens.tolist()
+        end = 0
+        for i, rid in enumerate(out.rids):
+            start, end = end, end + counts[i]
+            reason = out.finished.get(i)
+            sequence = live.get(rid) if reason is None else live.pop(rid, None)
+            if sequence is None or sequence.call is None:
+                continue  # its client left
+            call, ids = sequence.call, token_ids[start:end]
+            logprobs = _token_logprobs(ids, out.logprobs[i]) if call.return_logprob and i in out.logprobs else []
+            meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion[i])
+            call.add(
+                GenerationChunk(
+                    sequence.index, rid, out.texts[i], ids, logprobs, prompt[i], completion[i], cached[i], reason, meta
+                )
+            )
+
+    def end(self, sequence: LiveSequence, reason: FinishReason, prompt_tokens: int = 0) -> None:
+        """Ends a sequence from this side, without the scheduler."""
+        self._live.pop(sequence.rid, None)
+        if sequence.call is not None:
+            meta = _final_meta(sequence.call.received_s, None, 0)
+            sequence.call.add(GenerationChunk(sequence.index, sequence.rid, "", [], [], prompt_tokens, 0, 0, reason, meta))
+
+    def end_all(self, reason: FinishReason) -> None:
+        for sequence in list(self._live.values()):
+            self.end(sequence, reason)
+
+
+def _token_logprobs(ids: list[int], logprobs: OutputLogprobs) -> list[TokenLogprob]:
+    values = logprobs.logprobs.tolist()
+    if logprobs.top_ids is None or logprobs.top_logprobs is None:
+        return [TokenLogprob(token, value, []) for token, value in zip(ids, values, strict=True)]
+    tops = zip(logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True)
+    return [
+        TokenLogprob(token, value, list(zip(top_ids, top_values, strict=True)))
+        for token, value, (top_ids, top_values) in zip(ids, values, tops, strict=True)
+    ]
+
+
+def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens: int) -> dict[str, Any]:
+    """SGLang's timing keys of meta_info, as far as the request got."""
+    now_s = time.time()
+    meta: dict[str, Any] = {
+        "e2e_latency": now_s - received_s,
+        "num_retractions": times.num_retractions if times else 0,
+        "request_received_ts": received_s,
+        "response_sent_to_client_ts": now_s,
+    }
+    if times is None:
+        return meta
+    if times.first_scheduled_s:
+        meta["queue_time"] = max(0.0, times.first_scheduled_s - times.queue_entry_s)
+    if times.first_token_s:
+        meta["first_token_latency"] = max(0.0, times.first_token_s - received_s)
+        decode_s = times.finished_s - times.first_token_s
+        if completion_tokens > 1 and decode_s > 0:
+            meta["decode_throughput"] = (completion_tokens - 1) / decode_s
+    return meta

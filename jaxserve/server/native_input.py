@@ -1,0 +1,174 @@
+"""SGLang's request object, as a Python dict, to a GenerateReqInput.
+
+Shared by POST /generate and the Engine. Checks types and the names of fields; ranges and lengths are checked later, in
+`jaxserve.server.request_checks`. Every failure is a RequestError naming the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.types import SamplingParams
+
+T = TypeVar("T")
+
+# SGLang's fields that ask for no change in what is generated.
+_WITHOUT_EFFECT = frozenset(
+    {"log_metrics", "no_logs", "custom_labels", "external_trace_header", "routing_key", "conversation_id"}
+)
+_KNOWN = frozenset(
+    {"text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "top_logprobs_num",
+     "return_text_in_logprobs", "logprob_start_len", "priority", "extra_key", "cache_salt"}
+)  # fmt: skip
+# Sampling fields for which null is a value of its own: "no limit" or "none".
+_NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
+# Sampling fields that may be a single string.
+_STRING_OR_LIST = ("stop", "stop_regex")
+
+_TYPE_WORDS = {
+    "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list",
+    "object": "an object", "null": "null",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeRequest:
+    req: GenerateReqInput
+    is_list: bool  # the reply is a list: several prompts, or n > 1
+    return_text_in_logprobs: bool
+
+
+def build_generate_request(body: Mapping[str, Any], preferred_sampling_params: str | None = None) -> NativeRequest:
+    """`preferred_sampling_params` is the option of that name: JSON with defaults for fields the request leaves out."""
+    fields = {name: value for name, value in body.items() if value is not None}
+    _check_names(fields)
+    prompts, input_ids, is_batch = _prompts(fields)
+    count = len(prompts if prompts is not None else input_ids or [])
+    defaults = json.loads(preferred_sampling_params) if preferred_sampling_params else {}
+    params = _sampling_params(fields.get("sampling_params", {}), count, defaults)
+    req = GenerateReqInput(
+        prompts=prompts,
+        input_ids=input_ids,
+        sampling_params=params,
+        rids=_rids(fields, count, is_batch),
+        stream=_convert(fields.get("stream", False), bool, "stream"),
+        return_logprob=_one_for_all(fields, "return_logprob", bool, False),
+        top_logprobs_num=_one_for_all(fields, "top_logprobs_num", int, 0),
+        priority=_optional(fields, "priority", int),
+        extra_key=_one_for_all(fields, "extra_key", str, None),
+        cache_salt=_one_for_all(fields, "cache_salt", str, None),
+    )
+    with_text = _convert(fields.get("return_text_in_logprobs", False), bool, "return_text_in_logprobs")
+    return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), return_text_in_logprobs=with_text)
+
+
+def _check_names(fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if name not in _KNOWN and name not in _WITHOUT_EFFECT and value is not False:
+            raise RequestError(f"{name!r} is not a field this server supports.", param=name)
+    if _one_for_all(fields, "logprob_start_len", int, -1) != -1:
+        raise RequestError(
+            "logprob_start_len must be -1: logprobs of prompt tokens are not supported.", param="logprob_start_len"
+        )
+
+
+def _prompts(fields: dict[str, Any]) -> tuple[list[str] | None, list[list[int]] | None, bool]:
+    """Text prompts or token prompts, and whether they came as a list of prompts."""
+    if ("text" in fields) == ("input_ids" in fields):
+        raise RequestError("Exactly one of text and input_ids must be given.", param="text")
+    if "text" in fields:
+        text = fields["text"]
+        if isinstance(text, str):
+            return [text], None, False
+        return _convert(text, str | list[str], "text"), None, True
+    ids = fields["input_ids"]
+    if isinstance(ids, np.ndarray):
+        ids = ids.tolist()
+    if isinstance(ids, list | tuple) and ids and isinstance(ids[0], list | tuple | np.ndarray):
+        rows = [row.tolist() if isinstance(row, np.ndarray) else row for row in ids]
+        return None, _convert(rows, list[list[int]], "input_ids"), True
+    return None, [_convert(ids, list[int], "input_ids")], False
+
+
+def _rids(fields: dict[str, Any], count: int, is_batch: bool) -> list[str] | None:
+    """A single rid of several prompts is expanded: rid_0, rid_1, ..."""
+    rid = fields.get("rid")
+    if rid is None:
+        return None
+    if isinstance(rid, str):
+        return [f"{rid}_{i}" for i in range(count)] if is_batch and rid else [rid] * count
+    return _convert(rid, list[str], "rid")
+
+
+def _sampling_params(given: Any, count: int, defaults: dict[str, Any]) -> list[SamplingParams]:
+    """One per prompt. A list must have as many entries as there are prompts."""
+    if isinstance(given, list | tuple):
+        if len(given) != count:
+            raise RequestError(
+                f"sampling_params must have one entry per prompt: got {len(given)} for {count} prompts.",
+                param="sampling_params",
+            )
+        return [parse_sampling_params(entry, defaults) for entry in given]
+    return [parse_sampling_params(given, defaults)] * count
+
+
+def parse_sampling_params(given: Any, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    """A dict of SGLang's sampling fields, on top of `defaults`."""
+    if isinstance(given, SamplingParams):
+        return given
+    if given is not None and not isinstance(given, Mapping):
+        raise RequestError("sampling_params must be an object or a list of objects.", param="sampling_params")
+    merged = {**(defaults or {}), **(given or {})}
+    values = {name: value for name, value in merged.items() if value is not None or name in _NULLABLE}
+    for name in _STRING_OR_LIST:
+        if isinstance(values.get(name), str):
+            values[name] = [values[name]]
+    return _convert(values, SamplingParams, "sampling_params")
+
+
+def _one_for_all(fields: dict[str, Any], name: str, kind: type[T], default: Any) -> Any:
+    """A field that SGLang also accepts as a list, one entry per prompt; the entries must be equal."""
+    value = fields.get(name, default)
+    if isinstance(value, list | tuple):
+        entries = [default if entry is None else _convert(entry, kind, name) for entry in value]
+        if any(entry != entries[0] for entry in entries):
+            raise RequestError(f"{name} must be the same for all prompts of a request.", param=name)
+        return entries[0] if entries else default
+    return value if value is None else _convert(value, kind, name)
+
+
+def _optional(fields: dict[str, Any], name: str, kind: type[T]) -> T | None:
+    return _convert(fields[name], kind, name) if name in fields else None
+
+
+def _convert(value: Any, kind: Any, name: str) -> Any:
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _sentence(str(error), name) from None
+
+
+def _sentence(problem: str, name: str) -> RequestError:
+    """msgspec's message as a sentence with the field's full name."""
+    unknown = re.search(r"unknown field `([^`]*)`", problem)
+    if unknown:
+        field = unknown.group(1)
+        return RequestError(f"{name} has no field {field!r}.", param=field)
+    place = re.search(r"at `(key in )?\$([^`]*)`", problem)
+    where = (place.group(2) if place else "").replace("[...]", "")
+    field = where.lstrip(".").split("[")[0] if name == "sampling_params" and where else name
+    types = re.search(r"Expected `([^`]*)`, got `([^`]*)`", problem)
+    if not types:
+        return RequestError(f"{name}{where}: {problem}.", param=field)
+    wanted = " or ".join(_TYPE_WORDS.get(kind.strip(), kind.strip()) for kind in types.group(1).split("|"))
+    got = "a boolean" if types.group(2) == "bool" else _TYPE_WORDS.get(types.group(2), types.group(2))
+    part = "" if not place else " keys" if place.group(1) else " values" if "[...]" in place.group(2) else ""
+    return RequestError(f"{name}{where}{part} must be {wanted}, got {got}.", param=field)

@@ -1,0 +1,139 @@
+"""One running engine: the private folder, the worker processes and the TokenizerManager, from start to end.
+
+    start -> wait_ready -> (serve) -> drain -> close
+                  \\-> WorkerDiedError at any time after start
+
+Both front doors stand on it: `jaxserve.server.launch` adds HTTP and signals, `jaxserve.server.engine` a Python interface. All
+methods run on one asyncio loop, on a thread that lives until `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from jaxserve.config import ServerArgs
+from jaxserve.ipc import IpcPaths
+from jaxserve.server.requests import RequestError
+from jaxserve.server.tokenizer_manager import TokenizerManager
+from jaxserve.server.worker_process import write_args
+from jaxserve.server.workers import SCHEDULER, WorkerCommand, WorkerDiedError, WorkerGroup, default_commands
+
+logger = logging.getLogger(__name__)
+
+# After an abort: how long the scheduler may take to send the terminal messages.
+ABORT_GRACE_S = 10.0
+# After a ShutdownReq: how long the workers may take to end.
+EXIT_GRACE_S = 15.0
+_POLL_S = 0.02
+
+
+class Pipeline:
+    def __init__(self, args: ServerArgs, commands: Sequence[WorkerCommand] | None = None, *, hide_torch: bool = False) -> None:
+        """`commands`: other workers than jaxserve's own, for tests. `hide_torch`: this process is all ours."""
+        self.args = args
+        self.workers = WorkerGroup(commands if commands is not None else default_commands())
+        self.manager = TokenizerManager(args, self.workers.receive)
+        self._hide_torch = hide_torch
+        self._paths: IpcPaths | None = None
+        self._info: dict[str, dict[str, Any]] = {}
+
+    @property
+    def worker_info(self) -> dict[str, dict[str, Any]]:
+        """What each worker said about itself when it became ready."""
+        return self._info
+
+    async def start(self) -> None:
+        """Starts the processes, then loads the tokenizer beside them. Raises ValueError for what a user can mend."""
+        self._paths = IpcPaths.create()
+        write_args(self._paths.folder, self.args)
+        self.manager.open(self._paths)
+        self.workers.start(self._paths)
+
+    async def wait_ready(self) -> None:
+        """Returns when requests are taken. Raises WorkerDiedError or ValueError if that will never be."""
+        started_s = time.monotonic()
+        tokenizer = asyncio.create_task(asyncio.to_thread(self.manager.load_tokenizer, hide_torch=self._hide_torch))
+        workers = asyncio.create_task(self.workers.wait_ready())
+        try:
+            await asyncio.gather(tokenizer, workers)
+        finally:
+            workers.cancel()  # if the tokenizer failed; the thread that loads one cannot be stopped
+        self._info = workers.result()
+        self.manager.set_model(self._info[SCHEDULER])
+        if not self.args.skip_server_warmup:
+            await self._warm_up()
+        if self.manager.status == "starting":
+            self.manager.status = "ready"
+            logger.info("Ready after %.1f s.", time.monotonic() - started_s)
+
+    async def _warm_up(self) -> None:
+        """One token through every process, before anybody is told that they work."""
+        probe = asyncio.create_task(self.manager.generate_one_token(before_ready=True))
+        death = asyncio.create_task(self.workers.watch())
+        try:
+            done, _ = await asyncio.wait({probe, death}, return_when=asyncio.FIRST_COMPLETED)
+            if death in done:
+                raise death.result()
+            await probe
+        except RequestError as error:
+            raise WorkerDiedError(f"The warm-up request failed: {error.message}") from error
+        finally:
+            probe.cancel()
+            death.cancel()
+
+    async def watch(self) -> WorkerDiedError:
+        """Returns when a worker has ended: from then on every request gets an error."""
+        death = await self.workers.watch()
+        self.manager.fail(str(death))
+        return death
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Takes no new requests, lets the running ones end, aborts them after `timeout_s`, and ends the workers.
+
+        Returns whether all of them ended by themselves, without an error. Raises WorkerDiedError if one ended too early.
+        """
+        self.manager.status = "draining"
+        finishing = asyncio.create_task(self._finish_requests(timeout_s))
+        death = asyncio.create_task(self.watch())
+        try:
+            await asyncio.wait({finishing, death}, return_when=asyncio.FIRST_COMPLETED)
+            if death.done():
+                raise death.result()
+            await finishing
+        finally:
+            finishing.cancel()
+            death.cancel()
+        self.manager.send_shutdown()
+        return await self.workers.stop(EXIT_GRACE_S)
+
+    async def _finish_requests(self, timeout_s: float) -> None:
+        manager = self.manager
+        if manager.num_live:
+            logger.info("Waiting up to %g s for %d running requests.", timeout_s, manager.num_live)
+        if await self._wait_until_idle(timeout_s):
+            return
+        logger.warning("Aborting %d requests that are still running after %g s.", manager.num_live, timeout_s)
+        manager.abort_all()
+        if not await self._wait_until_idle(ABORT_GRACE_S):
+            logger.error("The scheduler did not abort %d requests within %g s.", manager.num_live, ABORT_GRACE_S)
+
+    async def _wait_until_idle(self, timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while self.manager.num_live:
+            if time.monotonic() >= deadline_s:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+    async def close(self) -> None:
+        """Ends whatever is left, and cleans up. Every waiting request gets an error."""
+        await self.workers.kill()
+        if self.manager.status != "failed":
+            self.manager.fail("The server was shut down.")
+        self.manager.close()
+        if self._paths is not None:
+            self._paths.remove()

@@ -1,0 +1,186 @@
+"""What makes a request valid, before it is given to the scheduler: counts, ranges and lengths.
+
+Pure functions over GenerateReqInput and token ids; every failure is a RequestError naming field, value and limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.types import UNLIMITED_TOP_K, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_MOST_SAMPLES = 4096
+_SEED_RANGE = 1 << 64
+_LARGEST_INT32 = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelLimits:
+    """What the scheduler reported when it became ready, and what the options allow."""
+
+    context_len: int
+    vocab_size: int
+    max_total_tokens: int  # tokens the KV cache holds
+    max_top_logprobs: int
+    allow_auto_truncate: bool
+
+    @staticmethod
+    def of(info: dict[str, Any], *, max_top_logprobs: int, allow_auto_truncate: bool) -> ModelLimits:
+        return ModelLimits(
+            context_len=info["context_len"],
+            vocab_size=info["vocab_size"],
+            max_total_tokens=info["max_total_tokens"],
+            max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
+            allow_auto_truncate=allow_auto_truncate,
+        )
+
+    @property
+    def longest_prompt_len(self) -> int:
+        """A prompt must leave room for one token, in the context and in the KV cache."""
+        return min(self.context_len, self.max_total_tokens) - 1
+
+
+def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
+    """Everything that can be checked before tokenizing."""
+    if (req.prompts is None) == (req.input_ids is None):
+        raise RequestError("Exactly one of text and input_ids must be given.", param="text")
+    if req.num_prompts == 0:
+        raise RequestError("The request holds no prompt.", param="text" if req.prompts is not None else "input_ids")
+    if len(req.sampling_params) != req.num_prompts:
+        raise RequestError(
+            f"sampling_params must have one entry per prompt: got {len(req.sampling_params)} for {req.num_prompts} prompts.",
+            param="sampling_params",
+        )
+    for params in req.sampling_params:
+        try:
+            params.verify(limits.vocab_size)
+        except ValueError as error:
+            raise RequestError(str(error), param=str(error).split(" ", 1)[0]) from error
+    counts = {params.n for params in req.sampling_params}
+    if len(counts) > 1:
+        raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
+    if req.num_samples > _MOST_SAMPLES:
+        raise RequestError(f"n must be at most {_MOST_SAMPLES}, got {req.num_samples}.", param="n")
+    if not 0 <= req.top_logprobs_num <= limits.max_top_logprobs:
+        raise RequestError(
+            f"top_logprobs_num must be in [0, {limits.max_top_logprobs}], got {req.top_logprobs_num}.",
+            param="top_logprobs_num",
+        )
+    if req.priority is not None and abs(req.priority) > _LARGEST_INT32:
+        raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {req.priority}.", param="priority")
+    if req.rids is not None:
+        _check_rids(req.rids, req.num_prompts)
+    _check_unicode(req)
+
+
+def _check_unicode(req: GenerateReqInput) -> None:
+    """JSON can hold half a surrogate pair; neither a tokenizer nor a message can."""
+    texts: dict[str, list[str]] = {
+        "text": req.prompts or [],
+        "rid": req.rids or [],
+        "extra_key": [req.extra_key or ""],
+        "cache_salt": [req.cache_salt or ""],
+        "stop": [stop for params in req.sampling_params for stop in params.stop],
+        "stop_regex": [stop for params in req.sampling_params for stop in params.stop_regex],
+    }
+    for field, strings in texts.items():
+        for string in strings:
+            try:
+                string.encode()
+            except UnicodeEncodeError as error:
+                half = f"U+{ord(string[error.start]):04X}"
+                raise RequestError(f"{field} holds a lone surrogate, {half} at {error.start}.", param=field) from None
+
+
+def _check_rids(rids: list[str], num_prompts: int) -> None:
+    if len(rids) != num_prompts:
+        raise RequestError(f"rid must have one entry per prompt: got {len(rids)} for {num_prompts} prompts.", param="rid")
+    if not all(rids):
+        raise RequestError("rid must not be an empty string.", param="rid")
+
+
+def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
+    """The prompt as int32, shortened if that is needed and allowed."""
+    if not ids:
+        raise RequestError("The prompt is empty: it must hold at least one token.", param="text")
+    # int64 holds whatever msgspec accepted short of absurd; those are out of the vocabulary too.
+    try:
+        array = np.asarray(ids, dtype=np.int64)
+    except OverflowError:
+        raise _outside_vocabulary(max(ids, key=abs), limits) from None
+    lowest, highest = int(array.min()), int(array.max())
+    if lowest < 0 or highest >= limits.vocab_size:
+        raise _outside_vocabulary(lowest if lowest < 0 else highest, limits)
+    if len(ids) > limits.longest_prompt_len:
+        if not limits.allow_auto_truncate:
+            raise _too_long(len(ids), limits)
+        logger.warning("A prompt of %d tokens was shortened to %d.", len(ids), limits.longest_prompt_len)
+        array = array[: limits.longest_prompt_len]
+    return array.astype(np.int32)
+
+
+def _outside_vocabulary(token_id: int, limits: ModelLimits) -> RequestError:
+    return RequestError(f"input_ids must lie in [0, {limits.vocab_size}), got {token_id}.", param="input_ids")
+
+
+def _too_long(prompt_len: int, limits: ModelLimits) -> RequestError:
+    if prompt_len >= limits.context_len:
+        return RequestError(
+            f"The prompt has {prompt_len} tokens; the model's context length is {limits.context_len}, which must also hold "
+            "at least one new token.",
+            code="context_length_exceeded",
+        )
+    return RequestError(
+        f"The prompt has {prompt_len} tokens; the KV cache of this server holds {limits.max_total_tokens}, which must also "
+        "hold at least one new token.",
+        code="context_length_exceeded",
+    )
+
+
+def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:
+    """max_new_tokens for this prompt: what was asked for, or what the context has room for."""
+    room = limits.context_len - prompt_len
+    if params.max_new_tokens is None:
+        return room
+    if params.max_new_tokens > room:
+        if not limits.allow_auto_truncate:
+            raise RequestError(
+                f"The prompt has {prompt_len} tokens and max_new_tokens is {params.max_new_tokens}: together "
+                f"{prompt_len + params.max_new_tokens}, but the model's context length is {limits.context_len}.",
+                param="max_new_tokens",
+                code="context_length_exceeded",
+            )
+        return room
+    return params.max_new_tokens
+
+
+def sample_params(params: SamplingParams, sample: int, max_new_tokens: int) -> SamplingParams:
+    """The parameters of one of n samples. Sample j of a seeded request has the seed plus j."""
+    seed = params.sampling_seed
+    if seed is not None:
+        seed = (seed + sample + _SEED_RANGE // 2) % _SEED_RANGE - _SEED_RANGE // 2
+    return msgspec.structs.replace(
+        params,
+        n=1,
+        sampling_seed=seed,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=min(params.min_new_tokens, max_new_tokens),
+        # Numbers without an upper limit, cut to what fits a message and a device array; larger ones mean the same.
+        top_k=min(params.top_k, UNLIMITED_TOP_K),
+        stream_interval=params.stream_interval and min(params.stream_interval, _LARGEST_INT32),
+    )
+
+
+def cache_namespace(extra_key: str | None, cache_salt: str | None) -> str | None:
+    """extra_key and cache_salt as one radix cache namespace; different pairs never meet."""
+    if cache_salt is None:
+        return extra_key
+    return f"{extra_key or ''}\x1f{cache_salt}"

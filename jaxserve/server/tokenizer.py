@@ -1,0 +1,137 @@
+"""A model's tokenizer: text to ids for the TokenizerManager, ids to text for the detokenizer.
+
+Wraps the Hugging Face tokenizer of a folder. Where there is a Rust tokenizer behind it, encoding and decoding go straight to
+it: that path has no mutable padding state, so it may be used from several threads, and it is several times faster. Knows
+nothing of requests; `jaxserve.server.incremental` turns decoding into streaming.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# One of these must be in a tokenizer's folder.
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
+)  # fmt: skip
+
+
+class Tokenizer:
+    def __init__(self, hf: Any) -> None:
+        self.hf = hf  # the transformers tokenizer, for whoever needs more than this class offers
+        self._backend = hf.backend_tokenizer if getattr(hf, "is_fast", False) else None
+        if self._backend is not None:
+            # Some folders carry the padding and truncation of their training set-up; a served prompt is never cut silently.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self._plain_decode = not hf.clean_up_tokenization_spaces or type(self._backend.model).__name__ == "BPE"
+        else:
+            self._plain_decode = False
+
+    @staticmethod
+    def load(
+        path: str, *, trust_remote_code: bool = False, chat_template: str | None = None, hide_torch: bool = False
+    ) -> Tokenizer:
+        """Raises ValueError with a sentence for the user. `hide_torch`: see `without_torch`; for our own processes only."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise ValueError(f"The tokenizer folder {path!r} does not exist.")
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+            raise ValueError(f"The folder {path!r} holds no tokenizer files (tokenizer.json, tokenizer.model, ...).")
+        template = read_chat_template(chat_template) if chat_template else None
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        with without_torch() if hide_torch else contextlib.nullcontext():
+            from transformers import AutoTokenizer
+
+            try:
+                hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+            except Exception as error:  # transformers raises whatever its parsers raise
+                raise ValueError(f"The tokenizer in {path!r} cannot be loaded: {error}") from error
+        if template is not None:
+            hf.chat_template = template
+        return Tokenizer(hf)
+
+    def __len__(self) -> int:
+        return len(self.hf)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        eos: int | None = self.hf.eos_token_id
+        return eos
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        if self._backend is not None:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+            return [encoding.ids for encoding in encodings]
+        return [self.hf.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between: bool = True) -> str:
+        return self.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens, spaces_between=spaces_between)[0]
+
+    def decode_batch(
+        self, batch: list[list[int]], *, skip_special_tokens: bool = True, spaces_between: bool = True
+    ) -> list[str]:
+        """`spaces_between` (special tokens) matters to tokenizers written in Python only."""
+        if self._backend is not None and self._plain_decode:
+            texts: list[str] = self._backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)
+            return texts
+        options: dict[str, Any] = {"skip_special_tokens": skip_special_tokens}
+        if self._backend is None:
+            options["spaces_between_special_tokens"] = spaces_between
+        return [self.hf.decode(ids, **options) for ids in batch]
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        """The ids of a conversation. Raises ValueError with a sentence if there is no template or it refuses the messages."""
+        if not self.hf.chat_template:
+            raise ValueError("The model has no chat template; start the server with --chat-template or send a plain prompt.")
+        try:
+            text = self.hf.apply_chat_template(
+                messages,
+                tools=tools or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
+            )
+        except Exception as error:  # whatever a template of the model's author raises for messages it cannot render
+            raise ValueError(f"The chat template cannot render these messages: {error}") from error
+        return self.encode(text, add_special_tokens=False)  # the template has written them
+
+
+def read_chat_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--chat-template {path!r} cannot be read: {error}") from error
+
+
+@contextlib.contextmanager
+def without_torch() -> Iterator[None]:
+    """Lets transformers believe that torch is not installed while it is imported.
+
+    Tokenizers need no torch, and importing it costs seconds and 200 MB. transformers remembers the answer, so this is for
+    processes that are ours from start to end, not for an Engine inside somebody's program.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

@@ -1,0 +1,110 @@
+"""The child's side of a worker process: what every worker does before and after its own work.
+
+A worker is started as `python -m <module> <ipc folder> <parent pid>`. It ignores SIGINT and SIGTERM, because only its parent
+decides when requests are drained; it dies with its parent, so that nothing is orphaned whatever happens; and if it fails, it
+says why in a WorkerFailed before it exits with 1. What the worker does is a function it passes in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from jaxserve.config import ServerArgs
+from jaxserve.ipc import IpcPaths, send_once
+from jaxserve.messages import WorkerFailed
+
+_PR_SET_PDEATHSIG = 1
+_PARENT_POLL_S = 1.0
+
+
+_ARGS_FILE = "server_args.json"
+
+
+def write_args(folder: Path, args: ServerArgs) -> None:
+    """Leaves the options for the workers, without the keys that only the HTTP server needs."""
+    data = msgspec.json.encode(args.replace(api_key=None, admin_api_key=None))
+    file = os.open(folder / _ARGS_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(file, "wb") as out:
+        out.write(data)
+
+
+def read_args(folder: Path) -> ServerArgs:
+    return msgspec.json.decode((folder / _ARGS_FILE).read_bytes(), type=ServerArgs)
+
+
+class UserError(Exception):
+    """Start-up failed for a reason the user can mend; one sentence, no traceback wanted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerContext:
+    """What a worker is given."""
+
+    name: str  # "scheduler" | "detokenizer"
+    args: ServerArgs
+    paths: IpcPaths
+
+    def last_words(self, error: str, *, is_user_error: bool = False) -> None:
+        """Tells the main process why this one is about to end. May be called from any thread."""
+        send_once(self.paths.tokenizer, WorkerFailed(worker=self.name, error=error, is_user_error=is_user_error))
+
+
+def run_worker(name: str, work: Callable[[WorkerContext], None], argv: list[str] | None = None) -> int:
+    """Runs `work` as a worker process; returns its exit status."""
+    folder, parent_pid = (argv if argv is not None else sys.argv[1:])[:2]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent(int(parent_pid))
+    paths = IpcPaths(Path(folder))
+    context = WorkerContext(name, read_args(paths.folder), paths)
+    configure_logging(context.args.log_level, name)
+    try:
+        work(context)
+    except UserError as error:
+        context.last_words(str(error), is_user_error=True)
+        return 1
+    except Exception as error:
+        logging.getLogger(__name__).exception("The %s failed.", name)
+        context.last_words(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """From now on this process is killed when its parent is gone."""
+    if sys.platform == "linux" and ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0:
+        if os.getppid() != parent_pid:  # it died before prctl could see it
+            os._exit(1)
+        return
+    threading.Thread(target=_exit_without_parent, args=(parent_pid,), name="parent-watch", daemon=True).start()
+
+
+def _exit_without_parent(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_PARENT_POLL_S)
+    os._exit(1)
+
+
+def configure_logging(level: str, process: str | None = None) -> None:
+    """One line per record on stderr, the process's name in front. For processes that are ours from start to end."""
+    where = f" {process}" if process else ""
+    logging.basicConfig(
+        level=level.upper(),
+        format=f"[%(asctime)s{where}] %(levelname)s %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        stream=sys.stderr,
+        force=True,
+    )
+    for chatty in ("jax", "absl", "httpx", "urllib3", "filelock", "asyncio"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, getattr(logging, level.upper())))

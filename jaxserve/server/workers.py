@@ -1,0 +1,231 @@
+"""Starting worker processes, waiting until they are ready, and noticing when one ends.
+
+Workers are plain subprocesses. What they write goes on to this process's stderr, and its last lines are kept: they are the
+reason given when a worker ends without last words. The group knows nothing of requests; `jaxserve.server.pipeline` says when
+to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import site
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jaxserve
+from jaxserve.ipc import IpcPaths
+from jaxserve.messages import WorkerFailed, WorkerReady
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER = "scheduler"
+DETOKENIZER = "detokenizer"
+
+_TAIL_LINES = 20
+# After a worker ended: how long its last words may take to arrive by the socket.
+_LAST_WORDS_S = 0.3
+
+
+class WorkerDiedError(Exception):
+    """A worker ended although nobody asked it to. The text is the reason."""
+
+    def __init__(self, reason: str, *, is_user_error: bool = False) -> None:
+        super().__init__(reason)
+        self.is_user_error = is_user_error  # an option or a file the user can mend
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerCommand:
+    """How to start one worker: `argv` is followed by the ipc folder and this process's id."""
+
+    name: str
+    argv: tuple[str, ...]
+
+    @staticmethod
+    def of_module(name: str, module: str) -> WorkerCommand:
+        # -P: a file in the current folder must not shadow a module of ours.
+        return WorkerCommand(name, (sys.executable, "-P", "-m", module))
+
+
+def default_commands() -> tuple[WorkerCommand, ...]:
+    return (
+        WorkerCommand.of_module(SCHEDULER, "jaxserve.server.scheduler_process"),
+        WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
+    )
+
+
+class _Worker:
+    """One running worker and the two threads that serve it: one copies its output, one waits for its end."""
+
+    def __init__(self, command: WorkerCommand, paths: IpcPaths) -> None:
+        self.name = command.name
+        self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self.last_words: WorkerFailed | None = None
+        # A session of its own: Ctrl-C in the terminal is for the main process, which then tells the workers.
+        self.process = subprocess.Popen(
+            [*command.argv, str(paths.folder), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=_environment(),
+        )
+        self._copier = threading.Thread(target=self._copy_output, name=f"{self.name}-output", daemon=True)
+        self._copier.start()
+
+    def notify_exit(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        """Sets `event` on `loop` when the process has ended and its output is complete."""
+
+        def wait() -> None:
+            self.process.wait()
+            self._copier.join(timeout=1.0)  # a grandchild could hold the pipe open
+            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is interested any more
+                loop.call_soon_threadsafe(event.set)
+
+        threading.Thread(target=wait, name=f"{self.name}-exit", daemon=True).start()
+
+    def _copy_output(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as pipe:
+            rest = b""
+            while data := os.read(pipe.fileno(), 1 << 16):
+                # As it comes, not by lines: progress bars redraw theirs.
+                with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone; the worker must not block on that
+                    sys.stderr.write(data.decode(errors="replace"))
+                    sys.stderr.flush()
+                *lines, rest = (rest + data).split(b"\n")
+                self.tail.extend(line.decode(errors="replace").rsplit("\r", 1)[-1] for line in lines)
+            if rest:
+                self.tail.append(rest.decode(errors="replace").rsplit("\r", 1)[-1])
+
+    def obituary(self) -> WorkerDiedError:
+        """Why it ended, in the best words there are."""
+        if self.last_words is not None:
+            words = self.last_words
+            if words.is_user_error:
+                return WorkerDiedError(words.error, is_user_error=True)
+            return WorkerDiedError(f"The {self.name} process failed: {words.error}")
+        tail = "\n".join(line for line in self.tail if line.strip())
+        said = f" Its last output:\n{tail}" if tail else ""
+        return WorkerDiedError(f"The {self.name} process {exit_text(self.process.returncode)}.{said}")
+
+
+class WorkerGroup:
+    """All workers of one engine. Lives on one asyncio loop."""
+
+    def __init__(self, commands: Sequence[WorkerCommand]) -> None:
+        self._commands = tuple(commands)
+        self._workers: dict[str, _Worker] = {}
+        self._exits: dict[str, asyncio.Event] = {}
+        self._ready: dict[str, WorkerReady] = {}
+        self._changed = asyncio.Event()  # a worker became ready or spoke its last words
+
+    def start(self, paths: IpcPaths) -> None:
+        """Starts the processes. The calling thread must outlive them: the kernel ends them with the thread that began them."""
+        loop = asyncio.get_running_loop()
+        for command in self._commands:
+            worker = _Worker(command, paths)
+            self._workers[command.name] = worker
+            self._exits[command.name] = asyncio.Event()
+            worker.notify_exit(loop, self._exits[command.name])
+
+    def pids(self) -> dict[str, int]:
+        return {name: worker.process.pid for name, worker in self._workers.items()}
+
+    def receive(self, event: WorkerReady | WorkerFailed) -> None:
+        """A worker's message about itself."""
+        if event.worker not in self._workers:
+            logger.error("%s from an unknown worker %r.", type(event).__name__, event.worker)
+            return
+        if isinstance(event, WorkerReady):
+            self._ready[event.worker] = event
+        else:
+            self._workers[event.worker].last_words = event
+        self._changed.set()
+
+    async def wait_ready(self) -> dict[str, dict[str, Any]]:
+        """What each worker said when it became ready. Raises WorkerDiedError if one ends first."""
+        death = asyncio.create_task(self.watch())
+        try:
+            while len(self._ready) < len(self._workers):
+                self._changed.clear()
+                change = asyncio.create_task(self._changed.wait())
+                done, _ = await asyncio.wait({death, change}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+                if death in done:
+                    raise death.result()
+        finally:
+            death.cancel()
+        return {name: event.info for name, event in self._ready.items()}
+
+    async def watch(self) -> WorkerDiedError:
+        """Returns when a worker has ended, with its reason. Of several, the one that spoke."""
+        exits = [asyncio.create_task(event.wait()) for event in self._exits.values()]
+        try:
+            await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in exits:
+                task.cancel()
+        await self._wait_for_last_words()
+        ended = [worker for name, worker in self._workers.items() if self._exits[name].is_set()]
+        return next((worker for worker in ended if worker.last_words), ended[0]).obituary()
+
+    async def _wait_for_last_words(self) -> None:
+        """They come by another way than the exit and may be later."""
+        deadline_s = asyncio.get_running_loop().time() + _LAST_WORDS_S
+        while asyncio.get_running_loop().time() < deadline_s:
+            if any(self._workers[name].last_words for name, event in self._exits.items() if event.is_set()):
+                return
+            await asyncio.sleep(0.01)
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Waits for all to end by themselves and kills the rest after `timeout_s`. Returns whether all ended with status 0."""
+        waits = [asyncio.create_task(event.wait()) for event in self._exits.values()]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+        await self.kill(f"did not end within {timeout_s:g} s")
+        failed = [worker for worker in self._workers.values() if worker.process.returncode]
+        for worker in failed:
+            logger.error("%s", worker.obituary())
+        return not failed
+
+    async def kill(self, reason: str | None = None) -> None:
+        """Ends what still runs, at once; returns when all are gone."""
+        for worker in self._workers.values():
+            if worker.process.poll() is None:
+                if reason:
+                    logger.error("The %s process %s; killing it.", worker.name, reason)
+                worker.process.kill()
+        for event in self._exits.values():
+            await event.wait()
+
+
+def exit_text(code: int | None) -> str:
+    if code is None:
+        return "is still running"
+    if code >= 0:
+        return f"ended with exit status {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"
+
+
+def _environment() -> dict[str, str]:
+    """Ours, so that a worker finds the same jaxserve however this process found it."""
+    root = str(Path(jaxserve.__file__).resolve().parent.parent)
+    environment = dict(os.environ)
+    if root not in site.getsitepackages():
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
+    return environment
