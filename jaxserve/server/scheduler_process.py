@@ -1,0 +1,134 @@
+"""The scheduler process: builds the runner, says it is ready, and runs the scheduler's loop over the sockets.
+
+The only process that imports JAX. While the model loads and compiles, a thread loads the tokenizer, which the scheduler needs
+for stop strings alone. A step that hangs ends the process through the watchdog, with every thread's stack on stderr.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import faulthandler
+import gc
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from jaxserve.config import ServerArgs
+from jaxserve.ipc import Receiver, Sender
+from jaxserve.messages import DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
+from jaxserve.scheduler.loop import SchedulerLoop
+from jaxserve.scheduler.runner import Runner
+from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.scheduler.stops import StopTextDecoder
+from jaxserve.scheduler.watchdog import Watchdog
+from jaxserve.server.tokenizer import Tokenizer
+from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
+
+logger = logging.getLogger(__name__)
+
+# A wait without end would still have to look for signals now and then.
+_LONGEST_WAIT_S = 60.0
+
+
+class IpcTransport:
+    """The scheduler's Transport over the sockets."""
+
+    def __init__(self, receiver: Receiver, to_detokenizer: Sender, to_tokenizer: Sender) -> None:
+        self._receiver = receiver
+        self._to_detokenizer = to_detokenizer
+        self._to_tokenizer = to_tokenizer
+
+    def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
+        messages = self._receiver.receive()
+        while not messages and timeout_s != 0:
+            arrived = self._receiver.wait(_LONGEST_WAIT_S if timeout_s is None else timeout_s)
+            messages = self._receiver.receive()
+            if not arrived and timeout_s is not None:
+                break
+        return messages
+
+    def send_output(self, message: DetokenizerInput) -> None:
+        self._to_detokenizer.send(message)
+
+    def send_reply(self, message: TokenizerInput) -> None:
+        self._to_tokenizer.send(message)
+
+
+class TailDecoder:
+    """The tokenizer as the scheduler sees it. Special tokens are text here: a stop string may name one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def work(context: WorkerContext) -> None:
+    # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
+    from jaxserve.executor import build_runner
+
+    with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
+        tokenizer = pool.submit(_load_tokenizer, context.args)
+        try:
+            built = build_runner(context.args, show_progress=logger.isEnabledFor(logging.INFO))
+            decoder = tokenizer.result()
+        except (ValueError, OSError) as error:
+            logger.debug("Start-up failed.", exc_info=True)
+            raise UserError(str(error)) from error
+    serve(context, built.args, built.runner, decoder)
+
+
+def _load_tokenizer(args: ServerArgs) -> TailDecoder:
+    path = args.effective_tokenizer_path
+    return TailDecoder(Tokenizer.load(path, trust_remote_code=args.trust_remote_code, hide_torch=True))
+
+
+def serve(context: WorkerContext, args: ServerArgs, runner: Runner, decoder: StopTextDecoder | None) -> None:
+    """Until a ShutdownReq. `args` are the resolved options."""
+    with zmq.Context() as zmq_context:
+        receiver = Receiver(zmq_context, context.paths.scheduler, SchedulerInput)
+        to_detokenizer = Sender(zmq_context, context.paths.detokenizer)
+        to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
+        transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
+        watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
+        loop = SchedulerLoop(
+            Scheduler(args, runner, decoder, transport),
+            transport,
+            overlap=not args.disable_overlap_schedule,
+            sleep_on_idle=args.sleep_on_idle,
+            watchdog=watchdog,
+        )
+        try:
+            to_tokenizer.send(WorkerReady(worker=context.name, info=_info(args, runner)))
+            # What start-up left behind lives as long as the process: the collector need not look at it again.
+            gc.collect()
+            gc.freeze()
+            watchdog.start()
+            loop.run()
+            watchdog.stop()
+        finally:
+            receiver.close()
+            to_detokenizer.close()
+            to_tokenizer.close()
+
+
+def _info(args: ServerArgs, runner: Runner) -> dict[str, Any]:
+    spec = runner.spec
+    return {**dataclasses.asdict(spec), "max_total_tokens": spec.max_total_tokens, "resolved_args": args.public_dict()}
+
+
+def _give_up(context: WorkerContext, reason: str) -> None:
+    """Called by the watchdog while the main thread hangs, so nothing here may wait for it."""
+    faulthandler.dump_traceback(all_threads=True)
+    context.last_words(reason)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker("scheduler", work))
