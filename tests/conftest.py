@@ -1,11 +1,30 @@
-"""Before any test imports JAX: run on the CPU, and pretend that it is eight devices."""
+"""Before any test imports JAX: run on the CPU, and pretend that it is eight devices. And the checkpoints tests share."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if _DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES_FLAG}=8".strip()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`checkpoint(name)`: the folder of a case of tests/checkpoints.py, written on first use."""
+    from checkpoints import make_checkpoint
+
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = make_checkpoint(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return get

@@ -1,0 +1,78 @@
+"""Runs the decoder without a paged cache: plain attention over one whole sequence, to compare with Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from checkpoints import load_model
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxserve.models import ModelConfig, build_decoder, load_params, param_specs
+
+
+def mesh_of(tp_size: int) -> Mesh:
+    return Mesh(np.asarray(jax.devices()[:tp_size]).reshape(1, tp_size), ("data", "tensor"))
+
+
+def dense_attend(q: jax.Array, k: jax.Array, v: jax.Array, kv: Any, layer: Any, window: Any) -> tuple[jax.Array, Any]:
+    """Causal attention of a sequence to itself; kv counts the layers it has seen."""
+    group, num_tokens = q.shape[1] // k.shape[1], len(q)
+    k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
+    scores = jnp.einsum("thd,shd->hts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    index = jnp.arange(num_tokens)
+    visible = index[None] <= index[:, None]
+    if window is not None:
+        visible &= index[None] > index[:, None] - window
+    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    return jnp.einsum("hts,shd->thd", weights, v), kv + 1
+
+
+def logits_of(
+    params: Any,
+    config: ModelConfig,
+    token_ids: Sequence[int],
+    tp_size: int = 1,
+    *,
+    dtype: Any = jnp.float32,
+    stacked: bool = False,
+    scan_unroll: int = 1,
+) -> np.ndarray:
+    """float32 [T, vocab] for one sequence, every position."""
+    decoder = build_decoder(config, tp_size, stacked=stacked, scan_unroll=scan_unroll)
+
+    def run(params: Any, ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        hidden, layers_seen = decoder.forward(params, ids, positions, jnp.int32(0), dense_attend)
+        return decoder.logits(params, hidden), layers_seen
+
+    specs = (param_specs(config, dtype, tp_size, stacked=stacked), PartitionSpec(), PartitionSpec())
+    program = jax.shard_map(run, mesh=mesh_of(tp_size), in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
+    ids = np.asarray(token_ids, np.int32)
+    logits, layers_seen = jax.jit(program)(params, ids, np.arange(len(ids), dtype=np.int32))
+    assert layers_seen == config.num_layers
+    assert logits.dtype == jnp.float32
+    return np.asarray(logits)
+
+
+def folder_logits(folder: Path, token_ids: Sequence[int], tp_size: int = 1, **options: Any) -> np.ndarray:
+    """The same for a checkpoint folder."""
+    config = ModelConfig.from_pretrained(folder)
+    dtype = options.get("dtype", jnp.float32)
+    params = load_params(folder, config, mesh_of(tp_size), dtype, progress=False, stacked=options.get("stacked", False))
+    return logits_of(params, config, token_ids, tp_size, **options)
+
+
+def oracle_logits(folder: Path, token_ids: Sequence[int]) -> np.ndarray:
+    """What Transformers answers, float32 [T, vocab]."""
+    import torch
+
+    with torch.no_grad():
+        return load_model(folder)(torch.tensor([list(token_ids)])).logits[0].numpy()
+
+
+def prompt(num_tokens: int, vocab_size: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab_size, num_tokens).tolist()

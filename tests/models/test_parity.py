@@ -1,0 +1,74 @@
+"""Logits against Transformers, for every family and option, on one device and sharded over several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoints import CASES, load_model
+from dense_model import folder_logits, oracle_logits, prompt
+
+from jaxserve.models import ModelConfig
+
+PROMPT_LEN = 48  # longer than every case's window, shorter than every case's context
+ATOL = 1e-4
+
+CheckpointOf = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_transformers(name: str, tp_size: int, checkpoint: CheckpointOf) -> None:
+    folder = checkpoint(name)
+    config = ModelConfig.from_pretrained(folder)
+    ids = prompt(PROMPT_LEN, config.vocab_size)
+    expected = oracle_logits(folder, ids)
+    assert expected.std() > 0.3, "the checkpoint's logits are too flat to compare"
+    logits = folder_logits(folder, ids, tp_size)
+    assert logits.shape == (PROMPT_LEN, config.vocab_size)
+    np.testing.assert_allclose(logits, expected, atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("scan_unroll", [1, 2])
+@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen2-windows", "qwen3-biases"])
+def test_stacked_layers_give_the_same_logits(name: str, scan_unroll: int, checkpoint: CheckpointOf) -> None:
+    folder = checkpoint(name)
+    ids = prompt(PROMPT_LEN, ModelConfig.from_pretrained(folder).vocab_size)
+    logits = folder_logits(folder, ids, 2, stacked=True, scan_unroll=scan_unroll)
+    np.testing.assert_allclose(logits, oracle_logits(folder, ids), atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama-llama3", "llama-yarn", "llama-linear", "qwen2-yarn"])
+def test_long_positions(name: str, checkpoint: CheckpointOf) -> None:
+    """Beyond the context length before the extension, which is 64 tokens in these cases."""
+    folder = checkpoint(name)
+    ids = prompt(300, 300)
+    np.testing.assert_allclose(folder_logits(folder, ids), oracle_logits(folder, ids), atol=3e-4, rtol=0)
+
+
+def test_dynamic_rope_equals_generation_step_by_step(checkpoint: CheckpointOf) -> None:
+    """A token beyond max_position_embeddings=64 rotates as in Transformers when it is generated, one token at a time."""
+    import torch
+
+    folder = checkpoint("llama-dynamic")
+    ids = prompt(80, 300)
+    expected = []
+    with torch.no_grad():
+        model = load_model(folder)
+        out = model(torch.tensor([ids[:60]]), use_cache=True)
+        for token in ids[60:]:
+            out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+            expected.append(out.logits[0, -1].numpy())
+    np.testing.assert_allclose(folder_logits(folder, ids)[60:], np.stack(expected), atol=ATOL, rtol=0)
+
+
+@pytest.mark.parametrize("tp_size", [1, 4])
+def test_bfloat16_is_near_float32(tp_size: int, checkpoint: CheckpointOf) -> None:
+    folder = checkpoint("qwen3")
+    ids = prompt(PROMPT_LEN, 300)
+    expected = oracle_logits(folder, ids)
+    logits = folder_logits(folder, ids, tp_size, dtype=jnp.bfloat16)
+    assert np.abs(logits - expected).mean() < 0.05 * expected.std()
