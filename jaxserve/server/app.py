@@ -26,7 +26,6 @@ from jaxserve.server.service import GenerationService
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
 
-
 # Bodies that msgspec parses; /docs shows them.
 _BODIES = (
     tokens.TokenizeRequest,

@@ -44,5 +44,5 @@ class AuthMiddleware:
 
 def _brings(scope: Scope, key: str) -> bool:
     scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-    # Constant time, on bytes: a str with non-ASCII characters would raise.
-    return scheme.lower() == "bearer" and secrets.compare_digest(token.strip().encode(), key.encode())
+    # Constant time, on bytes: headers are read as latin-1, whatever they hold.
+    return scheme.lower() == "bearer" and secrets.compare_digest(token.strip().encode("latin-1"), key.encode())

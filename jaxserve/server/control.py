@@ -101,7 +101,7 @@ async def loads(request: Request, include: str | None = None, dp_rank: int | Non
 
 @admin_router.get("/flush_cache", include_in_schema=False)
 @admin_router.post("/flush_cache")
-async def flush_cache(request: Request, timeout: float = Query(0.0, ge=0, le=3600)) -> Response:  # noqa: ASYNC109
+async def flush_cache(request: Request, timeout: float = Query(0.0, ge=0, le=3600)) -> Response:
     """Forgets all cached prefixes. Needs an idle scheduler; `timeout` seconds are spent waiting for it."""
     success, message = await service_of(request).flush_cache(timeout)
     text = message or ("Cache flushed." if success else "The cache was not flushed.")

@@ -1,0 +1,140 @@
+"""A GenerationService one can compute by hand: token j of every sequence is the letter chr(97 + j % 26)."""
+
+from __future__ import annotations
+
+import asyncio
+import string
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
+from jaxserve.types import FinishReason, SamplingParams
+
+CONTEXT_LEN = 100
+VOCAB_SIZE = 1000
+BOS = 1
+
+
+class FakeTokenizer:
+    """A character is a token, its id the code point; encoding adds a BOS."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + [ord(c) for c in text]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return "".join("<s>" * (not skip_special_tokens) if i == BOS else chr(i) for i in ids)
+
+
+class FakeService:
+    def __init__(self) -> None:
+        self.status = "ready"
+        self.tokenizer = FakeTokenizer()
+        self.model_info: dict[str, Any] = {"context_length": CONTEXT_LEN}
+        self.context_len = CONTEXT_LEN
+        self.vocab_size = VOCAB_SIZE
+        self.generation_defaults: dict[str, Any] = {}
+        self.num_live = 0
+        self.requests: list[GenerateReqInput] = []
+        self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
+        self.aborted: list[str] = []  # rids whose generator was closed before its end
+        self.abort_calls: list[str] = []
+        self.flush_timeouts: list[float] = []
+        self.flush_result = (True, "")
+        self.healthy = True
+        self.step_s = 0.0  # time between tokens
+        self.endless = False  # ignore max_new_tokens
+        self.fail_after: tuple[int, FinishReason] | None = None  # end every sequence so after that many tokens
+        self.crash: Exception | None = None
+        self.steps = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.status == "ready"
+
+    async def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+        self.requests.append(req)
+        if self.crash is not None:
+            raise self.crash
+        prompts = req.input_ids or [self.tokenizer.encode(text) for text in req.prompts or []]
+        longest = max(map(len, prompts))
+        if longest >= CONTEXT_LEN:
+            raise RequestError(f"The prompt has {longest} tokens; limit {CONTEXT_LEN}.", code="context_length_exceeded")
+        bases = req.rids or [new_rid() for _ in prompts]
+        n = req.num_samples
+        rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
+        live = dict.fromkeys(range(req.num_sequences))
+        self.num_live += len(live)
+        try:
+            step = 0
+            while live:
+                await asyncio.sleep(self.step_s)
+                step, self.steps = step + 1, self.steps + 1
+                for index in list(live):
+                    chunk = self._chunk(req, index, rids[index], prompts[index // n], step)
+                    if chunk.finish_reason is not None:
+                        del live[index]
+                        self.num_live -= 1
+                    yield chunk
+        finally:
+            self.aborted += [rids[index] for index in live]
+            self.num_live -= len(live)
+
+    def _chunk(self, req: GenerateReqInput, index: int, rid: str, prompt: list[int], step: int) -> GenerationChunk:
+        params = req.sampling_params[index // req.num_samples]
+        letter = string.ascii_lowercase[(step - 1) % 26]
+        reason = self._reason(params, letter, step)
+        text = letter if reason is None or reason.type == "length" or params.no_stop_trim else ""
+        top = [(ord(letter), -0.5), (ord("z"), -1.5)][: req.top_logprobs_num]
+        logprobs = [TokenLogprob(ord(letter), -0.5, top)] if req.return_logprob else []
+        meta = {"e2e_latency": 0.25} if reason else {}
+        return GenerationChunk(index, rid, text, [ord(letter)], logprobs, len(prompt), step, 3, reason, meta)
+
+    def _reason(self, params: SamplingParams, letter: str, step: int) -> FinishReason | None:
+        if self.fail_after and step >= self.fail_after[0]:
+            return self.fail_after[1]
+        if letter in params.stop:
+            return FinishReason.stop(letter)
+        if ord(letter) in params.stop_token_ids:
+            return FinishReason.stop(ord(letter))
+        limit = 8 if params.max_new_tokens is None else params.max_new_tokens
+        return FinishReason.length_limit(step) if step >= limit and not self.endless else None
+
+    def abort(self, rid_prefix: str) -> None:
+        self.abort_calls.append(rid_prefix)
+
+    def abort_all(self) -> None:
+        self.abort_calls.append("*")
+
+    async def flush_cache(self, timeout_s: float) -> tuple[bool, str]:
+        self.flush_timeouts.append(timeout_s)
+        return self.flush_result
+
+    async def internal_state(self) -> dict[str, Any]:
+        return {"num_running_reqs": 2, "num_queue_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
+
+    async def health_check(self, timeout_s: float) -> bool:
+        return self.healthy
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
+        if messages[0]["content"] == "unrenderable":
+            raise RequestError("The chat template cannot render these messages.", param="messages")
+        self.templated.append(
+            {
+                "messages": messages,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                **kwargs,
+            }
+        )
+        return self.tokenizer.encode("|".join(f"{m['role']}:{m['content']}" for m in messages))

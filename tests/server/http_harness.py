@@ -1,0 +1,60 @@
+"""A fake-backed app, called in process or through a real uvicorn on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import uvicorn
+from fake_service import FakeService
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.app import create_app
+
+MODEL = "/models/tiny"
+
+
+@contextlib.asynccontextmanager
+async def app_client(service: FakeService, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(service, ServerArgs(**{"model_path": MODEL, **options}))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://jaxserve") as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def live_server(service: FakeService, **options: Any) -> AsyncIterator[str]:
+    """The URL of a real HTTP server on this loop."""
+    app = create_app(service, ServerArgs(**{"model_path": MODEL, **options}))
+    config = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools", ws="none", timeout_graceful_shutdown=2)
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
+            await asyncio.sleep(0.005)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The JSON events of a stream that ended with [DONE]."""
+    parts = text.split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""], parts[-2:]
+    assert all(part.startswith("data: ") for part in parts[:-1])
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+async def until(condition: Any, timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (any condition of a test)
+            await asyncio.sleep(0.005)

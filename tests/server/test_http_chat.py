@@ -1,0 +1,228 @@
+"""POST /v1/chat/completions: OpenAI's shapes with SGLang's extensions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_service import FakeService
+from http_harness import MODEL, app_client, events_of
+
+HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+async def chat(service: FakeService | None = None, /, expect: int = 200, options: Any = None, **body: Any) -> Any:
+    async with app_client(service or FakeService(), **(options or {})) as client:
+        reply = await client.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 3, **body})
+    assert reply.status_code == expect, reply.text
+    return events_of(reply.text) if expect == 200 and body.get("stream") else reply.json()
+
+
+async def test_a_reply() -> None:
+    reply = await chat(rid="r")
+    assert reply["object"] == "chat.completion"
+    assert (reply["id"], reply["model"]) == ("r", MODEL)
+    assert reply["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "abc", "reasoning_content": None, "tool_calls": None},
+            "logprobs": None,
+            "finish_reason": "length",
+            "matched_stop": None,
+        }
+    ]
+    assert reply["usage"]["prompt_tokens"] == 1 + len("user:hello")
+
+
+async def test_max_tokens_in_all_forms() -> None:
+    service = FakeService()
+    await chat(service, max_tokens=None)
+    await chat(service, max_tokens=None, max_completion_tokens=4)
+    await chat(service, max_tokens=2, max_completion_tokens=5)
+    assert [request.sampling_params[0].max_new_tokens for request in service.requests] == [None, 4, 5]
+
+
+async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
+    events = await chat(stream=True)
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    choices = [event["choices"][0] for event in events]
+    assert [choice["delta"] for choice in choices] == [
+        {"role": "assistant", "content": ""},
+        {"content": "a"},
+        {"content": "b"},
+        {"content": "c"},
+        {},
+    ]
+    assert [choice["finish_reason"] for choice in choices] == [None, None, None, None, "length"]
+
+
+async def test_choices_are_interleaved() -> None:
+    events = await chat(stream=True, n=2, stop="c")
+    assert [event["choices"][0]["index"] for event in events] == [0, 0, 1, 1, 0, 1, 0, 1]
+    ends = [event["choices"][0] for event in events if event["choices"][0]["finish_reason"]]
+    assert [(end["index"], end["finish_reason"], end["matched_stop"]) for end in ends] == [(0, "stop", "c"), (1, "stop", "c")]
+    assert [choice["message"]["content"] for choice in (await chat(n=3))["choices"]] == ["abc"] * 3
+
+
+async def test_logprobs() -> None:
+    content = (await chat(logprobs=True, top_logprobs=2))["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == ["a", "b", "c"]
+    assert content[0] == {
+        "token": "a",
+        "bytes": [97],
+        "logprob": -0.5,
+        "top_logprobs": [
+            {"token": "a", "bytes": [97], "logprob": -0.5},
+            {"token": "z", "bytes": [122], "logprob": -1.5},
+        ],
+    }
+    streamed = await chat(logprobs=True, stream=True)
+    entries = [e["choices"][0]["logprobs"]["content"] for e in streamed if e["choices"][0]["logprobs"]]
+    assert [[entry["token"] for entry in one] for one in entries] == [["a"], ["b"], ["c"]]
+    assert entries[0][0]["top_logprobs"] == []
+
+
+async def test_streamed_usage() -> None:
+    options = {"enable_cache_report": True}
+    events = await chat(stream=True, stream_options={"include_usage": True}, options=options)
+    assert events[-1]["choices"] == []
+    assert events[-1]["usage"]["completion_tokens"] == 3
+    assert events[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert all(event["usage"] is None for event in events[:-1])
+    events = await chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 1, 2, 3, 3, 3]
+
+
+async def test_sampling_defaults_of_the_model() -> None:
+    service = FakeService()
+    service.generation_defaults = {"temperature": 0.6, "top_k": 0, "top_p": 0.95, "eos_token_id": 2, "do_sample": True}
+    await chat(service)
+    await chat(service, temperature=0.2)
+    await chat(service, options={"sampling_defaults": "openai"})
+    params = [request.sampling_params[0] for request in service.requests]
+    assert [(p.temperature, p.top_k, p.top_p) for p in params] == [(0.6, -1, 0.95), (0.2, -1, 0.95), (1.0, -1, 1.0)]
+
+
+async def test_messages_reach_the_template_as_roles_and_texts() -> None:
+    service = FakeService()
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
+    broken = {"id": "2", "type": "function", "function": {"name": "add", "arguments": "{x"}}
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "User", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call, broken]},
+        {"role": "tool", "content": "1", "tool_call_id": "1"},
+    ]
+    await chat(
+        service, messages=messages, tools=[TOOL], chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low"
+    )
+    seen = service.templated[0]
+    assert seen["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one two", "name": "ann"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**call, "function": {"name": "add", "arguments": {"x": 1}}}, broken],
+        },
+        {"role": "tool", "content": "1", "tool_call_id": "1"},
+    ]
+    assert seen["tools"] == [TOOL]
+    assert (seen["enable_thinking"], seen["reasoning_effort"]) == (False, "low")
+    assert (seen["add_generation_prompt"], seen["continue_final_message"]) == (True, False)
+
+
+async def test_tool_choice_none_hides_the_tools() -> None:
+    service = FakeService()
+    for choice in (None, "auto", "none"):
+        await chat(service, tools=[TOOL], tool_choice=choice)
+    assert [seen["tools"] for seen in service.templated] == [[TOOL], [TOOL], None]
+
+
+async def test_continue_final_message() -> None:
+    service = FakeService()
+    await chat(service, messages=[*HELLO, {"role": "assistant", "content": "Well,"}], continue_final_message=True)
+    seen = service.templated[0]
+    assert (seen["add_generation_prompt"], seen["continue_final_message"]) == (False, True)
+
+
+async def test_input_ids_replace_the_template() -> None:
+    service = FakeService()
+    await chat(service, input_ids=[5, 6, 7])
+    assert service.requests[0].input_ids == [[5, 6, 7]]
+    assert service.templated == []
+
+
+async def test_token_ids_and_meta_info() -> None:
+    choice = (await chat(return_token_ids=True, return_meta_info=True, input_ids=[5], rid="r"))["choices"][0]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([97, 98, 99], [5])
+    assert choice["meta_info"]["id"] == "r"
+    assert choice["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
+    events = await chat(return_prompt_token_ids=True, return_token_ids=True, return_meta_info=True, input_ids=[5], stream=True)
+    choices = [event["choices"][0] for event in events]
+    assert choices[0]["prompt_token_ids"] == [5]
+    assert choices[1]["token_ids"] == [97]
+    assert choices[-1]["meta_info"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"messages": []}, "messages", "at least one message"),
+        ({"messages": None}, "messages", "must be a list"),
+        ({"messages": ["hi"]}, "messages", "messages[0] must be an object"),
+        ({"messages": [{"content": "x"}]}, "messages", "messages[0].role must be one of system"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages", 'got "robot"'),
+        ({"messages": [{"role": "user"}]}, "messages", "messages[0].content is required"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages", "must be a string or a list of content parts, got 5"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages", "content[0].text must be a string"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages",
+            'content[0] has the type "image_url", which is not supported yet',
+        ),
+        ({"messages": [{"role": "user", "content": "unrenderable"}]}, "messages", "cannot render"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages", "tool_calls[0].function"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1, got 0"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "in [0, 20], got 21"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0].function must be an object with a name"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "not supported yet"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice", "not supported"),
+        ({"tool_choice": "maybe"}, "tool_choice", 'got "maybe"'),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not supported"),
+        ({"functions": [{"name": "x"}]}, "functions", "not supported"),
+        ({"audio": {"voice": "x"}}, "audio", "not supported"),
+        ({"continue_final_message": True}, "continue_final_message", "role assistant"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "must not hold tokenize"),
+        ({"chat_template": "{{ x }}"}, "chat_template", "not supported"),
+        ({"input_ids": []}, "input_ids", "at least one token id"),
+    ],
+)  # fmt: skip
+async def test_bad_fields_are_named(body: dict[str, Any], param: str, words: str) -> None:
+    error = await chat(expect=400, **body)
+    assert words in error["message"]
+    assert error["param"] == param
+
+
+async def test_a_prompt_that_is_too_long() -> None:
+    error = await chat(expect=400, messages=[{"role": "user", "content": "x" * 200}], stream=True)
+    assert error["code"] == "context_length_exceeded"
+
+
+async def test_model_names() -> None:
+    for name in (None, "", "default", MODEL, "tiny"):
+        reply = await chat(model=name, options={"served_model_name": "tiny"})
+        assert reply["model"] == "tiny"
+    error = await chat(model="gpt-9", expect=404)
+    assert (error["param"], error["code"], error["type"]) == ("model", "model_not_found", "NotFoundError")
+    assert '"gpt-9"' in error["message"]
+
+
+async def test_the_models_list() -> None:
+    async with app_client(FakeService(), served_model_name="org/tiny") as client:
+        card = (await client.get("/v1/models")).json()["data"][0]
+        assert (await client.get("/v1/models/org/tiny")).json() == card
+        assert (await client.get("/v1/models/nope")).status_code == 404
+    assert (card["id"], card["root"], card["max_model_len"], card["object"]) == ("org/tiny", MODEL, 100, "model")

@@ -1,0 +1,123 @@
+"""Health, descriptions, load, cache, aborts and the tokenizer endpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_service import FakeService
+from http_harness import MODEL, app_client
+
+
+@pytest.mark.parametrize(("status", "code"), [("starting", 503), ("ready", 200), ("draining", 503), ("failed", 503)])
+async def test_health_follows_the_status(status: str, code: int) -> None:
+    service = FakeService()
+    service.status = status
+    async with app_client(service) as client:
+        for path in ("/health", "/ready", "/health_generate"):
+            reply = await client.get(path)
+            assert (reply.status_code, reply.text) == (code, f"{status}\n")
+        assert (await client.get("/")).text == "jaxserve is running\n"
+        assert (await client.head("/")).status_code == 200
+
+
+async def test_health_generate_fails_without_a_sign_of_life() -> None:
+    service = FakeService()
+    service.healthy = False
+    async with app_client(service) as client:
+        assert (await client.get("/health_generate")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_model_info() -> None:
+    async with app_client(FakeService(), served_model_name="tiny") as client:
+        info = (await client.get("/model_info")).json()
+        assert (await client.get("/get_model_info")).json() == info
+    assert info["model_path"] == info["tokenizer_path"] == MODEL
+    assert (info["served_model_name"], info["is_generation"], info["weight_version"]) == ("tiny", True, "default")
+
+
+async def test_server_info_masks_secrets() -> None:
+    headers = {"authorization": "Bearer hush"}
+    async with app_client(FakeService(), api_key="hush", admin_api_key="hush2") as client:
+        reply = await client.get("/server_info", headers=headers)
+        assert (await client.get("/get_server_info", headers=headers)).status_code == 200
+    info = reply.json()
+    assert "hush" not in reply.text
+    assert (info["api_key"], info["schedule_policy"], info["status"]) == ("***", "fcfs", "ready")
+    assert info["internal_states"][0]["num_running_reqs"] == 2
+    assert info["version"]
+
+
+async def test_loads() -> None:
+    async with app_client(FakeService()) as client:
+        report = (await client.get("/v1/loads?include=core&dp_rank=0")).json()
+        wrong = [await client.get(f"/v1/loads?{query}") for query in ("include=spice", "dp_rank=1", "dp_rank=x")]
+    assert report["loads"] == [
+        {
+            "dp_rank": 0,
+            "num_running_reqs": 2,
+            "num_waiting_reqs": 1,
+            "max_total_num_tokens": 64,
+            "token_usage": 0.5,
+            "num_live_sequences": 0,
+        }
+    ]
+    assert [reply.status_code for reply in wrong] == [400] * 3
+    assert "spice" in wrong[0].json()["message"]
+
+
+async def test_flush_cache() -> None:
+    service = FakeService()
+    async with app_client(service) as client:
+        assert (await client.post("/flush_cache")).text == "Cache flushed.\n"
+        assert (await client.get("/flush_cache?timeout=2.5")).status_code == 200
+        service.flush_result = (False, "2 requests are running.")
+        refused = await client.post("/flush_cache")
+        bad = await client.post("/flush_cache?timeout=-1")
+    assert service.flush_timeouts == [0.0, 2.5, 0.0]
+    assert (refused.status_code, refused.text) == (400, "2 requests are running.\n")
+    assert bad.status_code == 400
+    assert "timeout" in bad.json()["error"]["message"]
+
+
+async def test_abort_request() -> None:
+    service = FakeService()
+    async with app_client(service) as client:
+        for body in ({"rid": "r"}, {"abort_all": True}, {"rid": "", "abort_all": True}):
+            assert (await client.post("/abort_request", json=body)).status_code == 200
+        for body in ({}, {"rid": ""}, {"abort_all": False}):
+            assert (await client.post("/abort_request", json=body)).status_code == 400
+        assert (await client.post("/abort_request", json={"rid": 5})).status_code == 400
+    assert service.abort_calls == ["r", "*", "*"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+async def test_tokenize_and_detokenize(prefix: str) -> None:
+    async def post(path: str, **body: Any) -> Any:
+        reply = await client.post(prefix + path, json=body)
+        return reply.json() if reply.status_code == 200 else (reply.status_code, reply.json()["error"]["message"])
+
+    async with app_client(FakeService()) as client:
+        assert await post("/tokenize", prompt="ab") == {"tokens": [1, 97, 98], "count": 3, "max_model_len": 100}
+        assert (await post("/tokenize", prompt="ab", add_special_tokens=False))["tokens"] == [97, 98]
+        assert (await post("/tokenize", prompt=["a", ""]))["count"] == [2, 1]
+        assert await post("/detokenize", tokens=[1, 97, 98]) == {"text": "ab"}
+        assert await post("/detokenize", tokens=[1, 97], skip_special_tokens=False) == {"text": "<s>a"}
+        assert await post("/detokenize", tokens=[[97], []]) == {"text": ["a", ""]}
+        assert await post("/detokenize", tokens=[]) == {"text": ""}
+        assert await post("/detokenize", tokens=[1000]) == (400, "tokens must be token ids in [0, 1000), got 1000.")
+        assert await post("/detokenize", tokens=[-1]) == (400, "tokens must be token ids in [0, 1000), got -1.")
+        assert (await post("/detokenize", tokens=[1, [2]]))[0] == 400
+        assert await post("/tokenize", prompt=5) == (400, "prompt must be a string or a list, got 5.")
+
+
+async def test_the_api_is_described() -> None:
+    async with app_client(FakeService()) as client:
+        schema = (await client.get("/openapi.json")).json()
+        assert (await client.get("/docs")).status_code == 200
+    body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    described = schema["components"]["schemas"][body["$ref"].rpartition("/")[2]]
+    assert "messages" in described["required"]
+    assert "temperature" in described["properties"]
+    assert "/generate" in schema["paths"]

@@ -1,0 +1,102 @@
+"""What an error looks like on the wire: envelopes, statuses, bodies nobody can parse, bodies that are too large."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from fake_service import FakeService
+from http_harness import app_client
+
+from jaxserve.server.requests import RequestError
+
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", CHAT, "/tokenize", "/abort_request"])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "is empty"),
+        (b"{", "not valid JSON"),
+        (b'{"prompt": NaN}', "not valid JSON"),
+        (b'{"text": "\\ud800"}', "not valid JSON"),
+        (b'{"text": ' + b"[" * 100_000, "not valid JSON"),
+        (b"[1, 2]", "must be"),
+        (b'"text"', "must be"),
+    ],
+)
+async def test_unreadable_bodies_are_400(path: str, raw: bytes, words: str) -> None:
+    async with app_client(FakeService()) as client:
+        reply = await client.post(path, content=raw, headers=JSON)
+    assert reply.status_code == 400
+    assert words in reply.json()["error"]["message"]
+
+
+async def test_broken_text_is_400() -> None:
+    async with app_client(FakeService()) as client:
+        for path, raw in (("/generate", b'{"text": "\xff"}'), ("/v1/completions", b'{"prompt": "\xff"}')):
+            reply = await client.post(path, content=raw, headers=JSON)
+            assert reply.status_code == 400
+            assert "not valid JSON" in reply.json()["error"]["message"]
+
+
+async def test_v1_insists_on_the_content_type() -> None:
+    async with app_client(FakeService()) as client:
+        for headers in ({}, {"content-type": "text/plain"}):
+            reply = await client.post(CHAT, content=b"{}", headers=headers)
+            assert reply.status_code == 400
+            assert "application/json" in reply.json()["message"]
+        headers = {"content-type": "application/json; charset=utf-8"}
+        reply = await client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+        assert reply.status_code == 200
+
+
+async def test_unknown_paths_and_methods() -> None:
+    async with app_client(FakeService()) as client:
+        missing = await client.get("/v1/nothing")
+        native = await client.get("/nothing")
+        method = await client.get("/generate")
+    assert (missing.status_code, native.status_code, method.status_code) == (404, 404, 405)
+    assert missing.json()["message"] == "There is no endpoint GET /v1/nothing."
+    assert native.json()["error"]["message"] == "There is no endpoint GET /nothing."
+    assert "GET" in method.json()["error"]["message"]
+    assert method.headers["allow"]
+
+
+async def test_both_envelopes() -> None:
+    async with app_client(FakeService()) as client:
+        openai = (await client.post("/v1/completions", json={"prompt": "x", "n": 0})).json()
+        native = (await client.post("/generate", json={"text": "x", "sampling_params": {"n": "two"}})).json()
+    flat = {key: openai[key] for key in ("message", "type", "param", "code")}
+    assert (openai["object"], flat["type"], flat["param"], flat["code"]) == ("error", "BadRequestError", "n", 400)
+    assert openai["error"] == flat
+    assert native["error"]["type"] == "BadRequestError"
+    assert native["error"]["code"] == 400
+
+
+async def test_names_from_behind_the_routes_become_openais() -> None:
+    service = FakeService()
+    service.crash = RequestError("max_new_tokens is 7; the context length is 5.", param="max_new_tokens")
+    async with app_client(service) as client:
+        error = (await client.post("/v1/completions", json={"prompt": "x"})).json()
+    assert (error["param"], error["message"]) == ("max_tokens", "max_tokens is 7; the context length is 5.")
+
+
+@pytest.mark.parametrize("path", ["/generate", CHAT])
+async def test_bodies_beyond_the_limit_are_413(path: str) -> None:
+    body = b'{"text": "' + b"x" * (1 << 20) + b'"}'
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1 << 16):
+            yield body[start : start + (1 << 16)]
+
+    async with app_client(FakeService(), max_body_size_mb=1) as client:
+        declared = await client.post(path, content=body, headers=JSON)
+        chunked = await client.post(path, content=chunks(), headers=JSON)
+        fits = await client.post("/tokenize", content=b'{"prompt": "' + b"x" * ((1 << 20) - 14) + b'"}')
+    for reply in (declared, chunked):
+        assert reply.status_code == 413
+        assert "at most 1 MiB" in reply.json()["error"]["message"]
+    assert fits.status_code == 200
