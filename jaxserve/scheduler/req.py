@@ -75,14 +75,16 @@ class Req:
     extra_key: str | None = None
     priority: int = 0  # as the user gave it (or its default); for the cache's priority eviction
     urgency: int = 0  # larger goes first; 0 for all unless priority scheduling is on
-    own_stop_ids: np.ndarray = NO_TOKENS  # int32: sampling.stop_token_ids
-    device_stop_ids: np.ndarray = NO_TOKENS  # int32: own_stop_ids and, unless ignored, eos
+    own_stop_ids: np.ndarray = dataclasses.field(default_factory=lambda: NO_TOKENS)  # int32: sampling.stop_token_ids
+    device_stop_ids: np.ndarray = dataclasses.field(
+        default_factory=lambda: NO_TOKENS
+    )  # int32: own_stop_ids and, unless ignored, eos
     stop_text: StopTextMatcher | None = None  # set if there are stop strings or patterns
     logprobs: LogprobBuffer | None = None  # set if logprobs are returned
 
     state: RequestState = RequestState.WAITING
     lease: Lease | None = None  # from admission to release
-    output_ids: np.ndarray = NO_TOKENS  # int32: outputs so far; valid while WAITING
+    output_ids: np.ndarray = dataclasses.field(default_factory=lambda: NO_TOKENS)  # int32: outputs so far; valid while WAITING
     sent_len: int = 0  # output tokens already sent; valid while WAITING
     announced: bool = False  # its first message, with what the detokenizer needs to know, is out
     cached_len: int = 0  # prompt tokens that came from the tree at the first admission

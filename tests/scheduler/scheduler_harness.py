@@ -1,0 +1,244 @@
+"""A scheduler with a fake runner and an in-memory transport: submit requests, turn the loop by hand, look at what came out.
+
+Every message is checked on its way: encodable, arrays of the right types and lengths, nothing after a request's end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxserve.config import ServerArgs
+from jaxserve.messages import (
+    AbortReq,
+    BatchTokenIDOut,
+    DetokenizerInput,
+    Message,
+    OutputLogprobs,
+    RequestTimes,
+    ShutdownReq,
+    TokenizedGenerateReqInput,
+    TokenizerInput,
+    decoder,
+    encode,
+)
+from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
+from jaxserve.scheduler.loop import SchedulerLoop
+from jaxserve.scheduler.runner import StepInput
+from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.scheduler.stops import StopTextDecoder
+from jaxserve.types import FinishReason, ForwardMode, SamplingParams
+
+
+class Clock:
+    """Time that stands still unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class LetterDecoder:
+    """Token i is a letter; enough for stop strings."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        return "".join(chr(ord("a") + token_id % 26) for token_id in token_ids)
+
+
+@dataclasses.dataclass
+class Answer:
+    """What arrived for one rid."""
+
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    message_sizes: list[int] = dataclasses.field(default_factory=list)  # new tokens in each message
+    finish: FinishReason | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    decode_flags: int = 0
+    times: RequestTimes | None = None
+    logprobs: list[OutputLogprobs] = dataclasses.field(default_factory=list)
+    stops: list[str] | None = None
+    prompt_tail: list[int] | None = None
+
+
+class MemoryTransport:
+    """The loop's Transport without sockets."""
+
+    def __init__(self) -> None:
+        self.inbox: list[Message] = []
+        self.answers: dict[str, Answer] = {}
+        self.replies: list[TokenizerInput] = []
+        self.shut_down = False
+        self.is_idle: Callable[[], bool] = lambda: True  # set by the harness
+        self._decode = decoder(DetokenizerInput).decode
+
+    def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
+        assert timeout_s == 0 or self.is_idle(), f"the loop waits {timeout_s} s although there is work"
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send_reply(self, message: TokenizerInput) -> None:
+        self.replies.append(message)
+
+    def send_output(self, message: DetokenizerInput) -> None:
+        message = self._decode(encode(message))
+        if isinstance(message, ShutdownReq):
+            self.shut_down = True
+            return
+        count = len(message.rids)
+        assert count > 0 and len(set(message.rids)) == count, f"rids {message.rids}"
+        for name in ("token_counts", "prompt_tokens", "completion_tokens", "cached_tokens", "decode_flags"):
+            assert len(getattr(message, name)) == count, name
+        assert message.token_ids.dtype == np.int32 and int(message.token_counts.sum()) == len(message.token_ids)
+        assert set(message.times) == set(message.finished)
+        self._take(message)
+
+    def _take(self, message: BatchTokenIDOut) -> None:
+        ends = np.cumsum(message.token_counts)
+        for i, rid in enumerate(message.rids):
+            answer = self.answers.setdefault(rid, Answer())
+            assert answer.finish is None, f"{rid} got another message after its end"
+            new = message.token_ids[ends[i] - message.token_counts[i] : ends[i]].tolist()
+            assert (i in message.prompt_tails) == (not answer.message_sizes) or not message.prompt_tokens[i] or not new
+            answer.token_ids += new
+            answer.message_sizes.append(len(new))
+            answer.completion_tokens = int(message.completion_tokens[i])
+            assert answer.completion_tokens == len(answer.token_ids), f"{rid}: {answer}"
+            answer.prompt_tokens, answer.cached_tokens = int(message.prompt_tokens[i]), int(message.cached_tokens[i])
+            answer.decode_flags = int(message.decode_flags[i])
+            answer.stops = message.stops.get(i, answer.stops)
+            answer.prompt_tail = message.prompt_tails.get(i, answer.prompt_tail)
+            if i in message.logprobs:
+                assert len(message.logprobs[i].logprobs) == len(new)
+                answer.logprobs.append(message.logprobs[i])
+            answer.finish, answer.times = message.finished.get(i), message.times.get(i)
+
+
+class Harness:
+    def __init__(
+        self,
+        args: dict[str, Any] | None = None,
+        *,
+        overlap: bool = True,
+        text_decoder: StopTextDecoder | None = None,
+        step_delay_s: float = 0.0,
+        nan_token: int | None = None,
+        **spec: Any,
+    ) -> None:
+        self.args = ServerArgs(**({"random_seed": 1} | (args or {})))
+        self.runner = FakeRunner(fake_spec(**spec), step_delay_s=step_delay_s, nan_token=nan_token)
+        self.transport = MemoryTransport()
+        self.clock = Clock()
+        self.scheduler = Scheduler(
+            self.args, self.runner, text_decoder, self.transport, clock=self.clock, wall_clock=self.clock
+        )
+        self.loop = SchedulerLoop(self.scheduler, self.transport, overlap=overlap)
+        self.transport.is_idle = lambda: self.scheduler.is_idle
+        self.sent: dict[str, TokenizedGenerateReqInput] = {}
+
+    def close(self) -> None:
+        self.runner.close()
+
+    # --- in
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_new: int | None = 8,
+        *,
+        rid: str | None = None,
+        stream: bool = False,
+        return_logprob: bool = False,
+        top_logprobs_num: int = 0,
+        priority: int | None = None,
+        extra_key: str | None = None,
+        **sampling: Any,
+    ) -> str:
+        rid = f"r{len(self.sent)}" if rid is None else rid
+        message = TokenizedGenerateReqInput(
+            rid=rid,
+            input_ids=np.array(prompt, np.int32),
+            sampling_params=SamplingParams(**({"temperature": 0.0, "max_new_tokens": max_new} | sampling)),
+            stream=stream,
+            return_logprob=return_logprob,
+            top_logprobs_num=top_logprobs_num,
+            priority=priority,
+            extra_key=extra_key,
+        )
+        self.sent.setdefault(rid, message)
+        self.transport.inbox.append(message)
+        return rid
+
+    def abort(self, rid: str = "", **how: Any) -> None:
+        self.transport.inbox.append(AbortReq(rid=rid, **how))
+
+    def send(self, message: Message) -> None:
+        self.transport.inbox.append(message)
+
+    # --- turn
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.now_s += 0.01
+            self.loop.step()
+
+    def run(self, max_turns: int = 5000) -> None:
+        """Until everything is answered; then the pool must be whole."""
+        for _ in range(max_turns):
+            self.turn()
+            if self.scheduler.is_idle and not self.transport.inbox:
+                break
+        else:
+            raise AssertionError(f"not done after {max_turns} turns: {self.scheduler.internal_state()}")
+        report = self.scheduler.cache.check()
+        assert report.is_clean, report.describe()
+        assert self.scheduler.cache.used_tokens == 0
+
+    # --- out
+
+    def answer(self, rid: str) -> Answer:
+        return self.transport.answers[rid]
+
+    def expected(self, rid: str, count: int | None = None) -> list[int]:
+        """The tokens the request must get if nothing but eos, its stop ids or its length ends it."""
+        message = self.sent[rid]
+        sampling = message.sampling_params
+        room = min(self.runner.spec.context_len, self.runner.spec.max_total_tokens + 1) - len(message.input_ids)
+        most = room if sampling.max_new_tokens is None else min(sampling.max_new_tokens, room)
+        stops = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.runner.spec.eos_token_ids))
+        seed = 0 if sampling.is_greedy else sampling.sampling_seed
+        assert seed is not None, "give a seed to requests that are compared"
+        return self.runner.expected_tokens(
+            message.input_ids.tolist(), most if count is None else count, seed=seed, stop_ids=stops
+        )
+
+    def assert_as_expected(self, *rids: str) -> None:
+        """Named requests, or all, ended normally with the oracle's tokens."""
+        for rid in rids or tuple(self.sent):
+            answer = self.answer(rid)
+            assert answer.finish is not None and answer.finish.type != "abort", f"{rid}: {answer.finish}"
+            assert answer.token_ids == self.expected(rid), f"{rid}: {answer.token_ids} instead of {self.expected(rid)}"
+            assert answer.prompt_tokens == len(self.sent[rid].input_ids)
+
+    @property
+    def steps(self) -> list[StepInput]:
+        return self.runner.steps
+
+    @property
+    def modes(self) -> list[ForwardMode]:
+        return [step.mode for step in self.steps]
+
+    def prefill_lens(self) -> list[list[int]]:
+        """Prompt tokens per request, for each step that had any."""
+        return [s.extend_lens[s.num_decode_rows :].tolist() for s in self.steps if s.mode is not ForwardMode.DECODE]
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Random tokens, never eos."""
+    return np.random.default_rng([length, seed]).integers(1, 101, length).tolist()

@@ -1,0 +1,112 @@
+"""Random workloads over every mode: each request ends exactly once with the oracle's tokens, and the pool is whole afterwards."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scheduler_harness import Harness
+
+POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
+
+
+def random_args(rng: random.Random, page_size: int) -> dict[str, Any]:
+    chunk = rng.choice([-1, max(page_size, 16), 32, 64, 128])
+    return {
+        "schedule_policy": rng.choice(POLICIES),
+        "chunked_prefill_size": chunk,
+        "enable_mixed_chunk": chunk != -1 and rng.random() < 0.4,
+        "prefill_decode_interval": rng.choice([None, 0, 1, 3]),
+        "disable_radix_cache": rng.random() < 0.15,
+        "radix_eviction_policy": rng.choice(["lru", "lfu", "fifo", "priority"]),
+        "schedule_conservativeness": rng.choice([0.0, 0.3, 1.0]),
+        "retraction_policy": rng.choice(["length", "priority"]),
+        "prefill_max_requests": rng.choice([None, None, 2]),
+        "max_running_requests": rng.choice([None, 1, 3]),
+        "priority_scheduling_preemption_threshold": rng.choice([0, 2, 10]),
+        "stream_interval": rng.choice([1, 3]),
+    }
+
+
+def submit_random(harness: Harness, rng: random.Random, bases: list[list[int]]) -> str:
+    base = rng.choice(bases)
+    prompt = base[: rng.randint(0, len(base))] + [rng.randint(1, 100) for _ in range(rng.randint(1, 8))]
+    sampling: dict[str, Any] = {"ignore_eos": rng.random() < 0.5}
+    if rng.random() < 0.3:
+        sampling |= {"temperature": 0.8, "sampling_seed": rng.randint(-(2**63), 2**63 - 1)}
+    if rng.random() < 0.3:
+        sampling["stop_token_ids"] = [rng.randint(1, 100) for _ in range(rng.randint(1, 9))]
+    return harness.submit(
+        prompt,
+        max_new=rng.choice([0, 1, 2, 5, 20, 60]),
+        stream=rng.random() < 0.5,
+        priority=rng.choice([None, 0, 3, 9]),
+        extra_key=rng.choice([None, None, None, "other"]),
+        return_logprob=rng.random() < 0.2,
+        top_logprobs_num=rng.randint(0, 4),
+        **sampling,
+    )
+
+
+def run_workload(seed: int, overlap: bool) -> tuple[Harness, dict[str, list[int]]]:
+    rng = random.Random(seed)
+    page_size = rng.choice([1, 1, 4, 16])
+    harness = Harness(
+        random_args(rng, page_size),
+        overlap=overlap,
+        page_size=page_size,
+        num_pages=rng.choice([48, 96, 256, 1024]) // page_size,
+        max_rows=rng.choice([2, 5, 16]),
+        context_len=160,
+        max_step_tokens=160,
+    )
+    try:
+        bases = [[rng.randint(1, 100) for _ in range(rng.randint(1, 90))] for _ in range(3)]
+        refused = set()
+        aborted = set()
+        for _ in range(rng.randint(5, 40)):
+            for _ in range(rng.choice([0, 1, 1, 4])):
+                rid = submit_random(harness, rng, bases)
+                if len(harness.sent[rid].input_ids) > harness.runner.spec.max_total_tokens:
+                    refused.add(rid)
+            if harness.sent and rng.random() < 0.1:
+                aborted.add(rid := rng.choice(list(harness.sent)))
+                harness.abort(rid, exact=True)
+            harness.turn(rng.randint(0, 4))
+        harness.run()
+        assert set(harness.transport.answers) == set(harness.sent)
+        for rid, answer in harness.transport.answers.items():
+            assert answer.finish is not None, f"{rid} has no terminal message"
+            expected = harness.expected(rid)
+            if answer.finish.type == "abort":
+                assert rid in aborted or rid in refused, f"{rid}: {answer.finish}"
+                assert answer.token_ids == expected[: len(answer.token_ids)]
+            else:
+                assert answer.token_ids == expected, f"{rid}: {answer.token_ids} instead of {expected}"
+                if harness.sent[rid].return_logprob and answer.token_ids:
+                    given = [x for part in answer.logprobs for x in part.logprobs.tolist()]
+                    assert given == pytest.approx([-(token + 1) / 101 for token in expected])
+        return harness, {rid: answer.token_ids for rid, answer in harness.transport.answers.items()}
+    finally:
+        harness.close()
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
+def test_random_workloads(seed: int, overlap: bool) -> None:
+    run_workload(seed, overlap)
+
+
+def test_the_workloads_reach_the_hard_cases() -> None:
+    """Else the test above proves little."""
+    totals: dict[str, int] = {}
+    for seed in range(40):
+        harness, _ = run_workload(seed, overlap=True)
+        state = harness.scheduler.internal_state()
+        for key in ("num_retractions", "num_preemptions", "cached_tokens", "num_leaks_repaired"):
+            totals[key] = totals.get(key, 0) + state[key]
+    assert totals["num_retractions"] > 50 and totals["num_preemptions"] > 5 and totals["cached_tokens"] > 1000, totals
+    assert totals["num_leaks_repaired"] == 0
