@@ -1,0 +1,181 @@
+"""Reading config.json: both spellings of rope and dtype, what families decide, and the sentences for what is not supported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import CASES, build_model
+
+from jaxserve.models import ModelConfig, RopeConfig, generation_defaults
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+
+
+def write(folder: Path, raw: dict[str, Any], name: str = "config.json") -> Path:
+    (folder / name).write_text(json.dumps(raw))
+    return folder
+
+
+def read(folder: Path, **changes: Any) -> ModelConfig:
+    raw = {key: value for key, value in {**LLAMA, **changes}.items() if value is not ...}
+    return ModelConfig.from_pretrained(write(folder, raw))
+
+
+def test_older_config(tmp_path: Path) -> None:
+    config = read(tmp_path, rope_theta=500000.0, rope_scaling={"type": "linear", "factor": 2.0})
+    assert config.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0, extends_context=True)
+    assert (config.head_dim, config.group_size, config.dtype, config.rms_norm_eps) == (16, 2, "bfloat16", 1e-5)
+    assert config.windows == (None, None, None)
+    assert config.context_len == 2048
+
+
+def test_newer_config(tmp_path: Path) -> None:
+    params = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}
+    config = read(tmp_path, rope_parameters=params, torch_dtype=..., dtype="float16")
+    assert config.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0, extends_context=True)
+    assert config.dtype == "float16"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_transformers_writes_is_read_back(name: str, tmp_path: Path) -> None:
+    model = build_model(CASES[name], 1, 2)
+    model.config.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    write(tmp_path, {**raw, "architectures": [type(model).__name__]})
+    theirs, ours = model.config, ModelConfig.from_pretrained(tmp_path)
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    assert ours.head_dim == attention.head_dim
+    assert ours.group_size == attention.num_key_value_groups
+    assert ours.qkv_bias == (attention.q_proj.bias is not None)
+    assert ours.o_bias == (attention.o_proj.bias is not None)
+    assert ours.mlp_bias == (mlp.up_proj.bias is not None)
+    assert ours.qk_norm == hasattr(attention, "q_norm")
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope.kind == theirs.rope_parameters["rope_type"]
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * ours.num_layers
+    window = getattr(theirs, "sliding_window", None)
+    assert ours.windows == tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def test_llama3_rope(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }  # fmt: skip
+    config = read(tmp_path, rope_scaling=scaling, rope_theta=500000.0)
+    assert (config.rope.kind, config.rope.factor, config.rope.original_max_len) == ("llama3", 8.0, 128)
+    assert config.context_len == 1024  # max_position_embeddings is already the extended length
+
+
+def test_yarn_without_an_original_length_extends_the_context(tmp_path: Path) -> None:
+    config = read(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 16})
+    assert (config.rope.original_max_len, config.rope.beta_fast, config.context_len) == (1024, 16, 4096)
+    named = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
+    assert read(tmp_path, rope_scaling=named).context_len == 1024
+
+
+def test_windows_of_qwen(tmp_path: Path) -> None:
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "max_window_layers": 2}
+    assert read(tmp_path, **qwen).windows == (None, None, None)
+    assert read(tmp_path, **qwen, use_sliding_window=True).windows == (None, None, 8)
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert read(tmp_path, **qwen, use_sliding_window=True, layer_types=types).windows == (8, None, 8)
+    with pytest.raises(ValueError, match="layer_types must have num_hidden_layers=3 entries, got 1"):
+        read(tmp_path, **qwen, use_sliding_window=True, layer_types=types[:1])
+    with pytest.raises(ValueError, match="got 'chunked_attention'"):
+        read(tmp_path, **qwen, use_sliding_window=True, layer_types=["chunked_attention"] * 3)
+
+
+def test_model_type_serves_where_architectures_is_missing(tmp_path: Path) -> None:
+    config = read(tmp_path, architectures=..., model_type="qwen3")
+    assert (config.architecture, config.qk_norm, config.head_dim) == ("Qwen3ForCausalLM", True, 128)
+
+
+def test_eos_token_ids(tmp_path: Path) -> None:
+    assert read(tmp_path).eos_token_ids == (2,)
+    assert read(tmp_path, eos_token_id=[2, 5]).eos_token_ids == (2, 5)
+    assert read(tmp_path, eos_token_id=...).eos_token_ids == ()
+    write(tmp_path, {"eos_token_id": [7, 8], "temperature": 0.6, "top_k": 0, "top_p": None}, "generation_config.json")
+    assert read(tmp_path).eos_token_ids == (7, 8)
+    assert ModelConfig.from_pretrained(tmp_path, {"eos_token_id": 9}).eos_token_ids == (9,)
+    assert generation_defaults(tmp_path) == {"temperature": 0.6, "top_k": -1}
+
+
+def test_generation_defaults_without_a_file(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path) == {}
+
+
+def test_overrides(tmp_path: Path) -> None:
+    read(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0})
+
+    def rope(**overrides: Any) -> RopeConfig:
+        return ModelConfig.from_pretrained(tmp_path, overrides).rope
+
+    assert ModelConfig.from_pretrained(tmp_path, {"num_hidden_layers": 1}).num_layers == 1
+    assert rope(rope_theta=7.0) == RopeConfig(theta=7.0, kind="linear", factor=2.0, extends_context=True)
+    scaled = RopeConfig(theta=500.0, kind="dynamic", factor=4.0, extends_context=True)
+    assert rope(rope_scaling={"type": "dynamic", "factor": 4.0}) == scaled
+    assert rope(rope_parameters={"rope_type": "dynamic", "factor": 4.0}) == scaled
+    assert rope(rope_scaling=None) == RopeConfig(theta=500.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"architectures": ["FooForCausalLM"]}, "architecture 'FooForCausalLM' is not supported; supported: LlamaForCausalLM,"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "'LlamaForSequenceClassification' is not supported"),
+        ({"architectures": ..., "model_type": "foo"}, "model_type 'foo' .* is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
+        ({"hidden_size": ...}, "hidden_size must be a whole number of at least 1, got None"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
+        ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple of num_kv_heads=3"),
+        ({"head_dim": 15}, "head_dim must be even"),
+        ({"hidden_act": "mish"}, "hidden_act must be one of silu, .* got 'mish'"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not supported; supported: default,"),
+        ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "must be at least 1, got 0.5"),
+        ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "rope type 'llama3' needs low_freq_factor"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ by layer type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window must be at least 1 token, got 0"),
+    ],
+)
+def test_what_is_not_supported_is_said(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence) as error:
+        read(tmp_path, **changes)
+    assert str(tmp_path / "config.json") in str(error.value)
+
+
+def test_missing_and_damaged_files(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"config\.json does not exist"):
+        ModelConfig.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        ModelConfig.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config\.json must hold a JSON object, got list"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+def test_reading_a_config_starts_neither_jax_nor_torch() -> None:
+    code = "import sys, jaxserve.models; sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'torch', 'transformers')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,83 @@
+"""Frequencies of every kind against Transformers, at the sizes of real models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.models.rope import apply_rope, attention_factor, frequencies, rope_cos_sin
+from jaxserve.models.rope_config import RopeConfig, read_rope
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+CASES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3},
+    "llama3.2": {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3, "factor": 32.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn, no rounding": {
+        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "beta_fast": 24.0, "beta_slow": 2.0, "truncate": False,
+    },
+    "yarn, mscale": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096,
+        "mscale": 1.0, "mscale_all_dim": 0.8,
+    },
+    "yarn, factor given": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 4096,
+        "attention_factor": 1.25,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_frequencies_equal_those_of_transformers(name: str, head_dim: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=head_dim * 32, head_dim=head_dim, max_position_embeddings=131072, rope_parameters=dict(CASES[name])
+    )
+    theirs = LlamaRotaryEmbedding(config)
+    rope = read_rope({"max_position_embeddings": 131072, "rope_parameters": CASES[name]})
+    assert attention_factor(rope) == pytest.approx(theirs.attention_scaling)
+    if rope.kind != "dynamic":
+        np.testing.assert_allclose(frequencies(rope, head_dim), theirs.inv_freq.numpy(), rtol=5e-7)
+    positions = jnp.asarray([0, 1, 17, 1000, 30000])
+    cos, sin = rope_cos_sin(positions, rope, head_dim, 131072)
+    angles = np.asarray(positions, np.float32)[:, None] * theirs.inv_freq.numpy()
+    np.testing.assert_allclose(cos[:, 0], np.cos(angles) * theirs.attention_scaling, atol=1e-2)
+    np.testing.assert_allclose(sin[:4, 0], np.sin(angles[:4]) * theirs.attention_scaling, atol=2e-4)
+
+
+def test_dynamic_scaling_begins_beyond_the_trained_length() -> None:
+    plain, dynamic = RopeConfig(), RopeConfig(kind="dynamic", factor=2.0)
+    positions = jnp.arange(128)
+    expected, _ = rope_cos_sin(positions, plain, 16, 64)
+    cos, _ = rope_cos_sin(positions, dynamic, 16, 64)
+    np.testing.assert_allclose(cos[:64], expected[:64], atol=1e-5)
+    assert np.abs(cos[64:] - expected[64:]).max() > 0.1
+
+
+def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
+    rng = np.random.default_rng(0)
+    q, k = jnp.asarray(rng.normal(size=(2, 1, 1, 32)), jnp.float32)
+
+    def score(q_position: int, k_position: int) -> float:
+        q_rotated = apply_rope(q, *rope_cos_sin(jnp.asarray([q_position]), RopeConfig(), 32, 64))
+        k_rotated = apply_rope(k, *rope_cos_sin(jnp.asarray([k_position]), RopeConfig(), 32, 64))
+        np.testing.assert_allclose(jnp.linalg.norm(q_rotated), jnp.linalg.norm(q), rtol=1e-5)
+        return float(jnp.sum(q_rotated * k_rotated))
+
+    assert score(5, 2) == pytest.approx(score(45, 42), abs=1e-4)
+    assert score(5, 2) != pytest.approx(score(45, 40), abs=1e-2)
+
+
+def test_rotation_keeps_the_type() -> None:
+    x = jnp.ones((1, 2, 8), jnp.bfloat16)
+    assert apply_rope(x, *rope_cos_sin(jnp.asarray([3]), RopeConfig(), 8, 64)).dtype == jnp.bfloat16
