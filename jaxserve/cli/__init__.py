@@ -1,0 +1,1 @@
+"""The command line: `jaxserve serve | generate | chat | convert | check-env`."""

@@ -1,0 +1,55 @@
+"""Entry of the command line: finds the command, runs it, and turns what goes wrong into one line and an exit code.
+
+    0    done
+    1    it failed (the line says why)
+    2    it was asked wrongly
+    130  interrupted
+
+Commands import what they need when they run, so `jaxserve --help` is quick and `jaxserve serve` never imports JAX here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from jaxserve.cli.chat import chat
+from jaxserve.cli.check_env import check_env
+from jaxserve.cli.convert import convert
+from jaxserve.cli.generate import generate
+from jaxserve.cli.serve import serve
+from jaxserve.server.version import package_version
+
+EXIT_INTERRUPTED = 130
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_version(), prog_name="jaxserve")
+def cli() -> None:
+    """jaxserve: an LLM inference server on JAX."""
+
+
+for command in (serve, generate, chat, convert, check_env):
+    cli.add_command(command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line; returns the exit code."""
+    try:
+        result = cli.main(args=list(arguments), prog_name="jaxserve", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.ClickException as error:
+        click.echo(f"jaxserve: error: {error.format_message()}", err=True)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("jaxserve: interrupted", err=True)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (jaxserve generate ... | head); nothing is left to say.
+        sys.stderr.close()
+        return 1
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,116 @@
+"""Command line options made from the fields of ServerArgs: name, type, default, help and choices stand there alone.
+
+`model_path` becomes --model-path; a True/False field becomes a switch (or a pair of switches where the default is True); a
+tuple of numbers is written with commas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from jaxserve.config import ServerArgs
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Other spellings SGLang's users know.
+_ALIASES = {
+    "model_path": ("--model",),
+    "tp_size": ("--tp", "--tensor-parallel-size"),
+}
+# Options of the HTTP server, of no meaning to a command that runs a model in its own terminal.
+HTTP_ONLY = frozenset(
+    ("served_model_name", "host", "port", "api_key", "admin_api_key", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
+     "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage",
+     "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
+)  # fmt: skip
+
+
+class IntList(click.ParamType):
+    """Numbers with commas between them."""
+
+    name = "int,int,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 16,64,256.", param, ctx)
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def server_options(without: Collection[str] = (), defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
+    """A decorator that adds an option for every ServerArgs field but those named; `defaults` replace those of the fields."""
+    hints = typing.get_type_hints(ServerArgs)
+    options = [
+        _option(field, hints[field.name], (defaults or {}).get(field.name, _default(field)))
+        for field in dataclasses.fields(ServerArgs)
+        if field.name not in without
+    ]
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    assert field.default_factory is not dataclasses.MISSING, f"ServerArgs.{field.name} has no default"
+    return field.default_factory()
+
+
+def _option(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[[F], F]:
+    name, help_text = flag(field.name), field.metadata["help"]
+    kind = _value_type(hint)
+    if kind is bool:
+        spelling = f"{name}/--no-{name[2:]}" if default else name
+        return click.option(spelling, field.name, is_flag=True, default=default, show_default=bool(default), help=help_text)
+    choices = field.metadata["choices"]
+    click_type = click.Choice(choices) if choices else kind
+    # "" and None say nothing in a help page; the help text says what they mean.
+    shown = default not in (None, "")
+    names = (name, *_ALIASES.get(field.name, ()))
+    return click.option(*names, field.name, type=click_type, default=default, show_default=shown, help=help_text)
+
+
+def _value_type(hint: Any) -> Any:
+    """The type to parse a value to: X for X | None, IntList for tuples of int."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        (hint,) = _without_none(typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        assert typing.get_args(hint) == (int, ...), f"no command line form for {hint}"
+        return IntList()
+    assert hint in (str, int, float, bool), f"no command line form for {hint}"
+    return hint
+
+
+def _without_none(args: Iterable[Any]) -> list[Any]:
+    return [one for one in args if one is not type(None)]
+
+
+def server_args(options: dict[str, Any], model: str | None = None) -> ServerArgs:
+    """Checked ServerArgs. Raises click.UsageError with a sentence for the terminal."""
+    if model is not None:
+        if options["model_path"] not in ("", model):
+            raise click.UsageError(f"Two models are named: {model!r} and --model-path {options['model_path']!r}.")
+        options = {**options, "model_path": model}
+    if not options["model_path"]:
+        raise click.UsageError("A model is needed: name a folder with --model-path.")
+    try:
+        return ServerArgs(**options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
