@@ -25,10 +25,11 @@ from jaxserve.messages import (
     ShutdownReq,
     WorkerReady,
 )
+from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.incremental import DecodeBatch, TokenWindow, advance, open_windows
 from jaxserve.server.stops import StopFilter, cut_at
-from jaxserve.server.tokenizer import Tokenizer
-from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
+from jaxserve.server.tokenizer import TextDecoder
+from jaxserve.server.worker_process import WorkerContext, run_worker
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class SequenceState:
 
 
 class Detokenizer:
-    def __init__(self, tokenizer: Tokenizer, max_sequences: int = MAX_SEQUENCES) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decoder: TextDecoder, max_sequences: int = MAX_SEQUENCES) -> None:
+        self._text_decoder = decoder
         self._max_sequences = max_sequences
         self._states: OrderedDict[str, SequenceState] = OrderedDict()
         self._decoders = {flags: self._decoder(flags) for flags in range(_DECODE_FLAGS + 1)}
@@ -130,7 +131,7 @@ class Detokenizer:
 
     def _decoder(self, flags: int) -> DecodeBatch:
         def decode(batch: list[list[int]]) -> list[str]:
-            return self._tokenizer.decode_batch(
+            return self._text_decoder.decode_batch(
                 batch,
                 skip_special_tokens=bool(flags & SKIP_SPECIAL_TOKENS),
                 spaces_between=bool(flags & SPACES_BETWEEN_SPECIAL_TOKENS),
@@ -151,12 +152,7 @@ def _last_text(text: str, stops: StopFilter | None, reason: FinishReason, *, tri
 
 
 def work(context: WorkerContext) -> None:
-    args = context.args
-    try:
-        tokenizer = Tokenizer.load(args.effective_tokenizer_path, trust_remote_code=args.trust_remote_code, hide_torch=True)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(wait_for_decoder(context.paths.folder, context.args))
     with zmq.Context() as zmq_context:
         receiver = Receiver(zmq_context, context.paths.detokenizer, DetokenizerInput)
         sender = Sender(zmq_context, context.paths.tokenizer)

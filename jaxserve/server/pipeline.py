@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths
+from jaxserve.server.decoder_handover import hand_over
 from jaxserve.server.requests import RequestError
 from jaxserve.server.tokenizer_manager import TokenizerManager
 from jaxserve.server.worker_process import write_args
@@ -56,7 +57,7 @@ class Pipeline:
     async def wait_ready(self) -> None:
         """Returns when requests are taken. Raises WorkerDiedError or ValueError if that will never be."""
         started_s = time.monotonic()
-        tokenizer = asyncio.create_task(asyncio.to_thread(self.manager.load_tokenizer, hide_torch=self._hide_torch))
+        tokenizer = asyncio.create_task(asyncio.to_thread(self._load_tokenizer))
         workers = asyncio.create_task(self.workers.wait_ready())
         try:
             await asyncio.gather(tokenizer, workers)
@@ -69,6 +70,11 @@ class Pipeline:
         if self.manager.status == "starting":
             self.manager.status = "ready"
             logger.info("Ready after %.1f s.", time.monotonic() - started_s)
+
+    def _load_tokenizer(self) -> None:
+        assert self._paths is not None, "start comes first"
+        self.manager.load_tokenizer(hide_torch=self._hide_torch)
+        hand_over(self.manager.tokenizer, self._paths.folder)
 
     async def _warm_up(self) -> None:
         """One token through every process, before anybody is told that they work."""

@@ -1,7 +1,7 @@
 """The scheduler process: builds the runner, says it is ready, and runs the scheduler's loop over the sockets.
 
-The only process that imports JAX. While the model loads and compiles, a thread loads the tokenizer, which the scheduler needs
-for stop strings alone. A step that hangs ends the process through the watchdog, with every thread's stack on stderr.
+The only process that imports JAX. While the model loads and compiles, a thread gets the decoder, which the scheduler needs for
+stop strings alone. A step that hangs ends the process through the watchdog, with every thread's stack on stderr.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from jaxserve.scheduler.runner import Runner
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.watchdog import Watchdog
-from jaxserve.server.tokenizer import Tokenizer
+from jaxserve.server.decoder_handover import wait_for_decoder
+from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
 
 logger = logging.getLogger(__name__)
@@ -60,13 +61,13 @@ class IpcTransport:
 
 
 class TailDecoder:
-    """The tokenizer as the scheduler sees it. Special tokens are text here: a stop string may name one."""
+    """The decoder as the scheduler sees it. Special tokens are text here: a stop string may name one."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, decoder: TextDecoder) -> None:
+        self._decoder = decoder
 
     def decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return self._decoder.decode_batch([token_ids], skip_special_tokens=False)[0]
 
 
 def work(context: WorkerContext) -> None:
@@ -74,19 +75,14 @@ def work(context: WorkerContext) -> None:
     from jaxserve.executor import build_runner
 
     with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
-        tokenizer = pool.submit(_load_tokenizer, context.args)
+        waiting = pool.submit(wait_for_decoder, context.paths.folder, context.args)
         try:
             built = build_runner(context.args, show_progress=logger.isEnabledFor(logging.INFO))
-            decoder = tokenizer.result()
+            decoder = TailDecoder(waiting.result())
         except (ValueError, OSError) as error:
             logger.debug("Start-up failed.", exc_info=True)
             raise UserError(str(error)) from error
     serve(context, built.args, built.runner, decoder)
-
-
-def _load_tokenizer(args: ServerArgs) -> TailDecoder:
-    path = args.effective_tokenizer_path
-    return TailDecoder(Tokenizer.load(path, trust_remote_code=args.trust_remote_code, hide_torch=True))
 
 
 def serve(context: WorkerContext, args: ServerArgs, runner: Runner, decoder: StopTextDecoder | None) -> None:

@@ -12,13 +12,50 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 # One of these must be in a tokenizer's folder.
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
     "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
 )  # fmt: skip
+
+
+class TextDecoder(Protocol):
+    """Ids to text: all that the worker processes need of a tokenizer."""
+
+    def decode_batch(
+        self, batch: list[list[int]], *, skip_special_tokens: bool = True, spaces_between: bool = True
+    ) -> list[str]: ...
+
+
+class RustDecoder:
+    """Decodes with a `tokenizers.Tokenizer`; `spaces_between` has no meaning to it."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def decode_batch(
+        self, batch: list[list[int]], *, skip_special_tokens: bool = True, spaces_between: bool = True
+    ) -> list[str]:
+        texts: list[str] = self._backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)
+        return texts
+
+
+class PythonDecoder:
+    """Decodes with transformers: for tokenizers written in Python, and for those that tidy up spaces afterwards."""
+
+    def __init__(self, hf: Any) -> None:
+        self._hf = hf
+        self._is_fast = bool(getattr(hf, "is_fast", False))
+
+    def decode_batch(
+        self, batch: list[list[int]], *, skip_special_tokens: bool = True, spaces_between: bool = True
+    ) -> list[str]:
+        options: dict[str, Any] = {"skip_special_tokens": skip_special_tokens}
+        if not self._is_fast:
+            options["spaces_between_special_tokens"] = spaces_between
+        return [self._hf.decode(ids, **options) for ids in batch]
 
 
 class Tokenizer:
@@ -29,9 +66,17 @@ class Tokenizer:
             # Some folders carry the padding and truncation of their training set-up; a served prompt is never cut silently.
             self._backend.no_truncation()
             self._backend.no_padding()
-            self._plain_decode = not hf.clean_up_tokenization_spaces or type(self._backend.model).__name__ == "BPE"
-        else:
-            self._plain_decode = False
+        tidies_up = hf.clean_up_tokenization_spaces and type(getattr(self._backend, "model", None)).__name__ != "BPE"
+        self._decoder: TextDecoder = PythonDecoder(hf) if self._backend is None or tidies_up else RustDecoder(self._backend)
+
+    @property
+    def decoder(self) -> TextDecoder:
+        return self._decoder
+
+    @property
+    def rust_json(self) -> str | None:
+        """The tokenizer as JSON for `tokenizers`, if that decodes exactly as this does."""
+        return self._backend.to_str() if self._backend is not None and isinstance(self._decoder, RustDecoder) else None
 
     @staticmethod
     def load(
@@ -80,13 +125,7 @@ class Tokenizer:
         self, batch: list[list[int]], *, skip_special_tokens: bool = True, spaces_between: bool = True
     ) -> list[str]:
         """`spaces_between` (special tokens) matters to tokenizers written in Python only."""
-        if self._backend is not None and self._plain_decode:
-            texts: list[str] = self._backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)
-            return texts
-        options: dict[str, Any] = {"skip_special_tokens": skip_special_tokens}
-        if self._backend is None:
-            options["spaces_between_special_tokens"] = spaces_between
-        return [self.hf.decode(ids, **options) for ids in batch]
+        return self._decoder.decode_batch(batch, skip_special_tokens=skip_special_tokens, spaces_between=spaces_between)
 
     def apply_chat_template(
         self,

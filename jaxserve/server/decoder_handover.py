@@ -1,0 +1,37 @@
+"""How the worker processes get their decoder: the main process, which has loaded the tokenizer anyway, hands it over.
+
+Importing transformers costs each process more than a second; decoding needs only the small `tokenizers` library. So the main
+process leaves the tokenizer's JSON in the private folder, and a worker waits for it while it does its own start-up. An empty
+file says that only transformers can decode this one. If the main process cannot load the tokenizer, it ends the workers.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import tokenizers
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.tokenizer import RustDecoder, TextDecoder, Tokenizer
+
+_FILE = "decoder.json"
+_POLL_S = 0.01
+
+
+def hand_over(tokenizer: Tokenizer, folder: Path) -> None:
+    """Called once, by the main process."""
+    unfinished = folder / f"{_FILE}.tmp"
+    unfinished.write_text(tokenizer.rust_json or "", encoding="utf-8")
+    unfinished.replace(folder / _FILE)
+
+
+def wait_for_decoder(folder: Path, args: ServerArgs) -> TextDecoder:
+    """Blocks until it is there."""
+    path = folder / _FILE
+    while not path.exists():
+        time.sleep(_POLL_S)
+    data = path.read_text(encoding="utf-8")
+    if data:
+        return RustDecoder(tokenizers.Tokenizer.from_str(data))
+    return Tokenizer.load(args.effective_tokenizer_path, trust_remote_code=args.trust_remote_code, hide_torch=True).decoder

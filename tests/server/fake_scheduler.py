@@ -1,0 +1,64 @@
+"""A scheduler process without a model: the real loop, scheduler and sockets around a FakeRunner.
+
+Started as a script by tests, with the arguments every worker gets. FAKE_SCHEDULER says how to misbehave: `user_error`, `crash`,
+`exit` and `hang` before it is ready; `hang_step` in the first step after the warm-up. FAKE_STEP_S is the time a step takes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
+from jaxserve.server.decoder_handover import wait_for_decoder
+from jaxserve.server.scheduler_process import TailDecoder, serve
+from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
+from jaxserve.server.workers import DETOKENIZER, SCHEDULER, WorkerCommand
+
+VOCAB_SIZE = 2048  # of the demo tokenizer
+CONTEXT_LEN = 512
+EOS = 2046  # a special token, far from what tests look at
+
+
+def commands() -> tuple[WorkerCommand, ...]:
+    """This scheduler and the real detokenizer."""
+    return (
+        WorkerCommand(SCHEDULER, (sys.executable, str(Path(__file__).resolve()))),
+        WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
+    )
+
+
+class _HangingRunner(FakeRunner):
+    def fetch(self, handle: Any) -> Any:
+        if len(self.steps) > 2:
+            threading.Event().wait()
+        return super().fetch(handle)
+
+
+def work(context: WorkerContext) -> None:
+    kind = os.environ.get("FAKE_SCHEDULER", "")
+    if kind == "user_error":
+        raise UserError("--model-path 'nowhere' does not exist.")
+    if kind == "crash":
+        raise RuntimeError("the device is on fire")
+    if kind == "exit":
+        print("last line before the end", file=sys.stderr, flush=True)
+        os._exit(3)
+    if kind == "hang":
+        time.sleep(600)
+    spec = fake_spec(
+        vocab_size=VOCAB_SIZE, context_len=CONTEXT_LEN, num_pages=1 << 15, max_rows=256, max_step_tokens=4096,
+        eos_token_ids=(EOS,),
+    )  # fmt: skip
+    make = _HangingRunner if kind == "hang_step" else FakeRunner
+    runner = make(spec, step_delay_s=float(os.environ.get("FAKE_STEP_S", "0")))
+    serve(context, context.args, runner, TailDecoder(wait_for_decoder(context.paths.folder, context.args)))
+    runner.close()
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker("scheduler", work))
