@@ -83,7 +83,7 @@ class PrefillPlanner:
         self._preemption_threshold = args.priority_scheduling_preemption_threshold
         self._open_chunk: Req | None = None
         self._blocked_at: tuple[int, ...] | None = None  # what the world looked like when the first request did not fit
-        self.num_decode_steps = 0  # counted by the scheduler
+        self._num_decode_steps = 0
         self.num_preempted = 0
 
     @property
@@ -110,6 +110,9 @@ class PrefillPlanner:
         self._open_chunk = adder.open_chunk
         self._waiting.drop_admitted([item.req for item in adder.items if item.is_new])
         return ScheduleBatch(decode_rows=self._decode.rows if num_mixed else NO_ROWS, items=adder.items)
+
+    def after_decode(self) -> None:
+        self._num_decode_steps += 1
 
     def _num_rows_to_mix(self) -> int:
         """Decode rows ride along if they leave at least half of the step to prompts; else both kinds of step take turns."""
@@ -146,7 +149,7 @@ class PrefillPlanner:
         """Differs from an earlier value if a request that did not fit then may fit now."""
         waiting = self._waiting
         pushed = waiting.num_pushed if self._policy.reorders else 0
-        return (self._residents.num_changes, waiting.num_removed, pushed, self.num_decode_steps // RETRY_DECODE_STEPS)
+        return (self._residents.num_changes, waiting.num_removed, pushed, self._num_decode_steps // RETRY_DECODE_STEPS)
 
     # --- preemption
 

@@ -262,7 +262,7 @@ class Scheduler:
         if len(batch.decode_rows):
             self._ratio.after_decode()
             self._turns.after_decode()
-            self._prefill.num_decode_steps += 1
+            self._prefill.after_decode()
         self._decode.drop_complete()
         self._log.launched(batch)
 
