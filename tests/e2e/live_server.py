@@ -81,14 +81,17 @@ class LiveServer:
         assert state["num_leaks_repaired"] == 0, state
         assert state["runner"]["compiles_after_ready_total"] == 0, state
 
+    def main_process(self) -> psutil.Process:
+        return psutil.Process(self.process.pid)
+
     def workers(self) -> dict[str, psutil.Process]:
         """The scheduler and detokenizer processes."""
         found = {}
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        for child in self.main_process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = " ".join(child.cmdline())
                 for name in ("scheduler", "detokenizer"):
-                    if f"jaxserve.server.{name}" in command or f"jaxserve.{name}" in command:
+                    if f"jaxserve.server.{name}" in command:
                         found[name] = child
         return found
 

@@ -112,7 +112,9 @@ def check(oracle: Oracle, prompt: list[int], output_len: int, reply: dict[str, A
     assert len(answer) == output_len
     expected = oracle.logprobs(prompt + answer)[len(prompt) - 1 : -1]
     best = expected.argmax(dim=-1).tolist()
-    assert answer == best, f"prompt of {len(prompt)}: token {next(i for i in range(output_len) if answer[i] != best[i])} differs"
+    assert answer == best, (
+        f"prompt of {len(prompt)}: token {next(i for i in range(output_len) if answer[i] != best[i])} differs"
+    )
     ours = np.asarray([logprob for logprob, _, _ in meta["output_token_logprobs"]])
     np.testing.assert_allclose(ours, expected.max(dim=-1).values, atol=1e-3)
     assert [token for _, token, _ in meta["output_token_logprobs"]] == answer
