@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -17,7 +16,8 @@ import click
 from jaxserve.cli.engine import start_engine, stream_text
 from jaxserve.cli.http_client import ServerError, stream_events
 from jaxserve.cli.options import HTTP_ONLY, server_options
-from jaxserve.cli.sampling import model_defaults, sampling_options, take_sampling
+from jaxserve.cli.sampling import sampling_options, take_sampling
+from jaxserve.models import generation_defaults
 
 if TYPE_CHECKING:
     from jaxserve.server.engine import Engine
@@ -81,7 +81,7 @@ def chat(model: str | None, url: str | None, api_key: str | None, system_prompt:
         converse(ServerChat(url, api_key, sampling), first)
         return 0
     with start_engine(options, model) as engine:
-        defaults = {} if options["sampling_defaults"] == "openai" else model_defaults(Path(engine.server_args.model_path))
+        defaults = {} if options["sampling_defaults"] == "openai" else generation_defaults(engine.server_args.model_path)
         converse(EngineChat(engine, {**defaults, **sampling}), first)
     return 0
 

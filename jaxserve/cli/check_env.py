@@ -64,7 +64,8 @@ def _system() -> Iterator[Finding]:
     old = sys.version_info < (3, 11)
     yield Finding("python", platform.python_version(), "3.11 or newer is needed" if old else None)
     yield Finding("platform", platform.platform())
-    yield Finding("cpus", f"{os.cpu_count()} ({len(os.sched_getaffinity(0))} usable)")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("cpus", f"{os.cpu_count()} ({usable} usable)")
     memory = psutil.virtual_memory()
     yield Finding("memory", f"{memory.total / 2**30:.1f} GiB ({memory.available / 2**30:.1f} available)")
 

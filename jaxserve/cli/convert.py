@@ -20,7 +20,7 @@ def convert(model_path: str, output: str, dtype: str) -> int:
     folder = Path(output)
     if folder.is_dir() and any(folder.iterdir()):
         raise click.UsageError(f"--output {output!r} is not empty.")
-    from jaxserve.models.convert import convert as convert_checkpoint
+    from jaxserve.models import convert as convert_checkpoint
 
     try:
         convert_checkpoint(model_path, output, dtype)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -39,14 +37,3 @@ def take_sampling(options: dict[str, Any]) -> dict[str, Any]:
     given["stop"] = list(given["stop"])
     given.setdefault("max_new_tokens", None)
     return given
-
-
-def model_defaults(folder: Path) -> dict[str, Any]:
-    """The sampling fields of a model's generation_config.json, in /generate's names."""
-    try:
-        values = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    found = {name: values[name] for name in names if isinstance(values.get(name), int | float)}
-    return {name: -1 if name == "top_k" and value == 0 else value for name, value in found.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -32,6 +33,10 @@ from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestE
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
+
+# A conversation up to this length is rendered and tokenized on the loop, which is faster than waking a thread; a longer one
+# takes milliseconds that other streams should not wait for.
+INLINE_RENDER_CHARS = 2000
 
 # Arguments of the tokenizer's template function that are the server's business; all other names reach the template.
 _OWN_TEMPLATE_KWARGS = frozenset(
@@ -174,8 +179,7 @@ async def _prompt_ids(body: ChatCompletionRequest, context: OpenAIContext) -> li
         return body.input_ids
     kwargs = _template_kwargs(body)
     continues = bool(body.continue_final_message)
-    # A long conversation takes milliseconds to render and tokenize, which other streams should not wait for.
-    return await asyncio.to_thread(
+    render = functools.partial(
         context.service.apply_chat_template,
         messages,
         tools,
@@ -183,6 +187,9 @@ async def _prompt_ids(body: ChatCompletionRequest, context: OpenAIContext) -> li
         continue_final_message=continues,
         **kwargs,
     )
+    if tools is None and sum(len(message["content"]) for message in messages) <= INLINE_RENDER_CHARS:
+        return render()
+    return await asyncio.to_thread(render)
 
 
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:

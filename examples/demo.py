@@ -1,0 +1,249 @@
+"""`make demo`: serve the model that comes with jaxserve, ask it a few things over HTTP, stop it.
+
+Everything here is what any client does: the server is `jaxserve serve` in its own process, the requests are plain HTTP with
+Python's standard library. Exit code 0 means that every answer came and that the server ended cleanly.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import http
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import IO, Any
+
+from jaxserve.demo import demo_model_path
+
+START_TIMEOUT_S = 300
+STOP_TIMEOUT_S = 60
+REQUEST_TIMEOUT_S = 120
+
+QUESTIONS = [
+    "What is a radix cache?",
+    "What is the capital of Japan?",
+    "How do I get JSON output?",
+]
+CONVERSATION = ["My name is Ada.", "What is my name?"]
+JSON_QUESTION = "Describe a person as JSON with name, age and city."
+PROMPT = "The capital of France is"
+NUM_PARALLEL = 16
+
+NEXT_STEPS = """
+Go on from here:
+
+  make serve                 # the same server, until Ctrl-C
+  .venv/bin/jaxserve chat --url http://127.0.0.1:30000 --temperature 0
+
+  curl http://127.0.0.1:30000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "What is paged attention?"}], "temperature": 0}'
+
+  from openai import OpenAI
+  client = OpenAI(base_url="http://127.0.0.1:30000/v1", api_key="none")
+  client.chat.completions.create(model="default", messages=[{"role": "user", "content": "Who are you?"}])
+
+  .venv/bin/jaxserve serve --model-path /path/to/Qwen3-0.6B    # any model of a supported family
+"""
+
+
+class DemoFailedError(Exception):
+    """The text says what went wrong."""
+
+
+def main() -> int:
+    with tempfile.TemporaryFile() as log:
+        try:
+            with serving(log) as port:
+                run(port)
+        except DemoFailedError as error:
+            log.seek(0)
+            print(f"\nThe demo failed: {error}\n\nThe end of the server's log:", file=sys.stderr)
+            print(log.read().decode(errors="replace")[-4000:], file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("\nStopped.", file=sys.stderr)
+            return 130
+    print(NEXT_STEPS)
+    return 0
+
+
+def run(port: int) -> None:
+    heading("Chat, streamed")
+    for question in QUESTIONS:
+        print(f"\n> {question}")
+        chat(port, [{"role": "user", "content": question}])
+
+    heading("A conversation")
+    messages: list[dict[str, str]] = []
+    for line in CONVERSATION:
+        print(f"\n> {line}")
+        messages.append({"role": "user", "content": line})
+        messages.append({"role": "assistant", "content": chat(port, messages)})
+
+    heading("JSON")
+    print(f"\n> {JSON_QUESTION}")
+    answer = chat(port, [{"role": "user", "content": JSON_QUESTION}])
+    with contextlib.suppress(ValueError):
+        print(f"parsed: {json.loads(answer)}")
+
+    heading("/generate, with log probabilities")
+    show_logprobs(port)
+
+    heading(f"{NUM_PARALLEL} requests at once")
+    show_batching(port)
+
+
+def heading(text: str) -> None:
+    print(f"\n--- {text} " + "-" * (60 - len(text)))
+
+
+def chat(port: int, messages: list[dict[str, str]]) -> str:
+    """Asks, prints the answer as it comes, and returns it."""
+    body = {"messages": messages, "temperature": 0, "max_tokens": 64, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    started_s = time.perf_counter()
+    first_s, answer, num_tokens = 0.0, "", 0
+    for event in stream(port, "/v1/chat/completions", body):
+        if event.get("usage"):
+            num_tokens = event["usage"]["completion_tokens"]
+        for choice in event["choices"]:
+            piece = choice["delta"].get("content") or ""
+            if piece and not answer:
+                first_s = time.perf_counter() - started_s
+            answer += piece
+            print(piece, end="", flush=True)
+    total_s = time.perf_counter() - started_s
+    print(f"\n  [{num_tokens} tokens in {1000 * total_s:.0f} ms, the first after {1000 * first_s:.0f} ms]")
+    if not answer:
+        raise DemoFailedError("an answer was empty.")
+    return answer
+
+
+def show_logprobs(port: int) -> None:
+    sampling = {"temperature": 0, "max_new_tokens": 6}
+    body = {
+        "text": PROMPT,
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+        "return_text_in_logprobs": True,
+    }
+    reply = post(port, "/generate", body)
+    print(f"\n{PROMPT}\033[1m{reply['text']}\033[0m" if sys.stdout.isatty() else f"\n{PROMPT}{reply['text']}")
+    meta = reply["meta_info"]
+    for (logprob, _, text), top in zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=True):
+        others = ", ".join(f"{other!r} {value:.2f}" for value, _, other in top[1:])
+        print(f"  {text!r:<12} {logprob:6.2f}   next best: {others}")
+
+
+def show_batching(port: int) -> None:
+    """The same server, many clients: the tokens per second of all of them together."""
+    sampling = {"temperature": 0, "max_new_tokens": 64, "ignore_eos": True}
+    body = {"text": "1, 2, 3,", "sampling_params": sampling}
+    started_s = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(NUM_PARALLEL) as pool:
+        replies = list(pool.map(lambda _: post(port, "/generate", body), range(NUM_PARALLEL)))
+    total_s = time.perf_counter() - started_s
+    num_tokens = sum(reply["meta_info"]["completion_tokens"] for reply in replies)
+    print(f"\n{num_tokens} tokens in {total_s:.2f} s: {num_tokens / total_s:.0f} tokens/s")
+    if num_tokens != NUM_PARALLEL * sampling["max_new_tokens"]:
+        raise DemoFailedError(f"{NUM_PARALLEL} requests of {sampling['max_new_tokens']} tokens gave {num_tokens}.")
+
+
+@contextlib.contextmanager
+def serving(log: IO[bytes]) -> Iterator[int]:
+    """The port of a ready server; stopped, and checked for a clean end, when the block is left."""
+    port = free_port()
+    command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", demo_model_path(), "--port", str(port)]
+    print(f"Starting: jaxserve serve --model-path {demo_model_path()} --port {port}")
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        wait_ready(process, port)
+        yield port
+        process.send_signal(signal.SIGTERM)
+        try:
+            code = process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise DemoFailedError(f"the server did not end within {STOP_TIMEOUT_S} s of SIGTERM.") from None
+        if code != 0:
+            raise DemoFailedError(f"the server ended with exit code {code}.")
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT_S)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    """Shows the seconds go by until /ready says 200."""
+    started_s = time.monotonic()
+    while True:
+        waited_s = time.monotonic() - started_s
+        if process.poll() is not None:
+            raise DemoFailedError(f"the server ended at its start with exit code {process.returncode}.")
+        if waited_s > START_TIMEOUT_S:
+            raise DemoFailedError(f"the server was not ready within {START_TIMEOUT_S} s.")
+        with contextlib.suppress(OSError, http.client.HTTPException), connection(port) as http_connection:
+            http_connection.request("GET", "/ready")
+            if http_connection.getresponse().status == http.HTTPStatus.OK:
+                break
+        if sys.stdout.isatty():
+            print(f"\rLoading and compiling ... {waited_s:.0f} s", end="", flush=True)
+        time.sleep(0.1)
+    clear = "\r" if sys.stdout.isatty() else ""
+    print(f"{clear}Ready after {time.monotonic() - started_s:.1f} s.          ")
+
+
+def post(port: int, path: str, body: dict[str, Any]) -> Any:
+    with connection(port) as http_connection:
+        return json.loads(send(http_connection, path, body).read())
+
+
+def stream(port: int, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of a streamed reply: lines that begin with `data: `, the last of them [DONE]."""
+    with connection(port) as http_connection:
+        for line in send(http_connection, path, body):
+            if line.startswith(b"data: [DONE]"):
+                return
+            if line.startswith(b"data: "):
+                event = json.loads(line[len(b"data: ") :])
+                if "error" in event:
+                    raise DemoFailedError(event["error"]["message"])
+                yield event
+    raise DemoFailedError("a stream ended before it was done.")
+
+
+def send(http_connection: http.client.HTTPConnection, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+    try:
+        http_connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        reply = http_connection.getresponse()
+    except (OSError, http.client.HTTPException) as error:
+        raise DemoFailedError(f"{path} did not answer: {error}") from error
+    if reply.status != http.HTTPStatus.OK:
+        raise DemoFailedError(f"{path} answered {reply.status}: {reply.read().decode(errors='replace')}")
+    return reply
+
+
+def connection(port: int) -> contextlib.closing[http.client.HTTPConnection]:
+    return contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_TIMEOUT_S))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    sys.exit(main())
