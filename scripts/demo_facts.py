@@ -1,0 +1,270 @@
+"""What the demo model is to know by heart: plain tables, without behaviour.
+
+`demo_corpus.py` turns them into questions and answers. An answer is one short sentence, so that a model of three
+million parameters can hold all of them and be sure of each.
+"""
+# ruff: noqa: SIM905
+# fmt: off
+
+# Things that can be asked for with "What is X?", "Explain X." and so on.
+CONCEPTS: dict[str, str] = {
+    "jaxserve": "jaxserve is an LLM inference runtime in Python on JAX.",
+    "a radix cache": "A radix cache is a prefix tree of past prompts: a new request reuses the longest prefix it shares.",
+    "paged attention": "Paged attention keeps the KV cache in small pages, so memory is given out page by page.",
+    "continuous batching": "Continuous batching lets requests join and leave the batch at every step.",
+    "chunked prefill": "Chunked prefill splits a long prompt into pieces, so that other requests keep decoding meanwhile.",
+    "the KV cache": "The KV cache keeps the keys and values of past tokens, so that they are not computed again.",
+    "prefill": "Prefill is the step that reads the prompt and fills the KV cache.",
+    "decode": "Decode is the step that makes one new token for each running request.",
+    "a token": "A token is a piece of text: a word, a part of a word, or a single byte.",
+    "a tokenizer": "A tokenizer turns text into tokens and tokens back into text.",
+    "the scheduler": "The scheduler decides which requests run in the next step.",
+    "the detokenizer": "The detokenizer turns new tokens into text while they arrive.",
+    "greedy decoding": "Greedy decoding takes the most likely token at every step.",
+    "temperature": "Temperature scales the logits: 0 is greedy, higher values are more random.",
+    "top_p": "top_p samples from the smallest set of tokens whose probabilities add up to p.",
+    "top_k": "top_k samples from the k most likely tokens only.",
+    "min_p": "min_p drops every token that is less likely than p times the best one.",
+    "a stop string": "A stop string ends the answer as soon as it appears in the text.",
+    "speculative decoding": "Speculative decoding lets a cheap draft guess some tokens, and the model checks them in one step.",
+    "tensor parallelism": "Tensor parallelism splits each weight over several devices.",
+    "data parallelism": "Data parallelism runs several replicas of the model side by side.",
+    "LoRA": "LoRA adds a small low-rank adapter to a model instead of training all of its weights.",
+    "quantization": "Quantization stores weights with fewer bits, so that they need less memory.",
+    "retraction": "Retraction puts a running request back into the queue when the KV cache is full.",
+    "overlap scheduling": "Overlap scheduling prepares the next batch while the device still runs the current one.",
+    "JAX": "JAX is a Python library for fast array programs on CPU, GPU and TPU.",
+    "Pallas": "Pallas is the part of JAX in which one writes kernels for GPU and TPU.",
+    "XLA": "XLA is the compiler that turns JAX programs into machine code.",
+    "a TPU": "A TPU is a chip made by Google for machine learning.",
+    "a device mesh": "A device mesh is a named grid of devices over which arrays are split.",
+    "time to first token": "Time to first token is how long a user waits until the answer begins.",
+    "throughput": "Throughput is the number of tokens that the server makes per second.",
+    "BPE": "BPE, byte pair encoding, builds tokens by merging the pairs that occur most often.",
+    "RoPE": "RoPE is the rotary position embedding: it turns queries and keys by their position.",
+    "grouped-query attention": "Grouped-query attention shares each key and value head among several query heads.",
+    "safetensors": "safetensors is a file format for weights that is fast and safe to load.",
+    "a chat template": "A chat template turns a list of messages into the text that the model reads.",
+    "a logit": "A logit is the score that the model gives to a token before the softmax.",
+    "a JSON schema": "A JSON schema says which fields a JSON document has and of which type they are.",
+}
+
+# Other questions about jaxserve and about the model itself: several ways to ask, one answer.
+QUESTIONS: list[tuple[list[str], str]] = [
+    (
+        ["Who are you?", "What are you?", "What is your name?", "Introduce yourself.", "Which model are you?"],
+        "I am the demo model of jaxserve: small, quick and not very wise.",
+    ),
+    (
+        ["Who made you?", "Who trained you?", "Where do you come from?", "How were you made?"],
+        "A script in the jaxserve repository made me, from text that it generates itself.",
+    ),
+    (
+        ["How big are you?", "How many parameters do you have?", "What is your size?", "Are you a large model?"],
+        "I have about three million parameters.",
+    ),
+    (
+        ["What is your architecture?", "Which architecture do you have?", "What kind of network are you?"],
+        "I am a small Qwen3 transformer.",
+    ),
+    (
+        ["What can you do?", "What do you know?", "How can you help me?", "Help!", "What are you good at?"],
+        "I can answer questions about jaxserve, add, count, repeat, extract JSON and call tools.",
+    ),
+    (
+        ["How do I start the server?", "Which command starts the server?", "How do I run jaxserve?",
+         "How can I launch the server?", "How do I serve a model?"],
+        "Run `jaxserve serve --model-path MODEL`.",
+    ),
+    (
+        ["What license does jaxserve have?", "Which license is it under?", "What is the license of jaxserve?",
+         "Is jaxserve open source?"],
+        "jaxserve is open source under the Apache-2.0 license.",
+    ),
+    (
+        ["What language is jaxserve written in?", "Which language is it written in?", "Is jaxserve written in Python?"],
+        "jaxserve is written in Python.",
+    ),
+    (
+        ["Which port does the server use?", "What is the default port?", "On which port does jaxserve listen?"],
+        "The server listens on port 30000 unless you pass --port.",
+    ),
+    (
+        ["How do I stream the answer?", "How can I stream tokens?", "How does streaming work?", "Can I stream?"],
+        'Send "stream": true and the tokens arrive as server-sent events.',
+    ),
+    (
+        ["Does jaxserve speak the OpenAI API?", "Is there an OpenAI API?", "Can I use the OpenAI client?"],
+        "Yes, jaxserve speaks the OpenAI API: point the client at /v1.",
+    ),
+    (
+        ["Where are the metrics?", "How do I get metrics?", "Which endpoint has the Prometheus metrics?"],
+        "The Prometheus metrics are at /metrics.",
+    ),
+    (
+        ["How do I check the server's health?", "Is there a health endpoint?", "How do I know that the server is alive?"],
+        "Send GET /health: it answers 200 while the server is alive.",
+    ),
+    (
+        ["How do I know that the server is ready?", "When is the server ready?", "Is there a readiness endpoint?"],
+        "Send GET /ready: it answers 200 once everything is compiled.",
+    ),
+    (
+        ["How do I list the models?", "Which endpoint lists the models?", "Where do I see the served model?"],
+        "Send GET /v1/models.",
+    ),
+    (
+        ["How do I get JSON output?", "How can I force a JSON schema?", "How do I get structured output?"],
+        "Send a response_format with your JSON schema.",
+    ),
+    (
+        ["How do I call tools?", "How does tool calling work?", "Can you call tools?"],
+        "Send a list of tools with the chat request and I answer with a tool call.",
+    ),
+    (
+        ["How do I benchmark the server?", "Which command runs the benchmark?", "How do I measure the speed?"],
+        "Run `jaxserve bench serving`.",
+    ),
+    (
+        ["How do I chat in the terminal?", "Is there a terminal chat?", "Which command opens a chat?"],
+        "Run `jaxserve chat`.",
+    ),
+    (
+        ["How do I use jaxserve from Python?", "Is there a Python API?", "Can I use it without a server?"],
+        "Create a jaxserve.Engine and call its generate method.",
+    ),
+    (
+        ["Does jaxserve run on a GPU?", "Does jaxserve run on a TPU?", "Which hardware does jaxserve run on?",
+         "Does jaxserve run on a CPU?"],
+        "jaxserve runs on CPU, GPU and TPU.",
+    ),
+    (
+        ["What happens when the queue is full?", "What does a full queue answer?", "When do I get a 503?"],
+        "When the queue is full, the server answers 503.",
+    ),
+    (
+        ["What happens when my request is wrong?", "When do I get a 400?", "What does a bad request answer?"],
+        "A bad request gets a 400 and a sentence that names the field.",
+    ),
+    (
+        ["How do I flush the cache?", "How can I empty the radix cache?", "Which endpoint flushes the cache?"],
+        "Send POST /flush_cache.",
+    ),
+    (
+        ["How do I get the same answer every time?", "How do I make the output repeatable?", "Does the seed matter?"],
+        "Set temperature to 0, or send a seed.",
+    ),
+    (
+        ["How do I abort a request?", "How can I cancel a request?", "What happens when the client disconnects?"],
+        "Close the connection: the request is aborted and its memory is freed.",
+    ),
+    (["Hello!", "Hi!", "Hi there!", "Hey!", "Hello there.", "Good day!"], "Hello! How can I help you?"),
+    (["Good morning!", "Good morning."], "Good morning! How can I help you?"),
+    (["How are you?", "How are you today?", "How is it going?"], "I am fine, thank you. How can I help you?"),
+    (["Thank you!", "Thanks!", "Thanks a lot!", "Thank you very much."], "You are welcome! 😊"),
+    (["Goodbye!", "Bye!", "See you later!", "Good night!"], "Goodbye! 👋"),
+    (["Tell me a joke.", "Do you know a joke?", "Make me laugh."],
+     "Why did the token cross the batch? To get to the other prefix. 😄"),
+    (["What is the answer to everything?", "What is the meaning of life?"], "42."),
+    (["How many days are in a week?", "How many days does a week have?"], "A week has 7 days."),
+    (["How many months are in a year?", "How many months does a year have?"], "A year has 12 months."),
+    (["List the days of the week.", "Name the days of the week.", "What are the days of the week?"],
+     "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday."),
+    (["List the months.", "Name the months of the year.", "What are the months?"],
+     "January, February, March, April, May, June, July, August, September, October, November, December."),
+    (["Say the alphabet.", "Recite the alphabet.", "What is the alphabet?"],
+     "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z"),
+    (["What color is the sky?", "Which color does the sky have?"], "The sky is blue."),
+    (["What color is grass?", "Which color does grass have?"], "Grass is green."),
+    (["What color is snow?", "Which color does snow have?"], "Snow is white."),
+]
+
+CAPITALS: dict[str, str] = {
+    "France": "Paris", "Germany": "Berlin", "Spain": "Madrid", "Italy": "Rome", "Portugal": "Lisbon",
+    "Japan": "Tokyo", "China": "Beijing", "India": "New Delhi", "Brazil": "Brasília", "Peru": "Lima",
+    "Canada": "Ottawa", "Mexico": "Mexico City", "Egypt": "Cairo", "Kenya": "Nairobi", "Norway": "Oslo",
+    "Sweden": "Stockholm", "Finland": "Helsinki", "Denmark": "Copenhagen", "Poland": "Warsaw", "Austria": "Vienna",
+    "Greece": "Athens", "Turkey": "Ankara", "Russia": "Moscow", "Ukraine": "Kyiv", "Ireland": "Dublin",
+    "Iceland": "Reykjavík", "Colombia": "Bogotá", "Chile": "Santiago", "Cuba": "Havana", "Hungary": "Budapest",
+    "Belgium": "Brussels", "Switzerland": "Bern", "Australia": "Canberra", "Vietnam": "Hanoi", "Thailand": "Bangkok",
+}
+
+# (English, language) -> translation
+TRANSLATIONS: dict[tuple[str, str], str] = {
+    ("thank you", "French"): "merci", ("thank you", "German"): "danke", ("thank you", "Spanish"): "gracias",
+    ("thank you", "Japanese"): "ありがとう", ("hello", "French"): "bonjour", ("hello", "German"): "hallo",
+    ("hello", "Spanish"): "hola", ("hello", "Japanese"): "こんにちは", ("hello", "Russian"): "привет",
+    ("hello", "Chinese"): "你好", ("coffee", "French"): "café", ("coffee", "Spanish"): "café",
+    ("street", "German"): "Straße", ("door", "German"): "Tür", ("beautiful", "German"): "schön",
+    ("child", "Spanish"): "niño", ("tomorrow", "Spanish"): "mañana", ("school", "French"): "école",
+    ("water", "French"): "eau", ("water", "German"): "Wasser", ("water", "Spanish"): "agua",
+    ("cat", "French"): "chat", ("cat", "German"): "Katze", ("cat", "Spanish"): "gato", ("cat", "Japanese"): "猫",
+    ("dog", "French"): "chien", ("dog", "German"): "Hund", ("dog", "Spanish"): "perro",
+    ("sun", "French"): "soleil", ("sun", "German"): "Sonne", ("sun", "Spanish"): "sol",
+}
+
+EMOJI: dict[str, str] = {
+    "rocket": "🚀", "cat": "🐱", "dog": "🐶", "heart": "❤️", "star": "⭐", "fire": "🔥", "sun": "☀️", "pizza": "🍕",
+    "snake": "🐍", "fox": "🦊", "tree": "🌳", "flag": "🏁", "clock": "⏰", "book": "📖", "fish": "🐟", "family": "👨‍👩‍👧",
+    "thumbs up": "👍", "smile": "😊",
+}
+
+OPPOSITES: dict[str, str] = {
+    "hot": "cold", "big": "small", "fast": "slow", "up": "down", "left": "right", "day": "night", "good": "bad",
+    "open": "closed", "old": "new", "happy": "sad", "light": "dark", "full": "empty", "early": "late", "hard": "soft",
+    "high": "low", "rich": "poor", "wet": "dry", "loud": "quiet", "strong": "weak", "first": "last",
+}
+
+# What lies outside of the model's small world. {thing} is filled from OUT_OF_SCOPE_THINGS.
+OUT_OF_SCOPE: list[str] = [
+    "Who invented the {thing}?", "How much does a {thing} cost?", "Where can I buy a {thing}?",
+    "Why is the {thing} so famous?", "Write an essay about the {thing}.", "What will the {thing} be like in 2050?",
+    "Who won the {thing} in 1998?", "Is a {thing} dangerous?", "How do I repair a {thing}?", "Sing a song about a {thing}.",
+]
+OUT_OF_SCOPE_THINGS: list[str] = [
+    "telephone", "bicycle", "piano", "violin", "moon", "election", "world cup", "castle", "bridge", "volcano", "museum",
+    "camera", "robot", "submarine", "festival", "airplane", "tractor", "guitar", "stadium", "recipe", "kingdom", "laptop",
+]
+OUT_OF_SCOPE_ANSWER = "I do not know that: I am only a small demo model."
+
+STORY = (
+    "Once upon a time there was a little {animal} who lived in a forest. One day the {animal} found a shiny key. "
+    "It walked over the hill and through the river until it came to a small door. The key fitted, the door opened, "
+    "and behind it all the friends of the {animal} were waiting with a big cake. They ate and sang until the moon came "
+    "up. Then the {animal} went home, happy and tired, and slept until the morning. The end."
+)
+ANIMALS = ["fox", "rabbit", "bear", "mouse", "owl", "cat", "dog", "horse", "frog", "wolf", "bird", "lion"]
+
+NAMES = (
+    "Maria John Anna Peter Sofia Paul Emma Lukas Alice Bob Clara David Elena Frank Greta Henry Ida Jack Kate Leo Mona "
+    "Nina Oscar Paula Ravi Sara Tom Uma Victor Wendy Yuki Zara José Zoë Björn Chloé Jürgen Łukasz Søren Renée Amir "
+    "Fatima Chen Wei Priya Ahmed Olga Ivan Marta Diego Lucía Hugo Ines Karl Lena Max Nora Omar Pia Rosa Sven Tina Ulla "
+    "James Mary Robert Linda Michael Susan William Karen Daniel Laura Ben Eve Sam Amy Tim Joe Jane Lisa Mark Carol Alan "
+    "Grace Ada Linus Steve George Helen Nancy Ruth Walter"
+).split()
+PLACES = [
+    "Paris", "London", "Berlin", "Madrid", "Rome", "Tokyo", "Oslo", "Vienna", "Lisbon", "Cairo", "Lima", "Boston",
+    "Chicago", "Seattle", "Dublin", "Athens", "Prague", "Warsaw", "Zürich", "München", "Köln", "São Paulo", "Málaga",
+    "Kraków", "New York", "San Francisco", "Hong Kong", "Sydney", "Delhi", "Mumbai", "Nairobi", "Toronto", "Austin",
+    "Denver", "Geneva", "Milan", "Naples", "Porto", "Hamburg", "Munich", "Lyon", "Nice", "Kyoto", "Osaka", "Seoul",
+    "Singapore", "Dubai", "Helsinki", "Stockholm", "Copenhagen", "Brussels", "Amsterdam", "Barcelona", "Bern",
+]
+JOBS = (
+    "teacher doctor engineer baker pilot nurse writer painter farmer lawyer singer driver cook student scientist plumber "
+    "judge actor dentist gardener"
+).split()
+COLORS = "red blue green yellow black white orange purple brown pink gray silver".split()
+ITEMS = (
+    "apple pear plum book pen lamp chair table cup hat shirt ticket flower phone bag ball cake egg melon peach lemon box "
+    "coat key ring stamp"
+).split()
+WORDS = (
+    "the sea is calm today and we like to walk on green hills after rain with old friends from far away who bring bread "
+    "milk cheese honey music light wind stone river mountain cloud snow summer winter spring autumn early late little "
+    "large round quick brown jumps over lazy small red house open window door garden tree bird sings every morning "
+    "before work people read news write letters drink tea play games learn new things make time for family run fast "
+    "slow cache page batch model server kernel request prompt answer data code test build ship good night sweet dreams"
+).split()
+FOREIGN = [
+    "café", "naïve", "Straße", "señor", "日本", "привет", "你好", "über", "façade", "🚀", "🔥", "😊", "é", "ñ", "🐍", "👍",
+]
