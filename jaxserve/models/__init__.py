@@ -11,7 +11,7 @@ from jaxserve.models.registry import FAMILIES, Family, FamilyTraits
 from jaxserve.models.rope_config import RopeConfig
 
 if TYPE_CHECKING:
-    from jaxserve.models.convert import convert
+    from jaxserve.models.conversion import convert
     from jaxserve.models.decoder import Decoder, build_decoder
     from jaxserve.models.layers import Attend
     from jaxserve.models.params import ArrayInfo, ParamTree, abstract_params, check_tp, param_shardings, param_specs
@@ -27,7 +27,7 @@ _LAZY = {
     "abstract_params": "params",
     "build_decoder": "decoder",
     "check_tp": "params",
-    "convert": "convert",
+    "convert": "conversion",
     "load_params": "weights",
     "param_shardings": "params",
     "param_specs": "params",

@@ -1,11 +1,13 @@
 """Random weights from the config alone (`--load-format dummy`): for benchmarks and tests without a checkpoint.
 
-Drawn on the devices, each its shard. The same seed gives the same model on any number of devices. Sizes are such that
-activations stay of order 1 through the layers and tokens differ.
+Every device computes its shard, as a function of the seed, the array's name and the element's place. So the same seed gives the
+same model on any number of devices and any platform. Sizes are such that activations stay of order 1 through the layers and
+tokens differ.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -20,18 +22,16 @@ from jaxserve.models.layouts import spread
 from jaxserve.models.params import ArrayInfo, ParamTree, abstract_params, map_named
 
 
-def dummy_params(
-    config: ModelConfig, arrays: ParamTree, mesh: Mesh, seed: int, advance: Callable[[int], Any] = lambda _bytes: None
-) -> ParamTree:
+def dummy_params(config: ModelConfig, arrays: ParamTree, mesh: Mesh, seed: int, advance: Callable[[int], Any]) -> ParamTree:
     """The tree `arrays` describes. `advance` is called with the bytes of every finished array."""
     programs: dict[Any, Any] = {}
 
     def make(name: str, single: ArrayInfo, info: ArrayInfo) -> jax.Array:
-        kind = (single.shape, info.shape, info.logical_axes, info.mean, info.std)
+        kind = (single.shape, info.shape, info.logical_axes)
         if kind not in programs:
             programs[kind] = _program(config, single, info, mesh)
-        key = jax.random.fold_in(jax.random.key(seed), np.uint32(zlib.crc32(name.encode())))
-        array = programs[kind](key)
+        array_seed = zlib.crc32(f"{seed} {name}".encode())
+        array = programs[kind](np.uint32(array_seed), np.float32(info.mean), np.float32(info.std))
         advance(info.num_bytes)
         return array
 
@@ -40,8 +40,24 @@ def dummy_params(
 
 
 def _program(config: ModelConfig, single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> Any:
-    def draw(key: jax.Array) -> jax.Array:
-        values = info.mean + info.std * jax.random.normal(key, single.shape, jnp.float32)
+    def draw(seed: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+        values = mean + std * _normal(seed, single.shape)
         return spread(values, info, config).astype(info.dtype)
 
     return jax.jit(draw, out_shardings=NamedSharding(mesh, info.spec))
+
+
+def _normal(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """float32, nearly normal: the sum of a hash's four bytes. Compiles in a tenth of the time of jax.random.normal."""
+    bits = seed
+    for axis in range(len(shape)):
+        bits = _mix(bits + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(0x9E3779B9))
+    total = sum(((bits >> shift) & 0xFF).astype(jnp.float32) for shift in (0, 8, 16, 24))
+    return jnp.asarray((total - 4 * 127.5) / math.sqrt(4 * (256**2 - 1) / 12))
+
+
+def _mix(bits: jax.Array) -> jax.Array:
+    """A bijection of uint32 whose output bits depend on all input bits (MurmurHash3's finalizer)."""
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)

@@ -6,6 +6,7 @@ where key/value heads are repeated are the fused q, k, v matrices rearranged on 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,12 @@ def restore_params(
     config: ModelConfig,
     arrays: ParamTree,
     mesh: Mesh,
-    advance: Callable[[int], Any] = lambda _bytes: None,
+    advance: Callable[[int], Any],
 ) -> ParamTree:
-    """The tree `arrays` describes, on `mesh`. CheckpointError names the folder and the tensor at fault."""
+    """The tree `arrays` describes, on `mesh`; `advance` is called once, with the bytes of all arrays.
+
+    CheckpointError names the folder and the tensor at fault.
+    """
     folder = find_orbax(model_path)
     if folder is None:
         raise CheckpointError(f"{model_path / FOLDER} does not exist; write it with `jaxserve convert`.")
@@ -50,17 +54,27 @@ def restore_params(
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             metadata = checkpointer.metadata(folder).item_metadata
+            if metadata is None:
+                raise CheckpointError(f"{folder} holds no complete Orbax checkpoint; write it again with `jaxserve convert`.")
             _check(folder, metadata.tree, _single(config, arrays))
             # Not strict: the vocabulary may be padded with zeros up to the shape asked for.
             restored = checkpointer.restore(folder, _keyed(stored), strict=False)
         except CheckpointError:
             raise
         except Exception as error:  # whatever Orbax, TensorStore and the file system raise for a damaged folder
-            raise CheckpointError(f"{folder} cannot be read as an Orbax checkpoint: {error}") from error
+            raise CheckpointError(f"{folder} cannot be read as an Orbax checkpoint: {_reason(error)}") from error
     unkeyed = {**restored, "layers": [restored["layers"][str(i)] for i in range(config.num_layers)]}
     params = jax.tree.map(lambda array, info: _finish(array, info, config, mesh), unkeyed, arrays)
     advance(sum(info.num_bytes for info in jax.tree.leaves(arrays)))
     return params
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of a TensorStore message of many lines, and the tensor that it is about, if it says so."""
+    text = str(error)
+    tensor = re.search(r"'path': '([\w.]+)/'", text)
+    first = text.split(" See full ")[0].split("\n")[0][:300] or type(error).__name__
+    return f"tensor {tensor[1]}: {first}" if tensor else first
 
 
 def _single(config: ModelConfig, arrays: ParamTree) -> ParamTree:

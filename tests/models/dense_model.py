@@ -58,12 +58,20 @@ def logits_of(
     return np.asarray(logits)
 
 
-def folder_logits(folder: Path, token_ids: Sequence[int], tp_size: int = 1, **options: Any) -> np.ndarray:
+def folder_logits(
+    folder: Path,
+    token_ids: Sequence[int],
+    tp_size: int = 1,
+    *,
+    dtype: Any = jnp.float32,
+    stacked: bool = False,
+    scan_unroll: int = 1,
+    load_format: str = "auto",
+) -> np.ndarray:
     """The same for a checkpoint folder."""
     config = ModelConfig.from_pretrained(folder)
-    dtype = options.get("dtype", jnp.float32)
-    params = load_params(folder, config, mesh_of(tp_size), dtype, progress=False, stacked=options.get("stacked", False))
-    return logits_of(params, config, token_ids, tp_size, **options)
+    params = load_params(folder, config, mesh_of(tp_size), dtype, load_format, progress=False, stacked=stacked)
+    return logits_of(params, config, token_ids, tp_size, dtype=dtype, stacked=stacked, scan_unroll=scan_unroll)
 
 
 def oracle_logits(folder: Path, token_ids: Sequence[int]) -> np.ndarray:
