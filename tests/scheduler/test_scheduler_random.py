@@ -1,14 +1,17 @@
-"""Random workloads over every mode: each request ends exactly once with the oracle's tokens, and the pool is whole afterwards."""
+"""Random workloads in every mode: each request ends exactly once with the oracle's tokens, and the pool is whole afterwards."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness
+
+from jaxserve.scheduler import prefill_adder
 
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 
@@ -22,10 +25,10 @@ def random_args(rng: random.Random, page_size: int) -> dict[str, Any]:
         "prefill_decode_interval": rng.choice([None, 0, 1, 3]),
         "disable_radix_cache": rng.random() < 0.15,
         "radix_eviction_policy": rng.choice(["lru", "lfu", "fifo", "priority"]),
-        "schedule_conservativeness": rng.choice([0.0, 0.3, 1.0]),
+        "schedule_conservativeness": rng.choice([0.0, 0.0, 0.3, 1.0]),
         "retraction_policy": rng.choice(["length", "priority"]),
         "prefill_max_requests": rng.choice([None, None, 2]),
-        "max_running_requests": rng.choice([None, 1, 3]),
+        "max_running_requests": rng.choice([None, None, None, 1, 3]),
         "priority_scheduling_preemption_threshold": rng.choice([0, 2, 10]),
         "stream_interval": rng.choice([1, 3]),
     }
@@ -34,14 +37,14 @@ def random_args(rng: random.Random, page_size: int) -> dict[str, Any]:
 def submit_random(harness: Harness, rng: random.Random, bases: list[list[int]]) -> str:
     base = rng.choice(bases)
     prompt = base[: rng.randint(0, len(base))] + [rng.randint(1, 100) for _ in range(rng.randint(1, 8))]
-    sampling: dict[str, Any] = {"ignore_eos": rng.random() < 0.5}
+    sampling: dict[str, Any] = {"ignore_eos": rng.random() < 0.7}
     if rng.random() < 0.3:
         sampling |= {"temperature": 0.8, "sampling_seed": rng.randint(-(2**63), 2**63 - 1)}
     if rng.random() < 0.3:
         sampling["stop_token_ids"] = [rng.randint(1, 100) for _ in range(rng.randint(1, 9))]
     return harness.submit(
         prompt,
-        max_new=rng.choice([0, 1, 2, 5, 20, 60]),
+        max_new=rng.choice([0, 1, 5, 20, 60, 100]),
         stream=rng.random() < 0.5,
         priority=rng.choice([None, 0, 3, 9]),
         extra_key=rng.choice([None, None, None, "other"]),
@@ -51,15 +54,22 @@ def submit_random(harness: Harness, rng: random.Random, bases: list[list[int]]) 
     )
 
 
-def run_workload(seed: int, overlap: bool) -> tuple[Harness, dict[str, list[int]]]:
+def run_workload(seed: int, overlap: bool) -> Harness:
+    """Half of the workloads admit requests as if they produced next to nothing, so that memory does run out."""
     rng = random.Random(seed)
+    clip_tokens = rng.choice([2, prefill_adder.CLIP_MAX_NEW_TOKENS])
+    with mock.patch.object(prefill_adder, "CLIP_MAX_NEW_TOKENS", clip_tokens):
+        return run_clipped_workload(rng, overlap)
+
+
+def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
     page_size = rng.choice([1, 1, 4, 16])
     harness = Harness(
         random_args(rng, page_size),
         overlap=overlap,
         page_size=page_size,
-        num_pages=rng.choice([48, 96, 256, 1024]) // page_size,
-        max_rows=rng.choice([2, 5, 16]),
+        num_pages=rng.choice([48, 96, 160, 256, 1024]) // page_size,
+        max_rows=rng.choice([2, 8, 16]),
         context_len=160,
         max_step_tokens=160,
     )
@@ -68,7 +78,7 @@ def run_workload(seed: int, overlap: bool) -> tuple[Harness, dict[str, list[int]
         refused = set()
         aborted = set()
         for _ in range(rng.randint(5, 40)):
-            for _ in range(rng.choice([0, 1, 1, 4])):
+            for _ in range(rng.choice([0, 1, 1, 5])):
                 rid = submit_random(harness, rng, bases)
                 if len(harness.sent[rid].input_ids) > harness.runner.spec.max_total_tokens:
                     refused.add(rid)
@@ -89,12 +99,12 @@ def run_workload(seed: int, overlap: bool) -> tuple[Harness, dict[str, list[int]
                 if harness.sent[rid].return_logprob and answer.token_ids:
                     given = [x for part in answer.logprobs for x in part.logprobs.tolist()]
                     assert given == pytest.approx([-(token + 1) / 101 for token in expected])
-        return harness, {rid: answer.token_ids for rid, answer in harness.transport.answers.items()}
+        return harness
     finally:
         harness.close()
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
 def test_random_workloads(seed: int, overlap: bool) -> None:
     run_workload(seed, overlap)
@@ -103,10 +113,10 @@ def test_random_workloads(seed: int, overlap: bool) -> None:
 def test_the_workloads_reach_the_hard_cases() -> None:
     """Else the test above proves little."""
     totals: dict[str, int] = {}
-    for seed in range(40):
-        harness, _ = run_workload(seed, overlap=True)
+    for seed in range(20):
+        harness = run_workload(seed, overlap=True)
         state = harness.scheduler.internal_state()
         for key in ("num_retractions", "num_preemptions", "cached_tokens", "num_leaks_repaired"):
             totals[key] = totals.get(key, 0) + state[key]
-    assert totals["num_retractions"] > 50 and totals["num_preemptions"] > 5 and totals["cached_tokens"] > 1000, totals
+    assert totals["num_retractions"] > 20 and totals["num_preemptions"] > 5 and totals["cached_tokens"] > 1000, totals
     assert totals["num_leaks_repaired"] == 0
