@@ -105,7 +105,7 @@ def _rids(fields: dict[str, Any], count: int, is_batch: bool) -> list[str] | Non
         return None
     if isinstance(rid, str):
         return [f"{rid}_{i}" for i in range(count)] if is_batch and rid else [rid] * count
-    return _convert(rid, list[str], "rid")
+    return _convert(rid, str | list[str], "rid")
 
 
 def _sampling_params(given: Any, count: int, defaults: dict[str, Any]) -> list[SamplingParams]:
@@ -162,7 +162,7 @@ def _sentence(problem: str, name: str) -> RequestError:
     if unknown:
         field = unknown.group(1)
         return RequestError(f"{name} has no field {field!r}.", param=field)
-    place = re.search(r"at `(key in )?\$([^`]*)`", problem)
+    place = re.search(r"at `(?:(key)` in `)?\$([^`]*)`", problem)
     where = (place.group(2) if place else "").replace("[...]", "")
     field = where.lstrip(".").split("[")[0] if name == "sampling_params" and where else name
     types = re.search(r"Expected `([^`]*)`, got `([^`]*)`", problem)

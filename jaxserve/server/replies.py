@@ -34,19 +34,19 @@ class GenerateReply:
         self._with_top = return_logprob and top_logprobs_num > 0
         self._token_text = token_text  # given if logprobs are to come with the tokens' text
         self._index = index
-        self._texts: list[str] = []
+        self._text = ""
         self._output_ids: list[int] = []
         self._logprobs: list[list[Any]] = []
         self._top_logprobs: list[list[list[Any]]] = []
         self._last: GenerationChunk | None = None
-        self._sent_texts = self._sent_ids = self._sent_logprobs = 0
+        self._sent_chars = self._sent_ids = self._sent_logprobs = 0
 
     @property
     def is_finished(self) -> bool:
         return self._last is not None and self._last.finish_reason is not None
 
     def add(self, chunk: GenerationChunk) -> None:
-        self._texts.append(chunk.text)
+        self._text += chunk.text
         self._output_ids.extend(chunk.token_ids)
         self._last = chunk
         if self._return_logprob:
@@ -62,18 +62,15 @@ class GenerateReply:
         return [logprob, token_id, self._token_text(token_id) if self._token_text else None]
 
     def to_dict(self) -> dict[str, Any]:
-        if len(self._texts) > 1:
-            self._texts = ["".join(self._texts)]
-        return self._dict("".join(self._texts), 0, 0)
+        return self._dict(0, 0, 0)
 
     def delta_dict(self) -> dict[str, Any]:
-        text = "".join(self._texts[self._sent_texts :])
-        result = self._dict(text, self._sent_ids, self._sent_logprobs)
-        self._sent_texts, self._sent_ids = len(self._texts), len(self._output_ids)
+        result = self._dict(self._sent_chars, self._sent_ids, self._sent_logprobs)
+        self._sent_chars, self._sent_ids = len(self._text), len(self._output_ids)
         self._sent_logprobs = len(self._logprobs)
         return result
 
-    def _dict(self, text: str, first_id: int, first_logprob: int) -> dict[str, Any]:
+    def _dict(self, first_char: int, first_id: int, first_logprob: int) -> dict[str, Any]:
         chunk = self._last
         assert chunk is not None, "a reply needs at least one chunk"
         meta: dict[str, Any] = {
@@ -89,7 +86,7 @@ class GenerateReply:
             meta["output_token_logprobs"] = self._logprobs[first_logprob:]
             if self._with_top:
                 meta["output_top_logprobs"] = self._top_logprobs[first_logprob:]
-        reply: dict[str, Any] = {"text": text, "output_ids": self._output_ids[first_id:], "meta_info": meta}
+        reply: dict[str, Any] = {"text": self._text[first_char:], "output_ids": self._output_ids[first_id:], "meta_info": meta}
         if self._index is not None:
             reply["index"] = self._index
         return reply

@@ -1,0 +1,14 @@
+"""`jaxserve serve` with the fake scheduler: run as a script by test_launch, with ServerArgs as one JSON argument."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import fake_scheduler
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.launch import launch_server
+
+if __name__ == "__main__":
+    sys.exit(launch_server(ServerArgs(**json.loads(sys.argv[1])), fake_scheduler.commands()))

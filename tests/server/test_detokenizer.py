@@ -1,0 +1,181 @@
+"""The Detokenizer: messages in, messages out, with stop strings, flags and state that ends with its request."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_tokenizers import byte_level
+
+from jaxserve.messages import (
+    NO_STOP_TRIM,
+    SKIP_SPECIAL_TOKENS,
+    BatchStrOut,
+    BatchTokenIDOut,
+    OutputLogprobs,
+    RequestTimes,
+    decoder,
+    encode,
+)
+from jaxserve.server.detokenizer import Detokenizer
+from jaxserve.server.stops import StopFilter
+from jaxserve.server.tokenizer import RustDecoder
+from jaxserve.types import FinishReason
+
+
+def new_detokenizer(**options: Any) -> Detokenizer:
+    return Detokenizer(RustDecoder(byte_level()), **options)
+
+
+def message(rows: dict[str, list[int]], flags: int = SKIP_SPECIAL_TOKENS, **fields: Any) -> BatchTokenIDOut:
+    n = len(rows)
+    counts = np.array([len(ids) for ids in rows.values()], np.int32)
+    zeros = np.zeros(n, np.int32)
+    return BatchTokenIDOut(
+        rids=list(rows),
+        token_ids=np.array([token for ids in rows.values() for token in ids], np.int32),
+        token_counts=counts,
+        decode_flags=np.full(n, flags, np.uint8),
+        prompt_tokens=zeros,
+        completion_tokens=counts,
+        cached_tokens=zeros,
+        **fields,
+    )
+
+
+def ids_of(text: str) -> list[int]:
+    return byte_level().encode(text).ids
+
+
+def run(ids: list[int], reason: FinishReason, *, flags: int = SKIP_SPECIAL_TOKENS, stops: list[str] | None = None) -> list[str]:
+    """One request, one token per message; the texts of all messages."""
+    detokenizer, texts = new_detokenizer(), []
+    for i, token in enumerate(ids):
+        fields: dict[str, Any] = {"finished": {0: reason}} if i == len(ids) - 1 else {}
+        if i == 0 and stops:
+            fields["stops"] = {0: stops}
+        texts += detokenizer.process(message({"r": [token]}, flags, **fields)).texts
+    assert detokenizer.num_sequences == 0
+    return texts
+
+
+def test_text_is_the_text_of_the_tokens() -> None:
+    text = "naïve 🚀 日本語, hello"
+    assert "".join(run(ids_of(text), FinishReason.length_limit(3))) == text
+
+
+def test_stop_string_is_cut_and_never_shown_early() -> None:
+    texts = run(ids_of("hello END of it"), FinishReason.stop("of it"), stops=["of it", "ENDE"])
+    assert "".join(texts) == "hello END "
+    texts = run(ids_of("abc def"), FinishReason.length_limit(9), stops=["def!"])
+    assert "".join(texts) == "abc def", "what only looked like a stop string comes out in the end"
+
+
+def test_no_stop_trim_keeps_the_stop_string() -> None:
+    flags = SKIP_SPECIAL_TOKENS | NO_STOP_TRIM
+    texts = run(ids_of("hello END"), FinishReason.stop("END"), flags=flags, stops=["END"])
+    assert "".join(texts) == "hello END"
+
+
+def test_stop_string_is_cut_without_having_been_announced() -> None:
+    assert run([ids_of("a")[0]], FinishReason.stop("a")) == [""]
+
+
+def test_stop_token_is_not_text() -> None:
+    end = byte_level().token_to_id("<|end|>")
+    tool = byte_level().token_to_id("<tool>")
+    ids = [*ids_of("hi"), end]
+    assert "".join(run(ids, FinishReason.stop(end), flags=0)) == "hi"
+    assert "".join(run(ids, FinishReason.stop(end), flags=NO_STOP_TRIM)) == "hi<|end|>"
+    assert "".join(run(ids, FinishReason.stop(end), flags=NO_STOP_TRIM | SKIP_SPECIAL_TOKENS)) == "hi"
+    assert "".join(run([*ids_of("hi"), tool], FinishReason.stop(tool))) == "hi"
+    assert "".join(run([*ids_of("hi"), tool], FinishReason.length_limit(2))) == "hi<tool>"
+
+
+def test_flags_of_the_rows_of_one_message_are_kept_apart() -> None:
+    end = byte_level().token_to_id("<|end|>")
+    out = message({"a": [end, *ids_of("x")], "b": [end, *ids_of("x")]}, 0)
+    out.decode_flags = np.array([SKIP_SPECIAL_TOKENS, 0], np.uint8)
+    assert new_detokenizer().process(out).texts == ["x", "<|end|>x"]
+
+
+def test_abort_before_the_first_token() -> None:
+    detokenizer = new_detokenizer()
+    out = detokenizer.process(message({"r": []}, finished={0: FinishReason.abort("bye")}))
+    assert out.texts == [""]
+    assert detokenizer.num_sequences == 0
+
+
+def test_the_end_releases_what_was_held_back() -> None:
+    detokenizer = new_detokenizer()
+    half = byte_level().token_to_id("ð")
+    assert detokenizer.process(message({"r": [half]})).texts == [""]
+    assert detokenizer.process(message({"r": []}, finished={0: FinishReason.abort("bye")})).texts == ["\ufffd"]
+
+
+def test_a_used_rid_starts_afresh() -> None:
+    detokenizer = new_detokenizer()
+    done = {0: FinishReason.length_limit(1)}
+    for _ in range(2):
+        assert detokenizer.process(message({"r": ids_of("hey")}, finished=done)).texts == ["hey"]
+
+
+def test_state_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    detokenizer = new_detokenizer(max_sequences=3)
+    for i in range(5):
+        detokenizer.process(message({f"r{i}": ids_of("a")}))
+    assert detokenizer.num_sequences == 3
+    assert "forgot the text state of r0" in caplog.text
+    assert detokenizer.process(message({"r0": ids_of("b")}, finished={0: FinishReason.length_limit(2)})).texts == ["b"]
+
+
+def test_everything_else_passes_through_the_wire() -> None:
+    out = message(
+        {"a": [1], "b": [2, 3]},
+        finished={1: FinishReason.stop(3)},
+        logprobs={0: OutputLogprobs(logprobs=np.array([-1.5], np.float32))},
+        times={1: RequestTimes(queue_entry_s=1, first_scheduled_s=2, first_token_s=3, finished_s=4)},
+    )
+    out = decoder(BatchTokenIDOut).decode(encode(out))
+    result = decoder(BatchStrOut).decode(encode(new_detokenizer().process(out)))
+    assert result.rids == ["a", "b"]
+    assert result.token_ids.tolist() == [1, 2, 3]
+    assert result.finished == {1: FinishReason.stop(3)}
+    assert result.logprobs[0].logprobs.tolist() == [-1.5]
+    assert result.times[1].finished_s == 4
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
+def test_stop_filter_never_shows_a_stop_string(text: str, stops: list[str], data: st.DataObject) -> None:
+    """Cut where the first stop string is complete, as the scheduler does; nothing behind that place was ever given out."""
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    filter_, shown, start = StopFilter(stops), "", 0
+    end = min(ends, default=len(text))
+    matched = next((stop for stop in stops if text[:end].endswith(stop)), None) if ends else None
+    while start < end:
+        size = data.draw(st.integers(1, end - start))
+        start += size
+        piece = text[start - size : start]
+        shown += filter_.finish(piece, matched) if start == end else filter_.push(piece)
+    expected = text[:end] if matched is None else text[: end - len(matched)]
+    assert shown == expected if matched is None else expected.startswith(shown)
+    assert not any(stop in shown for stop in stops)
+
+
+def test_256_sequences_cost_little() -> None:
+    """One token for each of 256 sequences: well below the time of a decode step."""
+    detokenizer, rng, times_s = new_detokenizer(), random.Random(1), []
+    rids = [f"r{i}" for i in range(256)]
+    for _ in range(50):
+        out = message({rid: [rng.randrange(300)] for rid in rids})
+        started_s = time.perf_counter()
+        detokenizer.process(out)
+        times_s.append(time.perf_counter() - started_s)
+    assert sorted(times_s)[len(times_s) // 2] < 0.02, f"median {sorted(times_s)[25] * 1e3:.2f} ms"
+    print(f"256 sequences: median {sorted(times_s)[25] * 1e3:.2f} ms")

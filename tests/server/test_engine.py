@@ -1,0 +1,194 @@
+"""The Engine: SGLang's arguments and results, from threads and loops, over real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import fake_scheduler
+import psutil
+import pytest
+
+import jaxserve
+from jaxserve.demo import demo_model_path
+from jaxserve.server.engine import Engine, EngineError
+from jaxserve.server.requests import RequestError
+
+GREEDY = {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}
+
+
+def new_engine(**options: Any) -> Engine:
+    return Engine(demo_model_path(), worker_commands=fake_scheduler.commands(), **options)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with new_engine(weight_version="v7") as engine:
+        yield engine
+
+
+def test_names_of_the_package() -> None:
+    assert jaxserve.Engine is Engine
+    assert jaxserve.SamplingParams().max_new_tokens == 128
+    assert jaxserve.ServerArgs(model_path="m").model_path == "m"
+    with pytest.raises(AttributeError, match="no attribute 'Motor'"):
+        _ = jaxserve.Motor
+
+
+def test_a_reply_has_sglangs_shape(engine: Engine) -> None:
+    reply = engine.generate("Hello", GREEDY, rid="mine")
+    assert isinstance(reply, dict)
+    assert set(reply) == {"text", "output_ids", "meta_info"}
+    meta = reply["meta_info"]
+    assert meta["id"] == "mine"
+    assert meta["finish_reason"] == {"type": "length", "length": 6}
+    assert (meta["completion_tokens"], meta["weight_version"]) == (6, "v7")
+    assert meta["e2e_latency"] > 0
+    assert reply["text"] == engine.tokenizer.decode(reply["output_ids"])
+
+
+def test_lists_and_samples_give_lists(engine: Engine) -> None:
+    replies = engine.generate(["a", "b"], GREEDY)
+    assert isinstance(replies, list)
+    assert [r["text"] for r in replies] == [engine.generate(p, GREEDY)["text"] for p in ("a", "b")]  # type: ignore[call-overload]
+    assert len(engine.generate("a", {"n": 3, "max_new_tokens": 2})) == 3
+    mixed = engine.generate(["a", "b"], [{"max_new_tokens": 1}, {"max_new_tokens": 3}])
+    assert [r["meta_info"]["completion_tokens"] for r in mixed] == [1, 3]  # type: ignore[index]
+    by_ids = engine.generate(input_ids=engine.tokenizer.encode("a"), sampling_params=GREEDY)
+    assert by_ids["text"] == replies[0]["text"]  # type: ignore[index,call-overload]
+
+
+def test_streams_are_cumulative_and_end_early_without_a_trace(engine: Engine) -> None:
+    replies = list(engine.generate("Hello", GREEDY, stream=True))
+    whole = engine.generate("Hello", GREEDY)
+    assert replies[-1]["text"] == whole["text"]  # type: ignore[index,call-overload]
+    assert all(b["text"].startswith(a["text"]) for a, b in itertools.pairwise(replies))  # type: ignore[index]
+    stream = engine.generate("Hello", {**GREEDY, "max_new_tokens": 400}, stream=True)
+    next(stream)  # type: ignore[call-overload]
+    stream.close()  # type: ignore[union-attr]
+    wait_until_idle(engine)
+
+
+def wait_until_idle(engine: Engine) -> None:
+    deadline_s = time.monotonic() + 10
+    while engine.num_live:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_logprobs_with_text(engine: Engine) -> None:
+    reply: Any = engine.generate("x", GREEDY, return_logprob=True, top_logprobs_num=2, return_text_in_logprobs=True)
+    entries = reply["meta_info"]["output_token_logprobs"]
+    assert [token for _, token, _ in entries] == reply["output_ids"]
+    assert entries[0][2] == engine.tokenizer.decode([entries[0][1]])
+    assert [len(top) for top in reply["meta_info"]["output_top_logprobs"]] == [2] * 6
+
+
+async def test_async_calls_from_another_loop(engine: Engine) -> None:
+    replies = await asyncio.gather(*(engine.async_generate(f"prompt {i}", GREEDY) for i in range(10)))
+    assert len({r["text"] for r in replies}) > 1  # type: ignore[index,call-overload]
+    stream: Any = await engine.async_generate("Hello", GREEDY, stream=True)
+    texts = [reply["text"] async for reply in stream]
+    assert texts[-1] == (await engine.async_generate("Hello", GREEDY))["text"]  # type: ignore[index,call-overload]
+    task = asyncio.create_task(engine.async_generate("Hello", {**GREEDY, "max_new_tokens": 400}))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.to_thread(wait_until_idle, engine)
+
+
+def test_many_threads(engine: Engine) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        replies: list[Any] = list(pool.map(lambda i: engine.generate(f"thread {i}", GREEDY), range(40)))
+    assert all(len(reply["output_ids"]) == 6 for reply in replies)
+
+
+def test_bad_requests_raise_with_a_sentence(engine: Engine) -> None:
+    with pytest.raises(RequestError, match=r"sampling_params has no field 'tempreature'"):
+        engine.generate("a", {"tempreature": 1})
+    with pytest.raises(RequestError, match="Exactly one of text and input_ids"):
+        engine.generate()
+    with pytest.raises(RequestError, match="temperature must be"):
+        list(engine.generate("a", {"temperature": -1}, stream=True))
+
+
+def test_control(engine: Engine) -> None:
+    assert engine.flush_cache() is True
+    info = engine.get_server_info()
+    assert info["weight_version"] == "v7"
+    assert info["scheduler"]["context_len"] == 512
+    assert info["internal_states"][0]["num_running_reqs"] == 0
+    thread = threading.Timer(0.2, engine.abort_request, kwargs={"abort_all": True})
+    thread.start()
+    reply: Any = engine.generate("a", {**GREEDY, "max_new_tokens": 480})
+    thread.join()
+    assert reply["meta_info"]["finish_reason"]["type"] in ("abort", "length")
+
+
+def test_two_engines_and_a_thread_that_ends() -> None:
+    """Workers belong to the Engine, not to the thread that made it."""
+    made: list[Engine] = []
+    threads = [threading.Thread(target=lambda: made.append(new_engine())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pids = [pid for one in made for pid in one._pipeline.workers.pids().values()]
+    texts = [one.generate("Hello", GREEDY)["text"] for one in made]  # type: ignore[index,call-overload]
+    assert texts[0] == texts[1]
+    made[0].shutdown()
+    assert made[1].generate("Hello", GREEDY)["text"] == texts[1]  # type: ignore[index,call-overload]
+    made[1].shutdown()
+    made[1].shutdown()
+    with pytest.raises(EngineError, match="has been shut down"):
+        made[1].generate("Hello")
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_SCHEDULER", "crash")
+    with pytest.raises(EngineError, match="the device is on fire"):
+        new_engine()
+    monkeypatch.setenv("FAKE_SCHEDULER", "user_error")
+    with pytest.raises(ValueError, match="'nowhere' does not exist"):
+        new_engine()
+    with pytest.raises(ValueError, match="tokenizer folder 'nowhere' does not exist"):
+        Engine("nowhere", worker_commands=fake_scheduler.commands())
+    with pytest.raises(ValueError, match="either server_args or single options"):
+        Engine("m", server_args=jaxserve.ServerArgs(model_path="m"))
+
+
+def test_a_program_that_just_ends_leaves_nothing(tmp_path: Path) -> None:
+    """No shutdown(), no main guard, an exception at the end."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            import fake_scheduler, jaxserve
+            engine = jaxserve.Engine({demo_model_path()!r}, worker_commands=fake_scheduler.commands())
+            print(*engine._pipeline.workers.pids().values(), engine._pipeline._paths.folder, flush=True)
+            engine.generate("Hello", {{"max_new_tokens": 2}})
+            raise SystemExit(5)
+            """
+        )
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 5, done.stderr
+    *pids, folder = done.stdout.split()
+    assert len(pids) == 2
+    assert not [pid for pid in pids if psutil.pid_exists(int(pid))]
+    assert not Path(folder).exists()
+    assert "Traceback" not in done.stderr

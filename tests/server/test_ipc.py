@@ -1,0 +1,149 @@
+"""Sockets between processes: delivery in order, bad frames, paths, dispatch."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from jaxserve.config import ServerArgs
+from jaxserve.ipc import Dispatcher, IpcPaths, Receiver, Sender, send_once
+from jaxserve.messages import (
+    AbortReq,
+    SchedulerInput,
+    ShutdownReq,
+    TokenizedGenerateReqInput,
+    TokenizerInput,
+    WorkerFailed,
+)
+from jaxserve.server.scheduler_process import IpcTransport
+from jaxserve.server.worker_process import read_args, write_args
+from jaxserve.types import SamplingParams
+
+
+@pytest.fixture
+def paths() -> Iterator[IpcPaths]:
+    paths = IpcPaths.create()
+    yield paths
+    paths.remove()
+    assert not paths.folder.exists()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    context: zmq.Context[Any] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_the_folder_is_private_and_carries_the_options_without_keys(paths: IpcPaths) -> None:
+    assert stat.S_IMODE(paths.folder.stat().st_mode) == 0o700
+    args = ServerArgs(model_path="m", api_key="secret", decode_row_buckets=(1, 2), mem_fraction_static=0.5)
+    write_args(paths.folder, args)
+    file = paths.folder / "server_args.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "secret" not in file.read_text()
+    assert read_args(paths.folder) == args.replace(api_key=None)
+
+
+def test_a_long_temporary_folder_is_refused_with_its_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(ValueError, match="Set TMPDIR to a shorter path"):
+        IpcPaths.create()
+    assert not list(deep.iterdir())
+
+
+def test_messages_arrive_in_order_whoever_starts_first(paths: IpcPaths, context: zmq.Context[Any]) -> None:
+    sender = Sender(context, paths.scheduler)
+    for i in range(3000):
+        sender.send(AbortReq(rid=str(i)))
+    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    got: list[Any] = []
+    while len(got) < 3000:
+        assert receiver.wait(5)
+        got += receiver.receive(most=1000)
+    assert [m.rid for m in got] == [str(i) for i in range(3000)]
+    assert receiver.receive() == []
+    assert not receiver.wait(0)
+
+
+def test_arrays_survive(paths: IpcPaths, context: zmq.Context[Any]) -> None:
+    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    ids = np.arange(70_000, dtype=np.int32)
+    Sender(context, paths.scheduler).send(
+        TokenizedGenerateReqInput(rid="r", input_ids=ids, sampling_params=SamplingParams(stop=["é"]))
+    )
+    assert receiver.wait(5)
+    (message,) = receiver.receive()
+    assert message.input_ids.dtype == np.int32
+    assert (message.input_ids == ids).all()
+    assert message.sampling_params.stop == ["é"]
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Nope", b"\x82\xa4type\xa8AbortReq\xa3rid\x05"])
+def test_a_malformed_frame_is_logged_and_dropped(
+    paths: IpcPaths, context: zmq.Context[Any], frame: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    raw = context.socket(zmq.PUSH)
+    raw.connect(paths.scheduler)
+    raw.send(frame)
+    sender = Sender(context, paths.scheduler)
+    assert receiver.wait(5)
+    assert receiver.receive() == []
+    assert "malformed frame" in caplog.text
+    sender.send(ShutdownReq())
+    assert receiver.wait(5)
+    assert receiver.receive() == [ShutdownReq()]
+
+
+def test_an_object_array_is_not_accepted(paths: IpcPaths, context: zmq.Context[Any]) -> None:
+    import msgspec
+
+    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    raw = context.socket(zmq.PUSH)
+    raw.connect(paths.scheduler)
+    body = {"type": "TokenizedGenerateReqInput", "rid": "r", "sampling_params": {}, "input_ids": ("|O", (1,), b"\0" * 8)}
+    raw.send(msgspec.msgpack.encode(body))
+    assert receiver.wait(5)
+    assert receiver.receive() == []
+
+
+def test_last_words_can_be_sent_from_any_thread(paths: IpcPaths, context: zmq.Context[Any]) -> None:
+    receiver = Receiver(context, paths.tokenizer, TokenizerInput)
+    words = WorkerFailed(worker="scheduler", error="out of memory")
+    threading.Thread(target=send_once, args=(paths.tokenizer, words)).start()
+    assert receiver.wait(5)
+    assert receiver.receive() == [words]
+
+
+def test_dispatch_is_by_type_and_unknown_types_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Any] = []
+    dispatch = Dispatcher({AbortReq: seen.append})
+    dispatch(AbortReq(rid="a"))
+    dispatch(ShutdownReq())
+    assert seen == [AbortReq(rid="a")]
+    assert "ShutdownReq" in caplog.text
+
+
+def test_the_schedulers_transport(paths: IpcPaths, context: zmq.Context[Any]) -> None:
+    transport = IpcTransport(
+        Receiver(context, paths.scheduler, SchedulerInput),
+        Sender(context, paths.detokenizer),
+        Sender(context, paths.tokenizer),
+    )
+    assert transport.recv_messages(0.0) == []
+    assert transport.recv_messages(0.01) == []
+    sender = Sender(context, paths.scheduler)
+    threading.Timer(0.05, sender.send, [ShutdownReq()]).start()
+    assert transport.recv_messages(None) == [ShutdownReq()]
+    transport.send_output(ShutdownReq())
+    to_detokenizer = Receiver(context, paths.detokenizer, ShutdownReq)
+    assert to_detokenizer.wait(5)

@@ -1,0 +1,197 @@
+"""The server process: early HTTP, signals, exit statuses, and a process table without leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from jaxserve.demo import demo_model_path
+from jaxserve.server.launch import bind
+
+
+@dataclasses.dataclass
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+    log_path: Path
+    children: list[psutil.Process] = dataclasses.field(default_factory=list)
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def status(self, path: str) -> int:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + path, timeout=10).status_code
+        return 0
+
+    def wait_for(self, path: str, status: int) -> None:
+        deadline_s = time.monotonic() + 120
+        while self.status(path) != status:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline_s, self.log
+            time.sleep(0.05)
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, word: str) -> psutil.Process:
+        return next(child for child in self.children if word in " ".join(child.cmdline()))
+
+    def exit_status(self) -> int:
+        code = self.process.wait(timeout=60)
+        deadline_s = time.monotonic() + 10
+        while left := [child for child in self.children if child.is_running()]:
+            assert time.monotonic() < deadline_s, f"still in the process table: {left}"
+            time.sleep(0.05)
+        return code
+
+
+@contextlib.contextmanager
+def serving(tmp_path: Path, fake: str = "", step_s: float = 0.0, **options: Any) -> Iterator[Server]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    args = {"model_path": demo_model_path(), "port": port, **options}
+    log_path = tmp_path / "log"
+    environment = os.environ | {"FAKE_SCHEDULER": fake, "FAKE_STEP_S": str(step_s), "TMPDIR": str(tmp_path)}
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("serve_fake.py")), json.dumps(args)],
+            stderr=log, stdout=log, env=environment, text=True,
+        )  # fmt: skip
+    try:
+        yield Server(process, f"http://127.0.0.1:{args['port']}", log_path)
+        assert not list(tmp_path.glob("jaxserve-*")), "the private folder is left"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_starting_answers_503_and_ends_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, fake="hang") as server:
+        server.wait_for("/health", 503)
+        assert server.status("/ready") == 503
+        reply = httpx.post(server.url + "/generate", json={"text": "a"}, timeout=10)
+        assert reply.status_code == 503
+        assert "starting" in reply.text
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_status() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
+    """A running stream ends properly, new requests get 503, and the exit status is 0."""
+    with serving(tmp_path, step_s=0.02) as server:
+        server.wait_for("/ready", 200)
+        seen = threading.Event()
+        events: list[Any] = []
+
+        def stream() -> None:
+            body = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}}
+            with httpx.stream("POST", server.url + "/generate", json=body, timeout=60) as reply:
+                for line in reply.iter_lines():
+                    if line.startswith("data: "):
+                        events.append(line.removeprefix("data: "))
+                        seen.set()
+
+        thread = threading.Thread(target=stream)
+        thread.start()
+        assert seen.wait(30)
+        server.process.send_signal(number)
+        while server.status("/health") != 503:
+            time.sleep(0.01)
+        assert httpx.post(server.url + "/generate", json={"text": "a"}, timeout=10).status_code == 503
+        thread.join()
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[-2])["meta_info"]["completion_tokens"] == 100
+        assert server.exit_status() == 0
+        assert "Traceback" not in server.log
+
+
+def test_a_second_signal_hurries(tmp_path: Path) -> None:
+    with serving(tmp_path, step_s=0.2) as server:
+        server.wait_for("/ready", 200)
+        outcome: list[int] = []
+
+        def request() -> None:
+            body = {"text": "a", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+            outcome.append(httpx.post(server.url + "/generate", json=body, timeout=60).status_code)
+
+        thread = threading.Thread(target=request)
+        thread.start()
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for("/health", 503)
+        started_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_status() == 128 + signal.SIGTERM
+        assert time.monotonic() - started_s < 10
+        thread.join()
+        assert outcome == [500]
+
+
+@pytest.mark.parametrize("victim", ["fake_scheduler", "detokenizer"])
+def test_a_killed_worker_ends_the_server_with_its_reason(tmp_path: Path, victim: str) -> None:
+    with serving(tmp_path) as server:
+        server.wait_for("/ready", 200)
+        server.child(victim).kill()
+        assert server.exit_status() == 1
+        assert f"The {victim.removeprefix('fake_')} process was ended by SIGKILL" in server.log
+        assert "Traceback" not in server.log
+
+
+def test_a_killed_server_leaves_no_orphans(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        server.wait_for("/ready", 200)
+        server.process.kill()
+        assert server.exit_status() == -signal.SIGKILL
+        for folder in tmp_path.glob("jaxserve-*"):  # nobody was left to remove it
+            for file in folder.iterdir():
+                file.unlink()
+            folder.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("fake", "options", "words"),
+    [
+        ("user_error", {}, "--model-path 'nowhere' does not exist."),
+        ("crash", {}, "RuntimeError: the device is on fire"),
+        ("exit", {}, "ended with exit status 3. Its last output:\nlast line before the end"),
+        ("", {"tokenizer_path": "/nowhere"}, "The tokenizer folder '/nowhere' does not exist."),
+        ("", {"chat_template": "/nowhere"}, "--chat-template '/nowhere' cannot be read"),
+        ("", {"host": "no.such.host.invalid"}, "Cannot listen on no.such.host.invalid"),
+        ("", {"ssl_certfile": "/nowhere", "ssl_keyfile": "/nowhere"}, "--ssl-certfile '/nowhere'"),
+    ],
+)
+def test_a_failed_start_says_why_and_ends_with_1(tmp_path: Path, fake: str, options: dict[str, Any], words: str) -> None:
+    with serving(tmp_path, fake, **options) as server:
+        assert server.exit_status() == 1
+        assert words in server.log
+        assert ("Traceback" in server.log) == (fake == "crash")
+
+
+def test_a_port_in_use_is_found_before_anything_starts(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken, serving(tmp_path, port=taken.getsockname()[1]) as server:
+        assert server.exit_status() == 1
+        assert f"Cannot listen on 127.0.0.1:{taken.getsockname()[1]}: Address already in use." in server.log
+        assert len(server.log.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("localhost", None)])
+def test_bind_listens_at_once(host: str, family: socket.AddressFamily | None) -> None:
+    with bind(host, 0) as listener, socket.create_connection(listener.getsockname()[:2], timeout=5):
+        assert family in (None, listener.family)

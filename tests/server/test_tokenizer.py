@@ -1,0 +1,108 @@
+"""Tokenizer: loading, errors, chat templates, and the decoder that the workers are handed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from text_tokenizers import byte_level, sentencepiece_like, write_folder
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import processors
+
+from jaxserve.config import ServerArgs
+from jaxserve.demo import demo_model_path
+from jaxserve.server.decoder_handover import hand_over, wait_for_decoder
+from jaxserve.server.tokenizer import PythonDecoder, RustDecoder, Tokenizer
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def test_encode_and_decode_agree_with_transformers() -> None:
+    tokenizer = Tokenizer.load(demo_model_path())
+    texts = ["Hello world", "", "naïve 🚀"]
+    assert tokenizer.encode_batch(texts) == [tokenizer.hf.encode(text) for text in texts]
+    ids = tokenizer.hf.encode("<|im_start|>user\nHi")
+    for skip in (True, False):
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == tokenizer.hf.decode(ids, skip_special_tokens=skip)
+
+
+def test_special_tokens_are_added_to_prompts_and_not_to_rendered_chats(tmp_path: Path) -> None:
+    rust = RustTokenizer.from_str(sentencepiece_like().to_str())
+    rust.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    folder = write_folder(rust, tmp_path, bos_token="<s>", chat_template=template)
+    tokenizer = Tokenizer.load(str(folder))
+    assert tokenizer.encode("Hello")[0] == 1
+    assert 1 not in tokenizer.encode("Hello", add_special_tokens=False)
+    assert tokenizer.apply_chat_template(MESSAGES).count(1) == 1
+
+
+def test_a_saved_truncation_is_not_applied(tmp_path: Path) -> None:
+    rust = RustTokenizer.from_str(byte_level().to_str())
+    rust.enable_truncation(3)
+    rust.enable_padding(length=5)
+    tokenizer = Tokenizer.load(str(write_folder(rust, tmp_path)))
+    assert len(tokenizer.encode("the quick brown fox")) > 3
+    assert len(tokenizer.encode("")) == 0
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
+def test_the_decoder_handed_over_decodes_the_same(make: object, tmp_path: Path) -> None:
+    folder = write_folder(make(), tmp_path / "model")  # type: ignore[operator]
+    tokenizer = Tokenizer.load(str(folder))
+    hand_over(tokenizer, tmp_path)
+    decoder = wait_for_decoder(tmp_path, ServerArgs(model_path="nowhere"))
+    assert isinstance(decoder, RustDecoder)
+    batch = [[i, i + 1, i + 2] for i in range(len(tokenizer) - 2)]
+    for skip in (True, False):
+        assert decoder.decode_batch(batch, skip_special_tokens=skip) == tokenizer.decode_batch(batch, skip_special_tokens=skip)
+
+
+def test_a_tokenizer_that_tidies_up_stays_with_transformers(tmp_path: Path) -> None:
+    from tokenizers import decoders
+    from tokenizers.models import WordPiece
+
+    rust = RustTokenizer(WordPiece({"hello": 0, "world": 1, ".": 2, "##s": 3, "[UNK]": 4}, unk_token="[UNK]"))
+    rust.decoder = decoders.WordPiece(cleanup=False)
+    folder = write_folder(rust, tmp_path / "model", clean_up_tokenization_spaces=True)
+    tokenizer = Tokenizer.load(str(folder))
+    assert tokenizer.rust_json is None
+    assert tokenizer.decode([0, 1, 3, 2]) == "hello worlds."
+    hand_over(tokenizer, tmp_path)
+    decoder = wait_for_decoder(tmp_path, ServerArgs(model_path=str(folder)))
+    assert isinstance(decoder, PythonDecoder)
+    assert decoder.decode_batch([[0, 1, 3, 2]]) == ["hello worlds."]
+
+
+def test_a_template_file_replaces_the_tokenizers_own(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    tokenizer = Tokenizer.load(demo_model_path(), chat_template=str(file))
+    assert tokenizer.decode(tokenizer.apply_chat_template(MESSAGES)) == "[Hi]"
+
+
+def test_errors_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tokenizer folder 'nowhere' does not exist"):
+        Tokenizer.load("nowhere")
+    with pytest.raises(ValueError, match="holds no tokenizer files"):
+        Tokenizer.load(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{broken")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        Tokenizer.load(str(tmp_path))
+    plain = Tokenizer.load(str(write_folder(byte_level(), tmp_path / "plain")))
+    with pytest.raises(ValueError, match="has no chat template"):
+        plain.apply_chat_template(MESSAGES)
+
+
+def test_torch_can_be_hidden_from_transformers() -> None:
+    code = (
+        "import sys; from jaxserve.server.tokenizer import Tokenizer\n"
+        f"t = Tokenizer.load({demo_model_path()!r}, hide_torch=True)\n"
+        "t.apply_chat_template([{'role': 'user', 'content': 'x'}])\n"
+        "assert 'torch' not in sys.modules and 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, "transformers' advice about torch is noise here"
