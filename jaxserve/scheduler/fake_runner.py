@@ -19,7 +19,8 @@ import numpy as np
 from jaxserve.scheduler.runner import RowState, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
 
-_UNWRITTEN = -1
+_UNWRITTEN = -2
+_NAN = -1
 _MASK = (1 << 64) - 1
 
 
@@ -98,7 +99,8 @@ class FakeRunner:
         tokens = np.full(step.num_rows, _UNWRITTEN, np.int32)
         for i in np.flatnonzero(step.sample).tolist():
             tokens[i] = self._sample(int(step.rows[i]), int(step.seq_lens[i]))
-        self._sampled[step.rows] = np.where(step.sample, tokens, _UNWRITTEN)
+        # After NaN logits the device has some token too, and a step that was launched meanwhile runs with it.
+        self._sampled[step.rows] = np.where(step.sample, np.maximum(tokens, 0), _UNWRITTEN)
         return self._output(step, tokens)
 
     def _begin_row(self, state: RowState, step: StepInput) -> None:
@@ -146,7 +148,7 @@ class FakeRunner:
     def _sample(self, row: int, seq_len: int) -> int:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
-            return -1
+            return _NAN
         return self._next_token(history, 0 if state.sampling.is_greedy else state.seed)
 
     def _next_token(self, history: np.ndarray, seed: int) -> int:

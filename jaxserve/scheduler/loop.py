@@ -56,13 +56,15 @@ class SchedulerLoop:
 
     def step(self) -> None:
         """One round. Blocks only for messages when there is nothing to do, and for the result of a step."""
+        was_idle = self._scheduler.is_idle
         messages = self._transport.recv_messages(self._recv_timeout_s())
         with self._watchdog.working() if self._watchdog is not None else contextlib.nullcontext():
             for message in messages:
                 self._scheduler.handle(message)
-            self._work(got_messages=bool(messages))
+            self._work(was_quiet=was_idle and not messages)
 
-    def _work(self, got_messages: bool) -> None:
+    def _work(self, was_quiet: bool) -> None:
+        """`was_quiet`: nothing was to be done before, and nothing arrived."""
         scheduler = self._scheduler
         scheduler.check_timers()
         batch = scheduler.next_batch()
@@ -71,7 +73,7 @@ class SchedulerLoop:
         scheduler.process_results(keep=1 if self._overlap and batch is not None else 0)
         if not scheduler.is_idle:
             self._was_idle_long = False
-        elif not self._was_idle_long and not got_messages and batch is None:
+        elif was_quiet and not self._was_idle_long:
             scheduler.on_idle()
             self._was_idle_long = True
 

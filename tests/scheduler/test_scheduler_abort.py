@@ -1,0 +1,166 @@
+"""Aborts in every state: one terminal message with the tokens so far, nothing leaks, others are not disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+from scheduler_harness import Harness, prompt_of
+
+from jaxserve.scheduler.scheduler import ABORT_MESSAGE
+from jaxserve.types import FinishReason
+
+ABORTED = FinishReason.abort(ABORT_MESSAGE)
+both_loops = pytest.mark.parametrize("overlap", [True, False])
+
+
+def assert_aborted(harness: Harness, *rids: str) -> None:
+    for rid in rids:
+        answer = harness.answer(rid)
+        assert answer.finish == ABORTED, f"{rid}: {answer.finish}"
+        assert answer.token_ids == harness.expected(rid)[: len(answer.token_ids)]
+
+
+def test_waiting(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness(max_rows=1)
+    running, waiting = harness.submit(prompt_of(5), 30, ignore_eos=True), harness.submit(prompt_of(6))
+    harness.turn(3)
+    harness.abort(waiting)
+    harness.turn()
+    assert_aborted(harness, waiting)
+    assert harness.answer(waiting).prompt_tokens == 6
+    harness.run()
+    harness.assert_as_expected(running)
+
+
+@both_loops
+def test_open_chunk(make_harness: Callable[..., Harness], overlap: bool) -> None:
+    harness = make_harness({"chunked_prefill_size": 16}, overlap=overlap, page_size=4, num_pages=64)
+    chunked, other = harness.submit(prompt_of(100)), harness.submit(prompt_of(30, 1))
+    harness.turn(3)
+    harness.abort(chunked)
+    harness.run()
+    assert_aborted(harness, chunked)
+    harness.assert_as_expected(other)
+
+
+@both_loops
+@pytest.mark.parametrize("turns", range(1, 8))
+def test_running_at_any_moment(make_harness: Callable[..., Harness], overlap: bool, turns: int) -> None:
+    harness = make_harness(overlap=overlap)
+    gone, stays = harness.submit(prompt_of(5), 30, ignore_eos=True), harness.submit(prompt_of(6), 9, stream=True)
+    harness.turn(turns)
+    harness.abort(gone)
+    harness.turn()
+    assert_aborted(harness, gone)
+    harness.run()
+    harness.assert_as_expected(stays)
+
+
+@both_loops
+def test_last_step_in_flight(make_harness: Callable[..., Harness], overlap: bool) -> None:
+    """It could not have been stopped any more, but was not answered yet."""
+    harness = make_harness(overlap=overlap)
+    rid = harness.submit(prompt_of(5), 1)
+    if overlap:
+        harness.turn()
+        assert harness.scheduler.num_in_flight == 1
+    harness.abort(rid)
+    harness.run()
+    assert_aborted(harness, rid)
+
+
+def test_no_tokens_wanted_in_flight(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness()
+    rid = harness.submit(prompt_of(5), 0)
+    harness.turn()
+    harness.abort(rid)
+    harness.run()
+    assert_aborted(harness, rid)
+
+
+def test_retracted(make_harness: Callable[..., Harness]) -> None:
+    """A retracted request waits with tokens it has not sent yet; they come with the abort."""
+    harness = make_harness({"schedule_conservativeness": 0.0}, num_pages=110, max_rows=4, eos_token_ids=(1000,))
+    for i in range(3):
+        harness.submit(prompt_of(10, i), max_new=50)
+        harness.turn(4)
+    while not harness.scheduler.internal_state()["num_retractions"]:
+        harness.turn()
+    harness.abort("r2", exact=True)
+    harness.run()
+    assert_aborted(harness, "r2")
+    assert harness.answer("r2").times.num_retractions == 1 and len(harness.answer("r2").token_ids) > 5
+    harness.assert_as_expected("r0", "r1")
+
+
+def test_all(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness({"chunked_prefill_size": 16}, max_rows=3)
+    rids = [harness.submit(prompt_of(40, i), 20) for i in range(6)]
+    harness.turn(5)
+    harness.abort(abort_all=True)
+    harness.run()
+    assert_aborted(harness, *rids)
+
+
+def test_by_prefix_and_exactly(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness()
+    for rid in ("job", "job_1", "job_2", "other"):
+        harness.submit(prompt_of(5), 20, rid=rid, ignore_eos=True)
+    harness.turn(2)
+    harness.abort("job", exact=True)
+    harness.turn()
+    assert_aborted(harness, "job")
+    harness.abort("job_")
+    harness.run()
+    assert_aborted(harness, "job_1", "job_2")
+    harness.assert_as_expected("other")
+
+
+def test_nobody(make_harness: Callable[..., Harness]) -> None:
+    """Unknown, finished and empty rids are no reason to touch anybody."""
+    harness = make_harness()
+    done = harness.submit(prompt_of(5), 2)
+    harness.run()
+    running = harness.submit(prompt_of(5), 20)
+    harness.turn(2)
+    for how in ({"rid": "unknown"}, {"rid": done}, {"rid": ""}, {"rid": "", "exact": True}):
+        harness.abort(**how)
+    harness.run()
+    harness.assert_as_expected(done, running)
+
+
+def test_twice(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness()
+    rid = harness.submit(prompt_of(5), 20)
+    harness.turn(3)
+    harness.abort(rid)
+    harness.abort(rid)
+    harness.run()
+    assert_aborted(harness, rid)
+
+
+def test_the_aborted_rid_may_be_used_again_at_once(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness()
+    rid = harness.submit(prompt_of(5), 20)
+    harness.turn(2)
+    harness.abort(rid)
+    harness.turn()
+    del harness.transport.answers[rid]
+    harness.submit(prompt_of(5), 20, rid=rid)
+    harness.run()
+    harness.assert_as_expected(rid)
+
+
+@both_loops
+def test_nan_logits_end_their_request_only(make_harness: Callable[..., Harness], overlap: bool) -> None:
+    harness = make_harness(overlap=overlap, nan_token=77)
+    bad, good = harness.submit([5, 77, 5], return_logprob=True), harness.submit([5, 7], return_logprob=True, stream=True)
+    harness.run()
+    finish = harness.answer(bad).finish
+    assert finish is not None and finish.type == "abort" and finish.status_code == 500 and "NaN" in (finish.message or "")
+    with mock.patch.object(harness.runner, "_nan_token", None):
+        harness.assert_as_expected(good)
+    given = [x for part in harness.answer(good).logprobs for x in part.logprobs.tolist()]
+    assert given == pytest.approx([-(token + 1) / 101 for token in harness.answer(good).token_ids])
