@@ -56,7 +56,7 @@ async def generate(request: Request) -> Response:
     job = _Job(native, service_of(request), args, request.app.state.token_texts)
     if native.req.stream:
         return EventStream(job.events())
-    return Response(await unless_disconnected(request, job.reply()), media_type="application/json")
+    return Response(await unless_disconnected(request, job.whole()), media_type="application/json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,37 +66,40 @@ class _Job:
     args: ServerArgs
     texts: TokenTexts
 
-    def _replies(self, with_index: bool) -> list[GenerateReply]:
+    def _reply(self, index: int, with_index: bool) -> GenerateReply:
         req = self.native.req
-        return [
-            GenerateReply(
-                weight_version=self.args.weight_version,
-                return_logprob=req.return_logprob,
-                top_logprobs_num=req.top_logprobs_num,
-                token_text=self.texts.__getitem__ if self.native.return_text_in_logprobs else None,
-                index=index if with_index else None,
-            )
-            for index in range(req.num_sequences)
-        ]
+        return GenerateReply(
+            weight_version=self.args.weight_version,
+            return_logprob=req.return_logprob,
+            top_logprobs_num=req.top_logprobs_num,
+            token_text=self.texts.__getitem__ if self.native.return_text_in_logprobs else None,
+            index=index if with_index else None,
+        )
 
-    async def reply(self) -> bytes:
-        replies = self._replies(with_index=False)
+    async def _chunks(self, replies: dict[int, GenerateReply], with_index: bool) -> AsyncGenerator[GenerateReply, None]:
+        """The reply that has just grown, again and again. They come into being with their first chunk: before it, nobody
+        has checked how many sequences were asked for."""
         chunks = self.service.generate(self.native.req)
         async with aclosing(chunks):
             async for chunk in chunks:
                 raise_if_failed(chunk)
-                replies[chunk.index].add(chunk)
-        shaped = [reply.to_dict() for reply in replies]
+                reply = replies.get(chunk.index)
+                if reply is None:
+                    reply = replies[chunk.index] = self._reply(chunk.index, with_index)
+                reply.add(chunk)
+                yield reply
+
+    async def whole(self) -> bytes:
+        replies: dict[int, GenerateReply] = {}
+        async with aclosing(self._chunks(replies, with_index=False)) as grown:
+            async for _ in grown:
+                pass
+        shaped = [replies[index].to_dict() for index in sorted(replies)]
         return msgspec.json.encode(shaped if self.native.is_list else shaped[0])
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        replies = self._replies(with_index=self.native.is_list)
         incremental = self.args.incremental_streaming_output
-        chunks = self.service.generate(self.native.req)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                raise_if_failed(chunk)
-                reply = replies[chunk.index]
-                reply.add(chunk)
+        async with aclosing(self._chunks({}, with_index=self.native.is_list)) as grown:
+            async for reply in grown:
                 yield event(msgspec.json.encode(reply.delta_dict() if incremental else reply.to_dict()))
         yield DONE_EVENT

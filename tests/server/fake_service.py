@@ -53,6 +53,13 @@ class FakeService:
 
     async def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         self.requests.append(req)
+        for params in req.sampling_params:
+            try:
+                params.verify(VOCAB_SIZE)
+            except ValueError as error:
+                raise RequestError(str(error)) from None
+        if req.num_samples > 512:
+            raise RequestError(f"n is too large, got {req.num_samples}.", param="n")
         if self.crash is not None:
             raise self.crash
         prompts = req.input_ids or [self.tokenizer.encode(text) for text in req.prompts or []]

@@ -96,7 +96,7 @@ class ChatJob:
 
     async def reply(self) -> bytes:
         chunks = self.context.service.generate(self.generate)
-        sequences = await gather(chunks, self.generate.num_sequences, self.usage)
+        sequences = await gather(chunks, self.usage)
         return msgspec.json.encode(
             {
                 "id": self.reply_id,

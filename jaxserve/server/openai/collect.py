@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -68,9 +69,10 @@ class Sequence:
         return self.last.finish_reason
 
 
-async def gather(chunks: AsyncGenerator[GenerationChunk, None], num_sequences: int, usage: Usage) -> list[Sequence]:
+async def gather(chunks: AsyncGenerator[GenerationChunk, None], usage: Usage) -> list[Sequence]:
     """Reads a request to its end. Raises RequestError if the server failed to serve any of its sequences."""
-    sequences = [Sequence() for _ in range(num_sequences)]
+    # Not a list made beforehand: until the first chunk nobody has checked how many sequences were asked for.
+    sequences: defaultdict[int, Sequence] = defaultdict(Sequence)
     async with aclosing(chunks):
         async for chunk in chunks:
             raise_if_failed(chunk)
@@ -80,7 +82,7 @@ async def gather(chunks: AsyncGenerator[GenerationChunk, None], num_sequences: i
             sequence.token_ids.extend(chunk.token_ids)
             sequence.logprobs.extend(chunk.logprobs)
             sequence.last = chunk
-    return sequences
+    return [sequences[index] for index in sorted(sequences)]
 
 
 def matched_stop(reason: FinishReason) -> int | str | None:

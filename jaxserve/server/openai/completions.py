@@ -26,7 +26,7 @@ from jaxserve.server.openai.logprobs import CompletionLogprobs
 from jaxserve.server.openai.params import check, check_model, rid_of, sampling_params
 from jaxserve.server.openai.protocol import CompletionRequest, refuse_unsupported
 from jaxserve.server.openai.streaming import StreamWriter
-from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
+from jaxserve.server.requests import GenerateReqInput, RequestError, TokenLogprob, new_rid
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -55,7 +55,7 @@ class _Job:
     created_s: int
     usage: Usage
     echoes: list[str]  # by prompt; what the text of a choice begins with
-    logprobs: list[CompletionLogprobs | None]  # by sequence
+    logprobs: dict[int, CompletionLogprobs]  # by sequence, made when its first logprobs come
 
     @staticmethod
     def plan(body: CompletionRequest, context: OpenAIContext) -> _Job:
@@ -82,16 +82,12 @@ class _Job:
         echoes = [""] * num_prompts
         if body.echo:
             echoes = prompts or [service.decode(ids, False) for ids in input_ids or []]
-        logprobs: list[CompletionLogprobs | None] = [
-            None if body.logprobs is None else CompletionLogprobs(context.texts, body.logprobs > 0, 0)
-            for _ in range(generate.num_sequences)
-        ]
         usage = Usage(params.n, args.enable_cache_report)
-        return _Job(body, context, generate, reply_id, int(time.time()), usage, echoes, logprobs)
+        return _Job(body, context, generate, reply_id, int(time.time()), usage, echoes, {})
 
     async def reply(self) -> bytes:
         chunks = self.context.service.generate(self.generate)
-        sequences = await gather(chunks, self.generate.num_sequences, self.usage)
+        sequences = await gather(chunks, self.usage)
         return msgspec.json.encode(
             {
                 "id": self.reply_id,
@@ -104,29 +100,36 @@ class _Job:
         )
 
     def _choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
-        logprobs = self.logprobs[index]
         choice = {
             "index": index,
             "text": self.echoes[index // self.generate.num_samples] + sequence.text,
-            "logprobs": logprobs.shape(sequence.logprobs) if logprobs else None,
+            "logprobs": None if self.body.logprobs is None else self._shape_logprobs(index, sequence.logprobs),
             "finish_reason": sequence.finish_reason.type,
             "matched_stop": matched_stop(sequence.finish_reason),
         }
         return {**choice, "token_ids": sequence.token_ids} if self.body.return_token_ids else choice
 
+    def _shape_logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+        shaper = self.logprobs.get(index)
+        if shaper is None:
+            shaper = self.logprobs[index] = CompletionLogprobs(self.context.texts, bool(self.body.logprobs))
+        return shaper.shape(entries)
+
     async def events(self) -> AsyncGenerator[bytes, None]:
         writer = StreamWriter("text_completion", self.reply_id, self.created_s, self.body, self.context.args)
-        echoes_left = {i: self.echoes[i // self.generate.num_samples] for i in range(self.generate.num_sequences)}
+        begun: set[int] = set()
         chunks = self.context.service.generate(self.generate)
         async with aclosing(chunks):
             async for chunk in chunks:
                 raise_if_failed(chunk)
                 self.usage.add(chunk)
-                text = echoes_left.pop(chunk.index, "") + chunk.text
+                text = chunk.text
+                if chunk.index not in begun:
+                    begun.add(chunk.index)
+                    text = self.echoes[chunk.index // self.generate.num_samples] + text
                 if not (text or chunk.logprobs or chunk.finish_reason or (self.body.return_token_ids and chunk.token_ids)):
                     continue  # a token that completes no character yet
-                shape = self.logprobs[chunk.index]
-                logprobs = shape.shape(chunk.logprobs) if shape and chunk.logprobs else None
+                logprobs = self._shape_logprobs(chunk.index, chunk.logprobs) if chunk.logprobs else None
                 extra = {"token_ids": chunk.token_ids} if self.body.return_token_ids else {}
                 fields = b'"text":' + msgspec.json.encode(text)
                 yield writer.choice(chunk, fields, logprobs, chunk.finish_reason, extra, self.usage)

@@ -25,10 +25,10 @@ def _chat_token(text: str, logprob: float) -> dict[str, Any]:
 class CompletionLogprobs:
     """Builds {tokens, token_logprobs, top_logprobs, text_offset} piece by piece; offsets run on through a stream."""
 
-    def __init__(self, texts: TokenTexts, with_top: bool, text_offset: int) -> None:
+    def __init__(self, texts: TokenTexts, with_top: bool) -> None:
         self._texts = texts
         self._with_top = with_top
-        self._text_offset = text_offset
+        self._text_offset = 0
 
     def shape(self, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
         tokens, logprobs, top, offsets = [], [], [], []

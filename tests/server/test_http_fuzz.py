@@ -1,0 +1,71 @@
+"""Whatever stands in a field: the answer is a reply or a 4xx that says why, never a 500."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from fake_service import FakeService
+from http_harness import app_client
+
+from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
+from jaxserve.types import SamplingParams
+
+NATIVE_FIELDS = (
+    "text", "input_ids", "sampling_params", "rid", "return_logprob", "top_logprobs_num", "return_text_in_logprobs",
+    "logprob_start_len", "priority", "extra_key", "cache_salt", "stream",
+)  # fmt: skip
+TARGETS = {
+    "/generate": ({"text": "x"}, NATIVE_FIELDS),
+    "/v1/completions": ({"prompt": "x"}, CompletionRequest.__struct_fields__),
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "x"}]}, ChatCompletionRequest.__struct_fields__),
+    "/tokenize": ({"prompt": "x"}, ("prompt", "add_special_tokens")),
+    "/detokenize": ({"tokens": [5]}, ("tokens", "skip_special_tokens")),
+    "/abort_request": ({"rid": "x"}, ("rid", "abort_all")),
+}
+NUM_BODIES = 150
+
+
+def any_value(rng: random.Random, depth: int = 0) -> Any:
+    leaves = [
+        None, True, False, 0, 1, -1, 3, 2**31, -(2**63), 2**63, 10**30, 0.5, -0.0, 1e300, "", "a", "5", "ü\u0000😀", "default",
+    ]  # fmt: skip
+    if depth > 2 or rng.random() < 0.6:
+        return rng.choice(leaves)
+    values = [any_value(rng, depth + 1) for _ in range(rng.randrange(3))]
+    if rng.random() < 0.5:
+        return values
+    names = ["type", "role", "content", "text", "function", "name", "n", "stop", "5", "max_new_tokens", "temperature"]
+    return {rng.choice(names): value for value in values}
+
+
+@pytest.mark.parametrize("path", TARGETS)
+async def test_no_body_is_a_server_error(path: str) -> None:
+    start, fields = TARGETS[path]
+    rng = random.Random(path)
+    statuses = set()
+    async with app_client(FakeService()) as client:
+        for _ in range(NUM_BODIES):
+            body = {**start, **{rng.choice(fields): any_value(rng) for _ in range(rng.randint(1, 2))}}
+            reply = await client.post(path, content=dumps(body), headers={"content-type": "application/json"})
+            assert reply.status_code in (200, 400, 404), (body, reply.text)
+            if reply.status_code != 200:
+                assert len(reply.json()["error"]["message"]) > 10, body
+            statuses.add(reply.status_code)
+    assert {200, 400} <= statuses
+
+
+@pytest.mark.parametrize("field", SamplingParams.__struct_fields__)
+async def test_no_sampling_field_is_a_server_error(field: str) -> None:
+    rng = random.Random(field)
+    async with app_client(FakeService()) as client:
+        for _ in range(30):
+            body = {"text": "x", "sampling_params": {field: any_value(rng)}}
+            reply = await client.post("/generate", content=dumps(body))
+            assert reply.status_code in (200, 400), (body, reply.text)
+
+
+def dumps(body: Any) -> bytes:
+    return json.dumps(body).encode()
