@@ -310,7 +310,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def the_tree_is_the_models(self) -> None:
         assert cached_prefixes(self.cache.tree, self.page_size) == self.cached
-        assert all(self.locked() <= self.cached.keys() for _ in self.running)
+        assert self.locked() <= self.cached.keys(), "a prefix in use is not cached"
 
     @invariant()
     def rows_read_their_own_kv(self) -> None:
@@ -371,7 +371,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=120, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=70, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 
 
@@ -383,4 +383,4 @@ def test_any_order_of_calls(policy: str) -> None:
 
 def test_any_order_of_calls_without_radix() -> None:
     machine = type("Machine", (CacheMachine,), {"disable_radix": True})
-    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=60))
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=30))

@@ -99,6 +99,20 @@ def test_leaves_go_before_what_they_hang_on(policy: str) -> None:
     assert order[2:] == [1, 0]
 
 
+@pytest.mark.parametrize("policy", EVICTION_POLICIES)
+def test_the_front_part_of_a_split_keeps_its_merits(policy: str) -> None:
+    tree = RadixCache(1, policy)
+    put(tree, tokens(1, 2), 0, priority=9)
+    for _ in range(3):
+        use(tree, tokens(1, 2))
+    (whole,) = [node for node in tree.nodes() if len(node.pages)]
+    put(tree, tokens(1, 7), 5)  # splits
+    front = whole.parent
+    assert front is not None
+    assert (front.token_ids.tolist(), front.hits, front.priority, front.created) == ([1], 3, 9, whole.created)
+    assert front.last_access > whole.last_access
+
+
 def test_a_locked_leaf_is_passed_over_and_comes_back() -> None:
     tree = tree_of_singles("lru")
     held = tree.acquire(tokens(0), None, 0)

@@ -25,7 +25,7 @@ def prefix_pages(tree: RadixCache, token_ids: np.ndarray, extra_key: str | None 
     return prefix.pages.tolist()
 
 
-@pytest.mark.parametrize("page_size", [1, 2, 3, 16])
+@pytest.mark.parametrize("page_size", [1, 2, 3, 16, 128])
 def test_longest_whole_page_prefix_matches(page_size: int) -> None:
     tree = RadixCache(page_size)
     stored = np.arange(5 * page_size, dtype=np.int32)
