@@ -16,7 +16,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.messages import TokenizedGenerateReqInput
 from jaxserve.scheduler.req import LogprobBuffer, Req
 from jaxserve.scheduler.runner import RunnerSpec
-from jaxserve.scheduler.stops import StopTextDecoder, StopTextMatcher
+from jaxserve.scheduler.stops import StopTextDecoder, StopTextMatcher, TokenPieces
 
 # SGLang's place for requests without a priority: behind all that have one.
 _LEAST_URGENT = -(1 << 63)
@@ -33,7 +33,7 @@ class Intake:
     ) -> None:
         self._args = args
         self._spec = spec
-        self._decoder = decoder
+        self._pieces = None if decoder is None else TokenPieces(decoder)
         self._clock = clock
         self._wall_clock = wall_clock
         self._splits_prompts = args.chunked_prefill_size != -1
@@ -98,10 +98,10 @@ class Intake:
         sampling = message.sampling_params
         if not sampling.stop and not sampling.stop_regex:
             return None
-        if self._decoder is None:
+        if self._pieces is None:
             field = "stop" if sampling.stop else "stop_regex"
             raise ValueError(f"{field} needs a tokenizer, and this server runs without one; use stop_token_ids.")
-        return StopTextMatcher(self._decoder, sampling.stop, sampling.stop_regex)
+        return StopTextMatcher(self._pieces, sampling.stop, sampling.stop_regex)
 
     def _logprobs(self, message: TokenizedGenerateReqInput) -> LogprobBuffer | None:
         if not message.return_logprob:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scheduler_harness import Harness, LetterDecoder
 
-from jaxserve.scheduler.stops import SlowStopPatternError, StopTextMatcher
+from jaxserve.scheduler.stops import SlowStopPatternError, StopTextMatcher, TokenPieces
 from jaxserve.types import FinishReason
 
 
@@ -33,49 +33,78 @@ def first_match(matcher: StopTextMatcher, token_ids: list[int]) -> tuple[int, st
 
 
 def test_a_stop_string_inside_one_token() -> None:
-    matcher = StopTextMatcher(PieceDecoder(b"ab", b"xSTOPy"), ["STOP"], [])
+    matcher = StopTextMatcher(TokenPieces(PieceDecoder(b"ab", b"xSTOPy")), ["STOP"], [])
     assert first_match(matcher, [0, 0, 1, 0]) == (3, "STOP")
 
 
 def test_a_stop_string_over_many_tokens() -> None:
-    matcher = StopTextMatcher(PieceDecoder(b"S", b"T", b"O", b"P", b"-"), ["STOP"], [])
+    matcher = StopTextMatcher(TokenPieces(PieceDecoder(b"S", b"T", b"O", b"P", b"-")), ["STOP"], [])
     assert first_match(matcher, [4, 0, 1, 4, 0, 1, 2, 3, 4]) == (8, "STOP")
 
 
 def test_a_stop_string_of_split_characters() -> None:
     pieces = [bytes([byte]) for byte in "é€".encode()]
-    matcher = StopTextMatcher(PieceDecoder(b"a", *pieces), ["é€"], [])
+    matcher = StopTextMatcher(TokenPieces(PieceDecoder(b"a", *pieces)), ["é€"], [])
     assert first_match(matcher, [0] * 30 + [1, 2, 3, 4, 5, 0]) == (35, "é€")
 
 
 def test_a_long_stop_string_far_into_the_output() -> None:
     stop = "abcdefghijklmnopqrstuvwxyz" * 4
-    matcher = StopTextMatcher(LetterDecoder(), [stop], [])
+    matcher = StopTextMatcher(TokenPieces(LetterDecoder()), [stop], [])
     assert first_match(matcher, [25] * 50 + [i % 26 for i in range(104)]) == (154, stop)
 
 
 def test_the_earliest_of_several_matches_counts() -> None:
-    matcher = StopTextMatcher(PieceDecoder(b"..ab.."), ["b", "ab"], [])
+    matcher = StopTextMatcher(TokenPieces(PieceDecoder(b"..ab..")), ["b", "ab"], [])
     assert first_match(matcher, [0]) == (1, "ab")
 
 
+def test_a_stop_string_that_ends_in_a_space_which_tokens_hide() -> None:
+    class Stripping(PieceDecoder):
+        def decode(self, token_ids: list[int]) -> str:
+            return super().decode(token_ids).removeprefix(" ")
+
+    matcher = StopTextMatcher(TokenPieces(Stripping(b"a", b"b", b" ")), ["b "], [])
+    assert first_match(matcher, [0, 1, 0, 2, 1, 2, 0]) == (6, "b ")
+
+
+def test_tails_are_decoded_only_when_a_stop_string_may_end() -> None:
+    class Counting(LetterDecoder):
+        calls = 0
+
+        def decode(self, token_ids: list[int]) -> str:
+            self.calls += 1
+            return super().decode(token_ids)
+
+    decoder = Counting()
+    matcher = StopTextMatcher(TokenPieces(decoder), ["xyz"], [])
+    assert first_match(matcher, [0, 1, 2] * 50 + [25, 23, 24, 25]) == (154, "xyz")
+    assert decoder.calls == 6 + 2  # each token once by itself, and the tail at each z
+
+
+def test_the_beginning_of_the_text_is_not_the_beginning_of_the_tail() -> None:
+    matcher = StopTextMatcher(TokenPieces(LetterDecoder()), [], ["^b"])
+    assert first_match(matcher, [0] + [1] * 600) is None
+    assert first_match(matcher, [1, 0]) == (1, "b")
+
+
 def test_patterns() -> None:
-    matcher = StopTextMatcher(LetterDecoder(), [], ["c[d-f]"])
+    matcher = StopTextMatcher(TokenPieces(LetterDecoder()), [], ["c[d-f]"])
     assert first_match(matcher, [0, 2, 0, 2, 4, 5]) == (5, "ce")
 
 
 def test_a_pattern_that_matches_nothing_at_all_does_not_stop() -> None:
-    matcher = StopTextMatcher(LetterDecoder(), [], ["b*"])
+    matcher = StopTextMatcher(TokenPieces(LetterDecoder()), [], ["b*"])
     assert first_match(matcher, [0, 0, 1]) == (3, "b")
 
 
 def test_what_is_not_a_pattern() -> None:
     with pytest.raises(ValueError, match=r"stop_regex '\(' is not a regular expression"):
-        StopTextMatcher(LetterDecoder(), [], ["("])
+        StopTextMatcher(TokenPieces(LetterDecoder()), [], ["("])
 
 
 def test_a_pattern_that_takes_too_long() -> None:
-    matcher = StopTextMatcher(LetterDecoder(), [], ["(a|aa)+(c|d)"])
+    matcher = StopTextMatcher(TokenPieces(LetterDecoder()), [], ["(a|aa)+(c|d)"])
     began = time.monotonic()
     with pytest.raises(SlowStopPatternError, match="stop_regex"):
         matcher.match(np.zeros(250, np.int32))
