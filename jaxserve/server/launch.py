@@ -10,20 +10,17 @@ The port is bound before anything is started, so that a port in use costs no mod
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.app import create_app
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.worker_process import configure_logging
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
@@ -31,9 +28,6 @@ from jaxserve.server.workers import WorkerCommand, WorkerDiedError
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# How long connections may take to read the last bytes of their replies when the server ends.
-_FLUSH_S = 5
-_KEEP_ALIVE_S = 30
 
 
 def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = None) -> int:
@@ -70,14 +64,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: signals are about the whole server, and `_Server` handles them."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Server:
     def __init__(self, args: ServerArgs, listener: socket.socket, commands: Sequence[WorkerCommand] | None) -> None:
         self._args = args
@@ -92,8 +78,11 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            http = self._http_server()
             await self._pipeline.start()
+            # Here and not above: importing FastAPI takes a second that the workers need not wait for.
+            from jaxserve.server.http_server import make_http_server
+
+            http = make_http_server(self._pipeline.manager, self._args)
         except (ValueError, OSError) as error:
             logger.error("%s", error)
             await self._pipeline.close()
@@ -154,28 +143,3 @@ class _Server:
     def _on_signal(self, number: int) -> None:
         self._signal = number
         (self._hurry if self._stop.is_set() else self._stop).set()
-
-    def _http_server(self) -> _HttpServer:
-        args = self._args
-        config = uvicorn.Config(
-            create_app(self._pipeline.manager, args),
-            log_config=None,
-            log_level=args.log_level_http or "warning",
-            access_log=args.log_level_http in ("debug", "info"),
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_FLUSH_S,
-            ssl_keyfile=args.ssl_keyfile,
-            ssl_certfile=args.ssl_certfile,
-            server_header=False,
-        )
-        try:
-            config.load()
-        except OSError as error:  # also every ssl.SSLError
-            raise ValueError(
-                f"--ssl-certfile {args.ssl_certfile!r} and --ssl-keyfile {args.ssl_keyfile!r} cannot be used: {error}"
-            ) from error
-        return _HttpServer(config)
