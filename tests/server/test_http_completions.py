@@ -151,6 +151,8 @@ async def test_request_ids() -> None:
         ({"prompt": []}, "prompt", "got []"),
         ({"prompt": ["a", 1]}, "prompt", "mix"),
         ({"prompt": [1.5]}, "prompt", "prompt[0] must be an integer or a string or a list"),
+        ({"prompt": [5, -1], "echo": True}, "prompt", "[0, 1000), got -1"),
+        ({"prompt": [[5], [1000]]}, "prompt", "[0, 1000), got 1000"),
         ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
         ({"max_tokens": "ten"}, "max_tokens", 'must be an integer or null, got "ten"'),
         ({"max_tokens": 1 << 40}, "max_tokens", "<= 2147483647, got 1099511627776"),

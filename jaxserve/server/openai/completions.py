@@ -65,6 +65,7 @@ class _Job:
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = sampling_params(body, max_tokens, {}, service.vocab_size)
         prompts, input_ids = _prompts(body.prompt)
+        _check_ids(input_ids or [], service.vocab_size)
         num_prompts = len(prompts or input_ids or [])
         reply_id, rids = _rids(body, num_prompts)
         generate = GenerateReqInput(
@@ -164,6 +165,13 @@ def _prompts(prompt: str | list[Any]) -> tuple[list[str] | None, list[list[int]]
     if kinds == {list}:
         return None, cast(list[list[int]], prompt)
     raise RequestError("prompt must not mix strings, token ids and lists of token ids.", param="prompt")
+
+
+def _check_ids(prompts: list[list[int]], vocab_size: int) -> None:
+    for ids in prompts:
+        if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise RequestError(f"prompt must hold token ids in [0, {vocab_size}), got {wrong}.", param="prompt")
 
 
 def _rids(body: CompletionRequest, num_prompts: int) -> tuple[str, list[str]]:
