@@ -72,9 +72,8 @@ class ModelConfig:
 
     @property
     def context_len(self) -> int:
-        """Most tokens in one sequence: max_position_embeddings, stretched where rope scaling comes on top (SGLang's rule)."""
-        stretch = self.rope.factor if self.rope.extends_context else 1.0
-        return int(self.max_position_embeddings * stretch)
+        """Most tokens in one sequence: max_position_embeddings, or more where rope scaling comes on top of it."""
+        return self.rope.extended_len(self.max_position_embeddings)
 
     def replace(self, **changes: Any) -> ModelConfig:
         return dataclasses.replace(self, **changes)

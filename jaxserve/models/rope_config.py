@@ -31,7 +31,6 @@ class RopeConfig:
     mscale_all_dim: float | None = None  # yarn
     attention_factor: float | None = None  # yarn: factor on cos and sin; None: computed from `factor`
     truncate: bool = True  # yarn: whole-numbered correction range
-    extends_context: bool = False  # max_position_embeddings is the length before the extension
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
@@ -40,6 +39,14 @@ class RopeConfig:
             raise ValueError(f"rope_theta must be above 0, got {self.theta}.")
         if self.factor < 1:
             raise ValueError(f"the factor of rope type {self.kind!r} must be at least 1, got {self.factor}.")
+
+    def extended_len(self, max_position_embeddings: int) -> int:
+        """The context length with this scaling. llama3's max_position_embeddings is the scaled length, yarn's may be either."""
+        if self.kind in ("linear", "dynamic"):
+            return int(max_position_embeddings * self.factor)
+        if self.kind == "yarn" and self.original_max_len is not None:
+            return max(max_position_embeddings, int(self.original_max_len * self.factor))
+        return max_position_embeddings
 
 
 def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
@@ -69,7 +76,6 @@ def _scaling_fields(kind: str, params: Mapping[str, Any], raw: Mapping[str, Any]
     fields: dict[str, Any] = {
         "factor": float(factor),
         "original_max_len": original_len,
-        "extends_context": kind != "llama3" and named_len is None,
     }
     for name in ("low_freq_factor", "high_freq_factor"):
         if kind == "llama3" and params.get(name) is None:

@@ -41,7 +41,7 @@ def read(folder: Path, **changes: Any) -> ModelConfig:
 
 def test_older_config(tmp_path: Path) -> None:
     config = read(tmp_path, rope_theta=500000.0, rope_scaling={"type": "linear", "factor": 2.0})
-    assert config.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0, extends_context=True)
+    assert config.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0)
     assert (config.head_dim, config.group_size, config.dtype, config.rms_norm_eps) == (16, 2, "bfloat16", 1e-5)
     assert config.windows == (None, None, None)
     assert config.context_len == 2048
@@ -50,7 +50,7 @@ def test_older_config(tmp_path: Path) -> None:
 def test_newer_config(tmp_path: Path) -> None:
     params = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}
     config = read(tmp_path, rope_parameters=params, torch_dtype=..., dtype="float16")
-    assert config.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0, extends_context=True)
+    assert config.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0)
     assert config.dtype == "float16"
 
 
@@ -90,7 +90,8 @@ def test_yarn_without_an_original_length_extends_the_context(tmp_path: Path) -> 
     config = read(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 16})
     assert (config.rope.original_max_len, config.rope.beta_fast, config.context_len) == (1024, 16, 4096)
     named = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
-    assert read(tmp_path, rope_scaling=named).context_len == 1024
+    assert read(tmp_path, rope_scaling=named).context_len == 1024  # max_position_embeddings is the extended length
+    assert read(tmp_path, rope_scaling={**named, "factor": 8.0}).context_len == 2048  # it is not: Qwen2.5 writes this
 
 
 def test_windows_of_qwen(tmp_path: Path) -> None:
@@ -131,8 +132,8 @@ def test_overrides(tmp_path: Path) -> None:
         return ModelConfig.from_pretrained(tmp_path, overrides).rope
 
     assert ModelConfig.from_pretrained(tmp_path, {"num_hidden_layers": 1}).num_layers == 1
-    assert rope(rope_theta=7.0) == RopeConfig(theta=7.0, kind="linear", factor=2.0, extends_context=True)
-    scaled = RopeConfig(theta=500.0, kind="dynamic", factor=4.0, extends_context=True)
+    assert rope(rope_theta=7.0) == RopeConfig(theta=7.0, kind="linear", factor=2.0)
+    scaled = RopeConfig(theta=500.0, kind="dynamic", factor=4.0)
     assert rope(rope_scaling={"type": "dynamic", "factor": 4.0}) == scaled
     assert rope(rope_parameters={"rope_type": "dynamic", "factor": 4.0}) == scaled
     assert rope(rope_scaling=None) == RopeConfig(theta=500.0)
