@@ -11,8 +11,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import threading
-import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import uvloop
@@ -64,7 +63,7 @@ class Engine:
         # The workers are started on this thread and end with it: it lives until shutdown.
         self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="jaxserve-engine", daemon=True)
         self._thread.start()
-        self._at_exit = _shutdown_at_exit(self)
+        atexit.register(self.shutdown)
         try:
             self._call(self._start())
         except BaseException as error:
@@ -197,7 +196,7 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.shutdown)
         with contextlib.suppress(concurrent.futures.CancelledError):
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -270,19 +269,6 @@ async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
     return await anext(replies, None)
 
 
-def _shutdown_at_exit(engine: Engine) -> Callable[[], None]:
-    """Registered with atexit, without keeping the engine alive."""
-    reference = weakref.ref(engine)
-
-    def shutdown() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.shutdown()
-
-    atexit.register(shutdown)
-    return shutdown
-
-
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
@@ -292,6 +278,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
+        with contextlib.suppress(RuntimeError):  # newer Pythons start no thread for it while the interpreter ends
+            loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()

@@ -18,6 +18,8 @@ from jaxserve.types import UNLIMITED_TOP_K, SamplingParams
 logger = logging.getLogger(__name__)
 
 _MOST_SAMPLES = 4096
+# Sequences of one request, prompts times n: each takes memory before the scheduler can refuse it.
+_MOST_SEQUENCES = 1 << 18
 _SEED_RANGE = 1 << 64
 _LARGEST_INT32 = 2**31 - 1
 
@@ -69,6 +71,11 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
     if req.num_samples > _MOST_SAMPLES:
         raise RequestError(f"n must be at most {_MOST_SAMPLES}, got {req.num_samples}.", param="n")
+    if req.num_sequences > _MOST_SEQUENCES:
+        raise RequestError(
+            f"A request may have at most {_MOST_SEQUENCES} sequences, got {req.num_prompts} prompts times n={req.num_samples}.",
+            param="n",
+        )
     if not 0 <= req.top_logprobs_num <= limits.max_top_logprobs:
         raise RequestError(
             f"top_logprobs_num must be in [0, {limits.max_top_logprobs}], got {req.top_logprobs_num}.",

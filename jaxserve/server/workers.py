@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jaxserve
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import WorkerFailed, WorkerReady
 
@@ -34,6 +33,8 @@ DETOKENIZER = "detokenizer"
 _TAIL_LINES = 20
 # After a worker ended: how long its last words may take to arrive by the socket.
 _LAST_WORDS_S = 0.3
+# After SIGKILL: how long a process may take to be gone.
+_KILL_GRACE_S = 20.0
 
 
 class WorkerDiedError(Exception):
@@ -208,8 +209,12 @@ class WorkerGroup:
                 if reason:
                     logger.error("The %s process %s; killing it.", worker.name, reason)
                 worker.process.kill()
-        for event in self._exits.values():
-            await event.wait()
+        exits = [asyncio.create_task(event.wait()) for event in self._exits.values()]
+        if exits:
+            _, stuck = await asyncio.wait(exits, timeout=_KILL_GRACE_S)
+            for task in stuck:  # in the kernel, such as in a driver call that does not return
+                task.cancel()
+                logger.error("A killed worker is still in the process table after %g s.", _KILL_GRACE_S)
 
 
 def exit_text(code: int | None) -> str:
@@ -224,7 +229,7 @@ def exit_text(code: int | None) -> str:
 
 def _environment() -> dict[str, str]:
     """Ours, so that a worker finds the same jaxserve however this process found it."""
-    root = str(Path(jaxserve.__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     environment = dict(os.environ)
     if root not in site.getsitepackages():
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)

@@ -128,7 +128,7 @@ def test_control(engine: Engine) -> None:
     assert info["weight_version"] == "v7"
     assert info["scheduler"]["context_len"] == 512
     assert info["internal_states"][0]["num_running_reqs"] == 0
-    thread = threading.Timer(0.2, engine.abort_request, kwargs={"abort_all": True})
+    thread = threading.Timer(0.05, engine.abort_request, kwargs={"abort_all": True})
     thread.start()
     reply: Any = engine.generate("a", {**GREEDY, "max_new_tokens": 480})
     thread.join()

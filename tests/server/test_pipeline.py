@@ -42,8 +42,11 @@ async def running(**options: Any) -> AsyncIterator[Pipeline]:
 
 @pytest.fixture(scope="module")
 async def pipeline() -> AsyncIterator[Pipeline]:
-    async with running() as ready:
-        yield ready
+    """Its steps take 2 ms, so that a request of 480 tokens can be aborted before its end on a busy machine too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_STEP_S", "0.002")
+        async with running() as ready:
+            yield ready
 
 
 def request(prompt: str | list[int] = "Hello there", n: int = 1, **fields: Any) -> GenerateReqInput:

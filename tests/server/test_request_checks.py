@@ -1,0 +1,64 @@
+"""Limits that need no engine: lengths, seeds, namespaces."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from jaxserve.server.request_checks import (
+    ModelLimits,
+    cache_namespace,
+    check_prompt,
+    check_shape,
+    fit_new_tokens,
+    sample_params,
+)
+from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.types import SamplingParams
+
+
+def limits(**changes: int) -> ModelLimits:
+    values = {"context_len": 10, "vocab_size": 100, "max_total_tokens": 50, "max_top_logprobs": 5, "allow_auto_truncate": False}
+    return ModelLimits(**(values | changes))  # type: ignore[arg-type]
+
+
+def test_the_longest_prompt_leaves_room_for_one_token() -> None:
+    assert len(check_prompt([1] * 9, limits())) == 9
+    with pytest.raises(RequestError, match="10 tokens; the model's context length is 10"):
+        check_prompt([1] * 10, limits())
+    with pytest.raises(RequestError, match="6 tokens; the KV cache of this server holds 6"):
+        check_prompt([1] * 6, limits(max_total_tokens=6))
+    assert check_prompt([1, 2, 3], limits(context_len=3, allow_auto_truncate=True)).tolist() == [1, 2]
+
+
+def test_new_tokens_fit_the_context() -> None:
+    assert fit_new_tokens(SamplingParams(max_new_tokens=3), 7, limits()) == 3
+    assert fit_new_tokens(SamplingParams(max_new_tokens=None), 7, limits()) == 3
+    assert fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits(allow_auto_truncate=True)) == 3
+    with pytest.raises(RequestError, match="together 11, but the model's context length is 10") as caught:
+        fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits())
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_seeds_of_samples_stay_64_bit() -> None:
+    top = SamplingParams(sampling_seed=2**63 - 1, n=2)
+    assert [sample_params(top, j, 1).sampling_seed for j in (0, 1)] == [2**63 - 1, -(2**63)]
+    assert sample_params(SamplingParams(n=2), 1, 1).sampling_seed is None
+    short = sample_params(SamplingParams(min_new_tokens=5, max_new_tokens=9), 0, 2)
+    assert (short.n, short.min_new_tokens, short.max_new_tokens) == (1, 2, 2)
+
+
+def test_namespaces_do_not_collide() -> None:
+    keys = [None, "", "a", "b", "ab"]
+    made = [cache_namespace(*pair) for pair in itertools.product(keys, keys)]
+    assert cache_namespace(None, None) is None
+    assert cache_namespace("a", None) == "a"
+    assert len(set(made)) == len(made) - 4, "only an absent and an empty extra_key are the same beside a salt"
+
+
+def test_a_request_cannot_ask_for_endless_sequences() -> None:
+    params = SamplingParams(n=4096)
+    req = GenerateReqInput(prompts=["a"] * 100, sampling_params=[params] * 100)
+    with pytest.raises(RequestError, match="100 prompts times n=4096"):
+        check_shape(req, limits())
