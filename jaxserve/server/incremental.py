@@ -2,9 +2,9 @@
 
 Text is not a sum over tokens: a character can be spread over several byte tokens, and a word's leading space can depend on
 what stands before it. So each sequence keeps a short window of its last tokens; the window is decoded as a whole, and what
-goes beyond the text already given out is new. Trailing U+FFFD may be a character that is not complete yet and is held back.
-Two bounds keep windows short: one is cut at its last complete character when it grows long, and a character that does not
-become complete within a few tokens never will.
+goes beyond the text already given out is new. A U+FFFD at the end may be a character that is not complete yet: its tokens are
+held back. Two bounds keep windows short: a long one is cut at its last complete character but one, and a character that does
+not become complete within a few tokens never will.
 
 Knows tokens and text, neither requests nor stop strings.
 """
@@ -51,49 +51,90 @@ def advance(
     for window, tokens in zip(windows, new_tokens, strict=True):
         window.tokens.extend(tokens)
     texts = decode([window.tokens for window in windows])
+    broken = [i for i, text in enumerate(texts) if text.endswith(REPLACEMENT) and not ended[i]]
+    cut = dict(zip(broken, _without_broken_end([windows[i] for i in broken], decode), strict=True)) if broken else {}
     gained: list[str] = []
-    to_measure: list[tuple[TokenWindow, int]] = []  # shortened windows, and the characters at their end still held back
-    for window, text, end in zip(windows, texts, ended, strict=True):
-        if end:
-            gained.append(text[window.sent_chars :])
-            continue
-        held_chars = _take(window, text, gained)
-        if held_chars is not None:
-            to_measure.append((window, held_chars))
-    if to_measure:
-        for (window, held_chars), text in zip(to_measure, decode([w.tokens for w, _ in to_measure]), strict=True):
-            window.sent_chars = max(0, len(text) - held_chars)
+    shortened: list[_Shortened] = []
+    for i, (window, text) in enumerate(zip(windows, texts, strict=True)):
+        if ended[i]:
+            new_text, short = text[window.sent_chars :], None
+        elif i not in cut:
+            new_text, short = _take_whole(window, text, len(window.tokens))
+        elif (prefix := cut[i]) is not None:
+            new_text, short = _take_whole(window, prefix.text, prefix.num_tokens)
+        else:
+            new_text, short = _take_broken(window, text)
+        gained.append(new_text)
+        if short is not None:
+            shortened.append(short)
+    if shortened:
+        for short, text in zip(shortened, decode([short.tokens for short in shortened]), strict=True):
+            short.window.sent_chars = max(0, len(text) - short.held_chars)
     return gained
 
 
-def _take(window: TokenWindow, text: str, gained: list[str]) -> int | None:
-    """Appends the new text; if the window was shortened, returns how many characters of it are still held back."""
-    if not text.endswith(REPLACEMENT):
-        return _take_whole(window, text, gained)
+@dataclasses.dataclass(slots=True)
+class _Prefix:
+    """The beginning of a window that ends with a complete character."""
+
+    num_tokens: int
+    text: str
+
+
+@dataclasses.dataclass(slots=True)
+class _Shortened:
+    """A window that lost its front: the text of `tokens` but for `held_chars` has been given out."""
+
+    window: TokenWindow
+    tokens: list[int]
+    held_chars: int
+
+
+def _without_broken_end(windows: Sequence[TokenWindow], decode: DecodeBatch) -> list[_Prefix | None]:
+    """Each window without the one to three tokens of a character that is not complete, or None if that does not mend it.
+
+    Decoders with byte fallback give U+FFFD for every byte of a run whose end is broken, so looking at the text is not enough.
+    """
+    prefixes: list[list[int]] = []
+    owners: list[int] = []
+    for i, window in enumerate(windows):
+        for count in range(1, _CHARACTER_TOKENS):
+            if len(window.tokens) - count > window.whole_tokens:
+                prefixes.append(window.tokens[:-count])
+                owners.append(i)
+    found: list[_Prefix | None] = [None] * len(windows)
+    for i, tokens, text in zip(owners, prefixes, decode(prefixes), strict=True):
+        if found[i] is None and not text.endswith(REPLACEMENT):
+            found[i] = _Prefix(len(tokens), text)
+    return found
+
+
+def _take_whole(window: TokenWindow, text: str, num_tokens: int) -> tuple[str, _Shortened | None]:
+    """`text` is that of the first `num_tokens` and ends with a complete character."""
+    new_text = text[window.sent_chars :]
+    is_long = len(window.tokens) > _LONG_WINDOW_TOKENS
+    if not new_text:
+        if is_long:  # such as special tokens without end: they have no text, so they are no context either
+            del window.tokens[window.whole_tokens : num_tokens]
+        return "", None
+    window.sent_chars = len(text)
+    previous_whole, window.whole_tokens = window.whole_tokens, num_tokens
+    if not is_long or not previous_whole:
+        return new_text, None
+    del window.tokens[:previous_whole]
+    window.whole_tokens -= previous_whole
+    return new_text, _Shortened(window, window.tokens[: window.whole_tokens], 0)
+
+
+def _take_broken(window: TokenWindow, text: str) -> tuple[str, _Shortened | None]:
+    """`text` ends with U+FFFD, and not because of the last character alone."""
     if len(window.tokens) - window.whole_tokens <= _MOST_HELD_TOKENS:
         stable = text.rstrip(REPLACEMENT)
-        gained.append(stable[window.sent_chars :])
+        new_text = stable[window.sent_chars :]
         window.sent_chars = max(window.sent_chars, len(stable))
-        return None
-    # Broken bytes: only the last U+FFFD can still become a character.
-    gained.append(text[window.sent_chars : -1])
+        return new_text, None
+    # These bytes never become characters; only the last U+FFFD still may.
+    new_text = text[window.sent_chars : -1]
     del window.tokens[:-_CHARACTER_TOKENS]
     window.whole_tokens = 0
-    return 1
-
-
-def _take_whole(window: TokenWindow, text: str, gained: list[str]) -> int | None:
-    new_text = text[window.sent_chars :]
-    gained.append(new_text)
-    long = len(window.tokens) > _LONG_WINDOW_TOKENS
-    if not new_text:
-        if long:  # such as special tokens without end: they have no text, so they are no context either
-            del window.tokens[window.whole_tokens :]
-        return None
-    window.sent_chars = len(text)
-    previous_whole, window.whole_tokens = window.whole_tokens, len(window.tokens)
-    if not long or not previous_whole:
-        return None
-    del window.tokens[:previous_whole]
-    window.whole_tokens = len(window.tokens)
-    return 0
+    return new_text, _Shortened(window, list(window.tokens), 1)

@@ -41,7 +41,7 @@ def test_byte_level_is_exact_for_any_tokens(ids: list[int], sizes: list[int]) ->
     assert "".join(stream(ids, sizes, decode)) == decode([ids])[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60), SIZES, st.sampled_from([byte_level, sentencepiece_like]))
 def test_real_text_is_exact(text: str, sizes: list[int], make: object) -> None:
     tokenizer = make()  # type: ignore[operator]
@@ -50,12 +50,13 @@ def test_real_text_is_exact(text: str, sizes: list[int], make: object) -> None:
     assert "".join(stream(ids, sizes, decode)) == decode([ids])[0]
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
-def test_long_text_with_characters_of_many_tokens(make: object) -> None:
+def test_long_text_with_characters_of_many_tokens(make: object, size: int) -> None:
     tokenizer = make()  # type: ignore[operator]
     ids = tokenizer.encode(EMOJI_TEXT * 20).ids
     decode = decoder_of(tokenizer)
-    texts = stream(ids, [1], decode)
+    texts = stream(ids, [size], decode)
     assert "".join(texts) == decode([ids])[0]
     assert not any(REPLACEMENT in text for text in texts), "half a character was given out"
 
