@@ -1,0 +1,51 @@
+"""AttentionMetadata: which tokens of a step belong to which row, and which pages hold each row's keys and values.
+
+Built once per step by a backend's `plan` and read by all layers. It knows no heads, no layout and no layers: one page id
+stands for the same page of every layer, and the caller adds the layer's offset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Added to a pool's largest page offset this is still an int32, and no pool has such a page: writes to it are dropped.
+NO_PAGE = 1 << 30
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AttentionMetadata:
+    """A step of T token slots and R row slots. All arrays are int32; padding rows and padding tokens may stand anywhere."""
+
+    kv_lens: jax.Array  # [R] tokens in the row's cache, this step's included; 0 for padding rows
+    cu_q_lens: jax.Array  # [R + 1] row r's queries are the tokens cu_q_lens[r]:cu_q_lens[r + 1]; padding rows have none
+    page_table: jax.Array  # [R, max_pages] entries at or past ceil(kv_len / page_size) are garbage and never followed
+    slot_pages: jax.Array  # [T] page each new token is written to; NO_PAGE or more for padding tokens
+    slot_offsets: jax.Array  # [T] position inside that page
+    work: Any  # the backend's own division of the step's work, a pytree; nobody else looks inside
+    decode_only: bool = dataclasses.field(metadata={"static": True})  # T == R, row r's only query is token r
+
+    @property
+    def num_tokens(self) -> int:
+        return self.slot_pages.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        return self.kv_lens.shape[0]
+
+
+def live_tokens(kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, decode_only: bool) -> jax.Array:
+    """bool [T]: False for padding."""
+    if decode_only:
+        return kv_lens > 0
+    return jnp.arange(num_tokens, dtype=jnp.int32) < cu_q_lens[-1]
+
+
+def drop_padding(slot_pages: jax.Array, is_live: jax.Array) -> jax.Array:
+    """`slot_pages` with padding tokens at pages that no pool has, a different one each, so that indices stay unique."""
+    nowhere = NO_PAGE + jnp.arange(slot_pages.shape[0], dtype=jnp.int32)
+    return jnp.where(is_live & (slot_pages < NO_PAGE), slot_pages, nowhere)

@@ -1,0 +1,76 @@
+"""Query tiles: a step's queries cut into pieces of equal static size, longest context first.
+
+A tile is up to `tile_tokens` consecutive queries of one row. Single queries (decode) get a list of tiles of one token, so that
+in a mixed step they do not pay for the width that prompts need. Lists have a static length; idle tiles stand at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class QueryTiles:
+    """int32 arrays of one length N, ordered by falling `kv_end`: tiles of like length are neighbours, idle ones last."""
+
+    row: jax.Array
+    first_token: jax.Array  # index of the tile's first query in the step's tokens
+    first_pos: jax.Array  # its position in the sequence
+    num_tokens: jax.Array  # live queries; 0: the tile is idle
+    tile_tokens: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def kv_end(self) -> jax.Array:
+        """One past the last position that any query of the tile may see; 0 for idle tiles."""
+        return jnp.where(self.num_tokens > 0, self.first_pos + self.num_tokens, 0)
+
+    def __len__(self) -> int:
+        return self.row.shape[0]
+
+    def block(self, start: jax.typing.ArrayLike, size: int) -> QueryTiles:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), self)
+
+    def sorted(self) -> QueryTiles:
+        order = jnp.argsort(-self.kv_end)
+        return jax.tree.map(lambda x: x[order], self)
+
+
+def decode_tiles(kv_lens: jax.Array) -> QueryTiles:
+    """One tile per row, for steps in which token r is row r's only query."""
+    row = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
+    return QueryTiles(row, row, kv_lens - 1, (kv_lens > 0).astype(jnp.int32), tile_tokens=1).sorted()
+
+
+def extend_tiles(kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, tile_tokens: int) -> tuple[QueryTiles, QueryTiles]:
+    """Tiles of the rows with one query, and of the rows with more."""
+    q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
+    is_single = q_lens == 1
+    row = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
+    single = QueryTiles(row, cu_q_lens[:-1], kv_lens - 1, is_single.astype(jnp.int32), tile_tokens=1)
+    tile_tokens = min(tile_tokens, num_tokens)
+    return single.sorted(), _cut_rows(kv_lens, cu_q_lens, jnp.where(is_single, 0, q_lens), num_tokens, tile_tokens).sorted()
+
+
+def _cut_rows(
+    kv_lens: jax.Array, cu_q_lens: jax.Array, wanted_lens: jax.Array, num_tokens: int, tile_tokens: int
+) -> QueryTiles:
+    """Cuts each row's `wanted_lens` queries, which are all of the row's or none, into tiles."""
+    num_rows = kv_lens.shape[0]
+    tiles_per_row = -(-wanted_lens // tile_tokens)
+    ends = jnp.cumsum(tiles_per_row, dtype=jnp.int32)
+    # Each row adds at most one tile that is not full, and has at least two queries.
+    max_tiles = max(1, min(num_tokens // 2, num_tokens // tile_tokens + num_rows))
+    tile = jnp.arange(max_tiles, dtype=jnp.int32)
+    row = jnp.minimum(jnp.sum(tile[:, None] >= ends, axis=1, dtype=jnp.int32), num_rows - 1)
+    done = (tile - (ends - tiles_per_row)[row]) * tile_tokens  # queries of the row in earlier tiles
+    return QueryTiles(
+        row=row,
+        first_token=cu_q_lens[row] + done,
+        first_pos=kv_lens[row] - wanted_lens[row] + done,
+        num_tokens=jnp.where(tile < ends[-1], jnp.clip(wanted_lens[row] - done, 0, tile_tokens), 0),
+        tile_tokens=tile_tokens,
+    )

@@ -1,0 +1,179 @@
+"""The reference backend's loops: blocks of query tiles, and for each the chunks of keys that it sees.
+
+    for block in blocks of live tiles:             trip count: this step's live tiles
+        for chunk in the block's visible keys:     trip count: the longest context of the block
+            gather keys and values, then scores, running max, sum and weighted values
+
+So memory holds one chunk, and time follows the contexts as they are, not the page table's width. The softmax is the online one
+(Milakov & Gimelshein, arXiv 1805.02867). Nothing is shared between tiles, so a row's result does not depend on what else is in
+the batch, except for the rounding of matrix products of another batch size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.typing
+
+from jaxserve.kernels import reference_pages
+from jaxserve.kernels.query_tiles import QueryTiles
+
+# A score that is not there. Finite, so that the difference of two of them is 0 and not NaN.
+_MASKED = -0.5 * float(jnp.finfo(jnp.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceTuning:
+    """Measured with benchmarks/attention_reference.py on 2 CPU cores; times are flat around these values."""
+
+    # Keys per step of the inner loop. More means fewer, larger products, and more waste for contexts that end within it.
+    kv_chunk_tokens: int = 128
+    # Queries per tile of a prompt. More means fewer gathers of the same keys, and more waste for short prompts.
+    q_tile_tokens: int = 32
+    # Keys, values and scores that a block of tiles holds at a time, as float32. They should stay in the cores' caches.
+    block_bytes: int = 2 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreOptions:
+    """What happens to q·k before the softmax."""
+
+    scale: float
+    sliding_window: Any  # int or int32 scalar: keys a query sees, its own included; None: all
+    soft_cap: float | None
+    sinks: jax.Array | None  # float32 [Hkv, G]
+
+
+@dataclasses.dataclass(frozen=True)
+class PagedKV:
+    """One layer's keys and values."""
+
+    pool: jax.Array  # [num_layers * num_pages, *page_shape]
+    page_table: jax.Array  # [R, max_pages]
+    page_offset: jax.typing.ArrayLike  # the layer's first page in the pool
+    chunk_pages: int  # pages read at a time
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.chunk_pages * reference_pages.page_size_of(self.pool)
+
+    def read(self, row: jax.Array, chunk: jax.Array, kv_end: jax.Array) -> _Chunk:
+        """Chunk `chunk` [B] of each row `row` [B]. What lies at or past `kv_end` [B] is not followed, and zero in the values:
+        a stranger's leftovers there may be NaN, and 0 * NaN is NaN."""
+        page_size = reference_pages.page_size_of(self.pool)
+        index = chunk[:, None] * self.chunk_pages + jnp.arange(self.chunk_pages, dtype=jnp.int32)
+        entries = self.page_table.at[row[:, None], index].get(mode="clip")
+        pages = jnp.where(index * page_size < kv_end[:, None], entries, 0) + self.page_offset
+        positions = chunk[:, None] * self.chunk_tokens + jnp.arange(self.chunk_tokens, dtype=jnp.int32)
+        is_live = positions < kv_end[:, None]
+        keys = reference_pages.read(self.pool, pages, reference_pages.KEYS)
+        values = reference_pages.read(self.pool, pages, reference_pages.VALUES)
+        return _Chunk(keys, jnp.where(is_live[:, None, :, None], values, 0), positions, is_live)
+
+
+class _Chunk(NamedTuple):
+    keys: jax.Array  # float32 [B, Hkv, C, D]
+    values: jax.Array  # float32 [B, Hkv, C, D]
+    positions: jax.Array  # int32 [B, C]
+    is_live: jax.Array  # bool [B, C]
+
+
+class _Softmax(NamedTuple):
+    """The carry of the inner loop; M = tile_tokens * G rows of scores per KV head."""
+
+    max_score: jax.Array  # [B, Hkv, M]
+    total: jax.Array  # [B, Hkv, M] sum of exp(score - max_score)
+    weighted: jax.Array  # [B, Hkv, M, D] sum of exp(score - max_score) * value
+
+
+def attend_tiles(
+    out: jax.Array, q: jax.Array, kv: PagedKV, tiles: QueryTiles, options: ScoreOptions, block_bytes: int
+) -> jax.Array:
+    """Writes the results of the tiles' queries q [T, Hkv, G, D] to out float32 [T, Hkv, G, D]."""
+    block_len = _block_len(q, kv, tiles, block_bytes)
+    num_live = jnp.sum(tiles.num_tokens > 0, dtype=jnp.int32)
+
+    def attend_next(index: jax.Array, out: jax.Array) -> jax.Array:
+        # A last block that would not be full starts earlier (dynamic_slice clamps): it repeats some tiles, with equal results.
+        return _attend_block(out, q, kv, tiles.block(index * block_len, block_len), options)
+
+    return jax.lax.fori_loop(0, -(-num_live // block_len), attend_next, out)
+
+
+def _block_len(q: jax.Array, kv: PagedKV, tiles: QueryTiles, block_bytes: int) -> int:
+    """Tiles per block: a power of two that keeps a step of the inner loop within `block_bytes`."""
+    _, Hkv, G, D = q.shape
+    M, C = tiles.tile_tokens * G, kv.chunk_tokens
+    tile_bytes = 4 * Hkv * (2 * C * D + M * C + M * D)
+    fitting = max(1, min(len(tiles), block_bytes // tile_bytes))
+    return 1 << (fitting.bit_length() - 1)
+
+
+def _attend_block(out: jax.Array, q: jax.Array, kv: PagedKV, block: QueryTiles, options: ScoreOptions) -> jax.Array:
+    T, Hkv, G, D = q.shape
+    B, tile_tokens = len(block), block.tile_tokens
+    M = tile_tokens * G
+    in_tile = jnp.arange(tile_tokens, dtype=jnp.int32)
+    token = jnp.where(in_tile < block.num_tokens[:, None], block.first_token[:, None] + in_tile, T)
+    heads = jnp.arange(Hkv, dtype=jnp.int32)
+    # One gather brings the heads before the tokens.
+    queries = q.at[token[:, None, :], heads[None, :, None]].get(mode="clip").reshape(B, Hkv, M, D)
+    queries = queries.astype(jnp.float32) * options.scale
+    query_pos = block.first_pos[:, None] + jnp.arange(M, dtype=jnp.int32) // G
+
+    if options.sliding_window is None:
+        first_chunk = jnp.zeros(B, jnp.int32)
+    else:
+        first_chunk = jnp.maximum(block.first_pos - options.sliding_window + 1, 0) // kv.chunk_tokens
+
+    def add_chunk(index: jax.Array, carry: _Softmax) -> _Softmax:
+        chunk = kv.read(block.row, first_chunk + index, block.kv_end)
+        scores = _scores(queries, query_pos, chunk, options)
+        return _add(carry, scores, chunk.values)
+
+    num_chunks = jnp.max(-(-block.kv_end // kv.chunk_tokens) - first_chunk)
+    carry = _Softmax(
+        jnp.full((B, Hkv, M), _MASKED, jnp.float32),
+        jnp.zeros((B, Hkv, M), jnp.float32),
+        jnp.zeros((B, Hkv, M, D), jnp.float32),
+    )
+    result = _finish(jax.lax.fori_loop(0, num_chunks, add_chunk, carry), options.sinks)
+    result = result.reshape(B, Hkv, tile_tokens, G, D)
+    return out.at[token[:, None, :], heads[None, :, None]].set(result, mode="drop")
+
+
+def _scores(queries: jax.Array, query_pos: jax.Array, chunk: _Chunk, options: ScoreOptions) -> jax.Array:
+    """float32 [B, Hkv, M, C], _MASKED where the query must not see the key."""
+    # Keys on the left: XLA's CPU product is up to three times as fast for a few queries against many keys.
+    scores = jnp.einsum("bhcd,bhmd->bhcm", chunk.keys, queries, precision=jax.lax.Precision.HIGHEST)
+    if options.soft_cap is not None:
+        scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
+    key_pos = chunk.positions[:, :, None]
+    visible = chunk.is_live[:, :, None] & (key_pos <= query_pos[:, None, :])
+    if options.sliding_window is not None:
+        visible &= key_pos > query_pos[:, None, :] - options.sliding_window
+    return jnp.swapaxes(jnp.where(visible[:, None], scores, _MASKED), 2, 3)
+
+
+def _add(carry: _Softmax, scores: jax.Array, values: jax.Array) -> _Softmax:
+    max_score = jnp.maximum(carry.max_score, jnp.max(scores, axis=-1))
+    weights = jnp.exp(scores - max_score[..., None])
+    kept = jnp.exp(carry.max_score - max_score)
+    weighted = jnp.einsum("bhmc,bhcd->bhmd", weights, values, precision=jax.lax.Precision.HIGHEST)
+    return _Softmax(max_score, carry.total * kept + jnp.sum(weights, axis=-1), carry.weighted * kept[..., None] + weighted)
+
+
+def _finish(carry: _Softmax, sinks: jax.Array | None) -> jax.Array:
+    """[B, Hkv, M, D]: the weighted mean of the values. A sink adds to the sum of weights only."""
+    max_score, total, weighted = carry
+    if sinks is not None:
+        tile_tokens = total.shape[-1] // sinks.shape[-1]
+        sink = jnp.tile(sinks, (1, tile_tokens))  # [Hkv, M]: M runs over the tile's tokens, then over G
+        highest = jnp.maximum(max_score, sink)
+        kept = jnp.exp(max_score - highest)
+        total, weighted = total * kept + jnp.exp(sink - highest), weighted * kept[..., None]
+    # The total is at least 1 for a live query, which sees itself; idle queries must only not trap.
+    return weighted / jnp.maximum(total, 1e-30)[..., None]
