@@ -47,8 +47,7 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
     platform = platform_of(mesh)
 
     config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
-    spec = AttentionSpec.of(config, platform=platform)
-    backend = choose_backend(args.attention_backend, spec)
+    backend = _attention_backend(args, config, platform)
     args = resolve_args(
         args,
         platform=platform,
@@ -67,6 +66,13 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
     runner.warm_up(show_progress=show_progress)
     logger.info("Compiled in %.1f s; KV cache of %d tokens", time.monotonic() - started_s, runner.spec.max_total_tokens)
     return BuiltRunner(runner, args, config)
+
+
+def _attention_backend(args: ServerArgs, config: ModelConfig, platform: str) -> AttentionBackend:
+    try:
+        return choose_backend(args.attention_backend, AttentionSpec.of(config, platform=platform))
+    except NotImplementedError as error:
+        raise ValueError(f"--attention-backend {args.attention_backend} cannot serve this model: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +127,7 @@ class _Builder:
             param_specs=param_specs(self.config, jnp.dtype(self.args.dtype), self.args.tp_size),
             kv_shape=(self.config.num_layers * num_pages, *page_shape),
             kv_spec=PartitionSpec(*sharded),
-            kv_dtype=jnp.dtype(self.args.dtype),
+            kv_dtype=self.backend.kv_storage_dtype(jnp.dtype(self.args.dtype), platform_of(self.mesh)),
             mesh=self.mesh,
             buckets=self.buckets,
             spec=spec,

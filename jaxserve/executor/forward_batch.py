@@ -17,9 +17,6 @@ import numpy as np
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.scheduler.runner import StepInput
 
-# A page no cache has: writes to it are dropped. Small enough that adding a layer's offset does not overflow int32.
-NO_PAGE = 1 << 30
-
 # Positions in the header.
 NUM_ROWS, NUM_DECODE_ROWS, NEEDS_SAMPLING, NEEDS_ADJUSTING, NEEDS_LOGPROBS, NEEDS_TOP_LOGPROBS, HEADER_LEN = range(7)
 

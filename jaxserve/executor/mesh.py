@@ -12,7 +12,7 @@ def select_devices(device: str, tp_size: int) -> None:
     if device != "auto":
         jax.config.update("jax_platforms", {"cpu": "cpu", "cuda": "cuda", "tpu": "tpu"}[device])
     if tp_size > 1:
-        jax.config.update("jax_num_cpu_devices", max(tp_size, jax.config.jax_num_cpu_devices))
+        jax.config.update("jax_num_cpu_devices", tp_size)
 
 
 def make_mesh(tp_size: int, devices: list[jax.Device] | None = None) -> Mesh:

@@ -64,7 +64,7 @@ class ModelRunner:
         self._state_shapes = _state_shapes(spec, kv_shape, kv_dtype)
         self._state_specs = dataclasses.replace(
             jax.tree.map(lambda _: PartitionSpec(), self._state_shapes),
-            kv=kv_spec,  # type: ignore[arg-type]
+            kv=kv_spec,
         )
         self._programs = _Programs(step, param_specs, self._state_specs, mesh)
         self._state: StepState = self._empty_state()

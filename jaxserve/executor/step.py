@@ -17,7 +17,6 @@ from jaxserve.executor.forward_batch import (
     NEEDS_LOGPROBS,
     NEEDS_SAMPLING,
     NEEDS_TOP_LOGPROBS,
-    NO_PAGE,
     NUM_DECODE_ROWS,
     Bucket,
     ForwardBatch,
@@ -29,6 +28,7 @@ from jaxserve.executor.row_params import split_row_params
 from jaxserve.executor.row_tables import RowTables, adjust_logits
 from jaxserve.executor.sampler import SampledTokens, logprobs_of, sample
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata
+from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.models import Decoder
 
 Params = dict[str, Any]

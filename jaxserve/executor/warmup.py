@@ -41,7 +41,7 @@ class CompileCounter:
         self.count_at_ready = 0
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
-    def _on_event(self, event: str, duration_s: float, **_: Any) -> None:
+    def _on_event(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == _COMPILE_EVENT:
             self.count += 1
 
