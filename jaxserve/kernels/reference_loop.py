@@ -65,7 +65,7 @@ class PagedKV:
         a stranger's leftovers there may be NaN, and 0 * NaN is NaN."""
         page_size = reference_pages.page_size_of(self.pool)
         index = chunk[:, None] * self.chunk_pages + jnp.arange(self.chunk_pages, dtype=jnp.int32)
-        entries = self.page_table.at[row[:, None], index].get(mode="clip")
+        entries = self.page_table.at[row[:, None], index].get(mode="clip", wrap_negative_indices=False)
         pages = jnp.where(index * page_size < kv_end[:, None], entries, 0) + self.page_offset
         positions = chunk[:, None] * self.chunk_tokens + jnp.arange(self.chunk_tokens, dtype=jnp.int32)
         is_live = positions < kv_end[:, None]
@@ -120,7 +120,7 @@ def _attend_block(out: jax.Array, q: jax.Array, kv: PagedKV, block: QueryTiles, 
     token = jnp.where(in_tile < block.num_tokens[:, None], block.first_token[:, None] + in_tile, T)
     heads = jnp.arange(Hkv, dtype=jnp.int32)
     # One gather brings the heads before the tokens.
-    queries = q.at[token[:, None, :], heads[None, :, None]].get(mode="clip").reshape(B, Hkv, M, D)
+    queries = q.at[token[:, None, :], heads[None, :, None]].get(mode="clip", wrap_negative_indices=False).reshape(B, Hkv, M, D)
     queries = queries.astype(jnp.float32) * options.scale
     query_pos = block.first_pos[:, None] + jnp.arange(M, dtype=jnp.int32) // G
 
@@ -142,7 +142,7 @@ def _attend_block(out: jax.Array, q: jax.Array, kv: PagedKV, block: QueryTiles, 
     )
     result = _finish(jax.lax.fori_loop(0, num_chunks, add_chunk, carry), options.sinks)
     result = result.reshape(B, Hkv, tile_tokens, G, D)
-    return out.at[token[:, None, :], heads[None, :, None]].set(result, mode="drop")
+    return out.at[token[:, None, :], heads[None, :, None]].set(result, mode="drop", wrap_negative_indices=False)
 
 
 def _scores(queries: jax.Array, query_pos: jax.Array, chunk: _Chunk, options: ScoreOptions) -> jax.Array:
