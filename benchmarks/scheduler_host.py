@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DetokenizerInput, TokenizedGenerateReqInput, TokenizerInput
-from jaxserve.scheduler.runner import RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import ForwardMode, SamplingParams
 

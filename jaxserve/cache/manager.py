@@ -26,7 +26,7 @@ from jaxserve.cache.page_allocator import PageAllocator, PageOwner
 from jaxserve.cache.radix_cache import PrefixMatch, RadixCache
 from jaxserve.cache.req_to_token import ReqToTokenPool
 from jaxserve.cache.tree_node import TreeNode
-from jaxserve.scheduler.runner import PageUpdates
+from jaxserve.runner import PageUpdates
 
 
 @dataclasses.dataclass(slots=True, eq=False)

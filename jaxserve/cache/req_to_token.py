@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.scheduler.runner import PageUpdates
+from jaxserve.runner import PageUpdates
 
 
 class ReqToTokenPool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxserve.executor.forward_batch import Bucket
-from jaxserve.scheduler.runner import StepInput
+from jaxserve.runner import StepInput
 
 SMALLEST_TOKEN_BUCKET = 16
 # Prefill steps exist in two row counts: most carry few rows, and every row slot costs a column of the logits.

@@ -21,7 +21,7 @@ from jaxserve.executor.step import Params, Step
 from jaxserve.executor.warmup import CompileCounter, use_compilation_cache
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, choose_backend
 from jaxserve.models import ModelConfig, build_decoder, load_params, param_specs
-from jaxserve.scheduler.runner import RunnerSpec
+from jaxserve.runner import RunnerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
     args = resolve_args(
         args,
         platform=platform,
-        model_context_len=config.max_position_embeddings,
+        model_context_len=config.context_len,
         default_page_size=backend.default_page_size,
     )
     started_s = time.monotonic()

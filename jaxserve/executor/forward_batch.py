@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
-from jaxserve.scheduler.runner import StepInput
+from jaxserve.runner import StepInput
 
 # Positions in the header.
 NUM_ROWS, NUM_DECODE_ROWS, NEEDS_SAMPLING, NEEDS_ADJUSTING, NEEDS_LOGPROBS, NEEDS_TOP_LOGPROBS, HEADER_LEN = range(7)

@@ -21,7 +21,7 @@ from jaxserve.executor.row_tables import RowTables, needs_tables, pack_row, pack
 from jaxserve.executor.sampler import SampledTokens
 from jaxserve.executor.step import Params, Step, StepState, write_page_table
 from jaxserve.executor.warmup import CompileCounter, compile_all
-from jaxserve.scheduler.runner import PageUpdates, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import PageUpdates, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
 
 # Page-table entries written by one call of the program for what does not fit a step's own updates (long prefix hits).

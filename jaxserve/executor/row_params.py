@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.scheduler.runner import RowState
+from jaxserve.runner import RowState
 from jaxserve.types import UNLIMITED_TOP_K
 
 _FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.executor.row_params import RowParams
-from jaxserve.scheduler.runner import RowState
+from jaxserve.runner import RowState
 from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 
 MAX_HELD_BACK = MAX_STOP_TOKEN_IDS + 16  # the request's stop tokens and the model's eos tokens

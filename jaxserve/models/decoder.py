@@ -51,9 +51,14 @@ class DecoderModel(nnx.Module):
             return rms_norm(x, self.final_norm, cfg.rms_norm_eps), kv
 
     def _each_layer(self, x: jax.Array, cos_sin: CosSin, kv: Any, attend: Attend) -> tuple[jax.Array, Any]:
+        # Layers differ in their weights only, so one is traced (per window) and the others reuse it: a jitted function that is
+        # called again with arguments of the same types is not traced again. XLA inlines the calls.
+        bodies: dict[int | None, Any] = {}
         for index, (layer, window) in enumerate(zip(self.layers, self.config.windows, strict=True)):
-            with jax.named_scope(f"layer_{index}"):
-                x, kv = layer(x, cos_sin, _bind(attend, kv, index, window))
+            graphdef, weights = nnx.split(layer)
+            if window not in bodies:
+                bodies[window] = _jitted_layer(graphdef, cos_sin, attend, window)
+            x, kv = bodies[window](weights, x, kv, jnp.int32(index))
         return x, kv
 
     def _scan_layers(self, x: jax.Array, cos_sin: CosSin, kv: Any, attend: Attend) -> tuple[jax.Array, Any]:
@@ -83,6 +88,13 @@ class DecoderModel(nnx.Module):
             return whole[:, : self.config.vocab_size]
 
 
+def _jitted_layer(graphdef: Any, cos_sin: CosSin, attend: Attend, window: int | None) -> Any:
+    def layer(weights: Any, x: jax.Array, kv: Any, index: jax.Array) -> tuple[jax.Array, Any]:
+        return nnx.merge(graphdef, weights)(x, cos_sin, _bind(attend, kv, index, window))
+
+    return jax.jit(layer)
+
+
 def _bind(attend: Attend, kv: Any, index: Any, window: Any) -> Any:
     return lambda q, k, v: attend(q, k, v, kv, index, window)
 
@@ -104,9 +116,9 @@ class Decoder:
     ) -> tuple[jax.Array, Any]:
         """token_ids and positions int32 [T] -> (hidden states after the final norm [T, hidden_size], kv).
 
-        `attend(q, k, v, kv, layer_index, window)` gets q and k after qk-norm and rope. layer_index and window are Python
-        ints (window may be None: no limit) or, with stacked layers, traced int32 scalars. `window` counts the visible tokens
-        including the query's own. kv is any pytree and is threaded through, so that it can be updated in place.
+        `attend(q, k, v, kv, layer_index, window)` gets q and k after qk-norm and rope. layer_index is a traced int32 scalar;
+        window is an int or None (no limit), or, with stacked layers of several windows, a traced int32 scalar too. It counts
+        the visible tokens including the query's own. kv is any pytree; it is threaded through to be updated in place.
         """
         return self._model(params)(token_ids, positions, kv, attend)
 

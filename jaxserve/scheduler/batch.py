@@ -11,9 +11,9 @@ import functools
 
 import numpy as np
 
+from jaxserve.runner import PageUpdates, RowState, StepInput
 from jaxserve.scheduler.prefill_adder import PrefillItem
 from jaxserve.scheduler.rows import RowFlag, RowTable
-from jaxserve.scheduler.runner import PageUpdates, RowState, StepInput
 from jaxserve.types import ForwardMode
 
 NO_ROWS = np.zeros(0, np.int32)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.scheduler.runner import RowState, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import RowState, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
 
 _UNWRITTEN = -2

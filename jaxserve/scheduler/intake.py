@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import TokenizedGenerateReqInput
+from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.req import LogprobBuffer, Req
-from jaxserve.scheduler.runner import RunnerSpec
 from jaxserve.scheduler.stops import StopTextDecoder, StopTextMatcher, TokenPieces
 
 # SGLang's place for requests without a priority: behind all that have one.

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxserve.cache.manager import CacheManager
 from jaxserve.config import ServerArgs
+from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.batch import NO_ROWS, ScheduleBatch
 from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
 from jaxserve.scheduler.policy import SchedulePolicy
@@ -19,7 +20,6 @@ from jaxserve.scheduler.prefill_adder import AddResult, PrefillAdder, PrefillLim
 from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowTable
-from jaxserve.scheduler.runner import RunnerSpec
 from jaxserve.scheduler.token_ratio import NewTokenRatio
 from jaxserve.scheduler.waiting import WaitingQueue
 

@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxserve.runner import RunnerSpec, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
-from jaxserve.scheduler.runner import RunnerSpec, StepOutput
 from jaxserve.scheduler.stops import SlowStopPatternError
 from jaxserve.types import FinishReason
 

@@ -34,6 +34,7 @@ from jaxserve.messages import (
     TokenizedGenerateReqInput,
     TokenizerInput,
 )
+from jaxserve.runner import Runner
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
 from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
 from jaxserve.scheduler.dispatcher import Dispatcher
@@ -45,7 +46,6 @@ from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
-from jaxserve.scheduler.runner import Runner
 from jaxserve.scheduler.step_log import Load, StepLog
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.token_ratio import NewTokenRatio

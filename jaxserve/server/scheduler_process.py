@@ -21,8 +21,8 @@ import zmq
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import Receiver, Sender
 from jaxserve.messages import DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
+from jaxserve.runner import Runner
 from jaxserve.scheduler.loop import SchedulerLoop
-from jaxserve.scheduler.runner import Runner
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.watchdog import Watchdog

@@ -8,7 +8,7 @@ import numpy as np
 from jaxserve.executor.buckets import Buckets, powers_up_to
 from jaxserve.executor.forward_batch import HEADER_LEN, NUM_DECODE_ROWS, NUM_ROWS, Bucket, pack, place_tokens, unpack
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
-from jaxserve.scheduler.runner import PageUpdates, StepInput
+from jaxserve.runner import PageUpdates, StepInput
 from jaxserve.types import ForwardMode
 
 SCRATCH = 99

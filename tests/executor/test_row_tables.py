@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxserve.executor.row_params import row_params_from_state, split_row_params
 from jaxserve.executor.row_tables import HISTORY_CHUNK, RowTables, adjust_logits, needs_tables, pack_row, write_row
-from jaxserve.scheduler.runner import RowState
+from jaxserve.runner import RowState
 from jaxserve.types import SamplingParams
 
 V, ROWS = 50, 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxserve.executor import sampler
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, RowParams, row_params_from_state, split_row_params
-from jaxserve.scheduler.runner import RowState
+from jaxserve.runner import RowState
 from jaxserve.types import SamplingParams
 
 V = 97

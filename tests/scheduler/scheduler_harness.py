@@ -25,9 +25,9 @@ from jaxserve.messages import (
     decoder,
     encode,
 )
+from jaxserve.runner import StepInput
 from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
 from jaxserve.scheduler.loop import SchedulerLoop
-from jaxserve.scheduler.runner import StepInput
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.types import FinishReason, ForwardMode, SamplingParams

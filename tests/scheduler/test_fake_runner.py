@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scheduler_harness import Harness, prompt_of
 
+from jaxserve.runner import PageUpdates, RowState, StepInput
 from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
-from jaxserve.scheduler.runner import PageUpdates, RowState, StepInput
 from jaxserve.types import ForwardMode, SamplingParams
 
 
