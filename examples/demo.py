@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from jaxserve.demo import demo_model_path
 
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 900
 STOP_TIMEOUT_S = 60
 REQUEST_TIMEOUT_S = 120
 
