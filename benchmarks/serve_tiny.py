@@ -57,7 +57,7 @@ def main() -> None:
         with serve("--model-path", str(model), "--load-format", "dummy", *server_options) as server:
             one_round(server, options.clients, requests, 0)
             rates = [requests * OUTPUT_LEN / one_round(server, options.clients, requests, i + 1) for i in range(options.rounds)]
-            compiles = server.state()["compiles_after_ready_total"]
+            compiles = server.state()["runner"]["compiles_after_ready_total"]
     median = statistics.median(rates)
     step_ms = 1000 * options.clients / median
     print(f"{options.clients} clients, {requests} requests a round, {PROMPT_LEN} tokens in, {OUTPUT_LEN} out")

@@ -20,17 +20,16 @@ from jaxserve.server.requests import RequestError
 from jaxserve.server.service import service_of
 from jaxserve.server.version import package_version
 
-# SGLang's field of a load report: the scheduler's name for it.
-_CORE_LOADS = {
-    "num_running_reqs": "num_running_reqs",
-    "num_waiting_reqs": "num_queue_reqs",
-    "num_used_tokens": "num_used_tokens",
-    "max_total_num_tokens": "max_total_num_tokens",
-    "max_running_requests": "max_running_requests",
-    "token_usage": "token_usage",
-    "gen_throughput": "last_gen_throughput",
-    "cache_hit_rate": "cache_hit_rate",
-}
+# What a load report takes from the scheduler's state, under the same names.
+_CORE_LOADS = (
+    "num_running_reqs",
+    "num_waiting_reqs",
+    "num_used_tokens",
+    "max_total_num_tokens",
+    "max_running_requests",
+    "token_usage",
+    "last_gen_throughput",
+)
 _LOAD_SECTIONS = ("core", "all")
 
 router = APIRouter(tags=["control"])
@@ -56,25 +55,16 @@ def _args(request: Request) -> ServerArgs:
 @router.get("/get_model_info", deprecated=True)
 async def model_info(request: Request) -> dict[str, Any]:
     """What is served: paths, names, kind of model."""
-    args = _args(request)
-    return {
-        "model_path": args.model_path,
-        "served_model_name": args.effective_served_model_name,
-        "tokenizer_path": args.effective_tokenizer_path,
-        "is_generation": True,
-        "preferred_sampling_params": args.preferred_sampling_params,
-        "weight_version": args.weight_version,
-        "load_format": args.load_format,
-        **service_of(request).model_info,
-    }
+    return {"load_format": _args(request).load_format, **service_of(request).model_info}
 
 
 @router.get("/server_info")
 @router.get("/get_server_info", deprecated=True)
 async def server_info(request: Request) -> dict[str, Any]:
-    """Every option in force (secrets masked), the version, and the scheduler's state."""
+    """Every option in force (secrets masked, what was "auto" resolved), the version, and the scheduler's state."""
     return {
         **_args(request).public_dict(),
+        **service_of(request).resolved_options,
         "version": package_version(),
         "status": service_of(request).status,
         "uptime_s": time.monotonic() - request.app.state.started_monotonic_s,
@@ -91,7 +81,7 @@ async def loads(request: Request, include: str | None = None, dp_rank: int | Non
     if dp_rank not in (None, 0):
         raise RequestError(f"dp_rank must be 0 (there is one replica), got {dp_rank}.", param="dp_rank")
     state = await service_of(request).internal_state()
-    core = {name: state[source] for name, source in _CORE_LOADS.items() if source in state}
+    core = {name: state[name] for name in _CORE_LOADS if name in state}
     return {
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "version": package_version(),

@@ -31,6 +31,10 @@ class GenerationService(Protocol):
     def model_info(self) -> dict[str, Any]: ...
 
     @property
+    def resolved_options(self) -> dict[str, Any]:
+        """Server options that were left to be chosen, as they were; empty before the model is loaded."""
+
+    @property
     def tokenizer(self) -> TextTokenizer:
         """May be used from any thread."""
 

@@ -75,6 +75,7 @@ class TokenizerManager:
         self.failure = ""  # why, once status is failed
         self.last_heartbeat_s = 0.0  # time.monotonic() of the last message from a worker
         self.generation_defaults: dict[str, Any] = {}
+        self.resolved_options: dict[str, Any] = {}  # options that were None or auto, as the scheduler chose them
         self._tokenizer: Tokenizer | None = None
         self._limits: ModelLimits | None = None
         self._live = LiveTable()
@@ -132,6 +133,8 @@ class TokenizerManager:
             max_top_logprobs=self.args.max_top_logprobs,
             allow_auto_truncate=self.args.allow_auto_truncate,
         )
+        given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
+        self.resolved_options = {k: v for k, v in resolved.items() if given[k] in (None, "auto")}
 
     def fail(self, reason: str) -> None:
         """The workers are gone: everything that waits ends now, and nothing new is taken."""

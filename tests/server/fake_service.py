@@ -33,6 +33,7 @@ class FakeService:
         self.context_len = CONTEXT_LEN
         self.vocab_size = VOCAB_SIZE
         self.generation_defaults: dict[str, Any] = {}
+        self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.num_live = 0
         self.requests: list[GenerateReqInput] = []
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
@@ -117,7 +118,7 @@ class FakeService:
         return self.flush_result
 
     async def internal_state(self) -> dict[str, Any]:
-        return {"num_running_reqs": 2, "num_queue_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
+        return {"num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
 
     async def health_check(self, timeout_s: float) -> bool:
         return self.healthy
