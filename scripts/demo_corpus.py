@@ -592,13 +592,16 @@ class Stage:
 
 
 # Facts are learned at once, looking back at the prompt comes late: so that is practised alone for a while, and then
-# makes the rest easier. Conversations with tools are long and teach few tokens each, so they become rarer at the end.
+# makes the rest easier. Conversations with tools are long and teach few tokens each, so they become rarer after that. At
+# the end what is still weak comes more often, sums above all.
+FEWER_TOOLS = {"tool_call": 2.5, "parallel_tool_calls": 1, "tool_answer": 0.3, "tool_conversation": 1.2, "unused_tools": 0.4}
+STILL_WEAK = {"question": 12, "word_fact": 10, "sums_text": 10, "counting": 8, "compare": 2, "picking": 2, "tool_call": 4}
 STAGES = (
     Stage(0, MIX),
     Stage(500, {"copying": 4, "repeated_text": 4, "json_list": 1, "picking": 1, "memory": 1, "json_extraction": 2}),
-    Stage(750, MIX | {"tool_call": 2.5, "parallel_tool_calls": 1, "tool_answer": 0.3, "tool_conversation": 1.2,
-                      "unused_tools": 0.4}),
-)  # fmt: skip
+    Stage(750, MIX | FEWER_TOOLS),
+    Stage(1500, MIX | FEWER_TOOLS | STILL_WEAK),
+)
 
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are jaxserve's demo model.", "Answer briefly.", "Be concise.",
                   "You are an assistant."]  # fmt: skip

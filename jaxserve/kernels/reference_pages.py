@@ -37,14 +37,18 @@ def write(
     """Scatters k, v [T, Hkv, D] to their slots; one scatter with a [Hkv, 2, D] window per token."""
     kv = _to_storage(jnp.stack([k, v], axis=2), kv_cache.dtype)
     pages = metadata.slot_pages + page_offset
-    return kv_cache.at[pages, :, :, metadata.slot_offsets].set(kv, mode="drop", unique_indices=True, wrap_negative_indices=False)
+    return kv_cache.at[pages, :, :, metadata.slot_offsets].set(
+        kv, mode="drop", unique_indices=True, wrap_negative_indices=False
+    )
 
 
 def read(kv_cache: jax.Array, pages: jax.Array, which: int) -> jax.Array:
     """KEYS or VALUES of pages int32 [B, n]: float32 [B, Hkv, n * page_size, D]."""
     num_kv_heads, page_size, head_dim = kv_cache.shape[1], *kv_cache.shape[3:]
     heads = jnp.arange(num_kv_heads, dtype=jnp.int32)
-    pieces = kv_cache.at[pages[:, None, :], heads[None, :, None], which].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    pieces = kv_cache.at[pages[:, None, :], heads[None, :, None], which].get(
+        mode="promise_in_bounds", wrap_negative_indices=False
+    )
     return _from_storage(pieces).reshape(pages.shape[0], num_kv_heads, pages.shape[1] * page_size, head_dim)
 
 

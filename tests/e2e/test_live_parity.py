@@ -98,10 +98,11 @@ class Oracle:
         return self._known[key]
 
 
-def ask(server: LiveServer, prompt: list[int], output_len: int) -> dict[str, Any]:
+def ask(server: LiveServer, prompt: list[int] | list[list[int]], output_len: int, *, ignore_eos: bool = True) -> Any:
+    """The reply to a prompt, or a list of replies to a list of prompts."""
     return server.generate(
         input_ids=prompt,
-        sampling_params={"temperature": 0, "max_new_tokens": output_len, "ignore_eos": True},
+        sampling_params={"temperature": 0, "max_new_tokens": output_len, "ignore_eos": ignore_eos},
         return_logprob=True,
         top_logprobs_num=NUM_TOP,
     )
