@@ -133,7 +133,9 @@ def test_live_tokens_equal_those_of_transformers(
     prompts = prompts_for(oracle.config.vocab_size, context_len - output_len)
     options = ["--model-path", str(checkpoint(served.case)), "--context-length", str(context_len)]
     options += ["--max-running-requests", str(NUM_CLIENTS), "--max-total-tokens", "16384", *served.options]
-    options += ["--decode-row-buckets", "4,32", "--compilation-cache-dir", compilation_cache]
+    # Few buckets: compiling them is most of this test's time.
+    options += ["--decode-row-buckets", "4,32", "--prefill-token-buckets", "32,512", "--max-prefill-tokens", "512"]
+    options += ["--compilation-cache-dir", compilation_cache]
     with running(tmp_path / "server.log", *options) as server, concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:
         for cached in (False, True):
             replies = list(pool.map(lambda prompt: ask(server, prompt, output_len), prompts))
