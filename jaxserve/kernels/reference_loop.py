@@ -25,6 +25,10 @@ from jaxserve.kernels.query_tiles import QueryTiles
 _MASKED = -0.5 * float(jnp.finfo(jnp.float32).max)
 
 
+# Scores of at least this many queries per key are computed queries first.
+_MANY_QUERIES = 16
+
+
 @dataclasses.dataclass(frozen=True)
 class ReferenceTuning:
     """Measured with benchmarks/attention_reference.py on 2 CPU cores; times are flat around these values."""
@@ -33,8 +37,9 @@ class ReferenceTuning:
     kv_chunk_tokens: int = 128
     # Queries per tile of a prompt. More means fewer gathers of the same keys, and more waste for short prompts.
     q_tile_tokens: int = 32
-    # Keys, values and scores that a block of tiles holds at a time, as float32. They should stay in the cores' caches.
-    block_bytes: int = 2 << 20
+    # Keys, values, scores and results that a block of tiles holds at a time, as float32. More means fewer steps, and more waste
+    # in blocks with idle tiles or unlike contexts; they should stay in the cores' caches.
+    block_bytes: int = 1280 << 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,10 +109,10 @@ def attend_tiles(
 
 
 def _block_len(q: jax.Array, kv: PagedKV, tiles: QueryTiles, block_bytes: int) -> int:
-    """Tiles per block: a power of two that keeps a step of the inner loop within `block_bytes`."""
+    """Tiles per block: a power of two, as their number mostly is, that keeps a step of the inner loop within `block_bytes`."""
     _, Hkv, G, D = q.shape
     M, C = tiles.tile_tokens * G, kv.chunk_tokens
-    tile_bytes = 4 * Hkv * (2 * C * D + M * C + M * D)
+    tile_bytes = jnp.dtype(jnp.float32).itemsize * Hkv * (2 * C * D + M * C + M * D)
     fitting = max(1, min(len(tiles), block_bytes // tile_bytes))
     return 1 << (fitting.bit_length() - 1)
 
@@ -121,7 +126,7 @@ def _attend_block(out: jax.Array, q: jax.Array, kv: PagedKV, block: QueryTiles, 
     heads = jnp.arange(Hkv, dtype=jnp.int32)
     # One gather brings the heads before the tokens.
     queries = q.at[token[:, None, :], heads[None, :, None]].get(mode="clip", wrap_negative_indices=False).reshape(B, Hkv, M, D)
-    queries = queries.astype(jnp.float32) * options.scale
+    queries = queries.astype(jnp.float32)
     query_pos = block.first_pos[:, None] + jnp.arange(M, dtype=jnp.int32) // G
 
     if options.sliding_window is None:
@@ -147,15 +152,23 @@ def _attend_block(out: jax.Array, q: jax.Array, kv: PagedKV, block: QueryTiles, 
 
 def _scores(queries: jax.Array, query_pos: jax.Array, chunk: _Chunk, options: ScoreOptions) -> jax.Array:
     """float32 [B, Hkv, M, C], _MASKED where the query must not see the key."""
-    # Keys on the left: XLA's CPU product is up to three times as fast for a few queries against many keys.
-    scores = jnp.einsum("bhcd,bhmd->bhcm", chunk.keys, queries, precision=jax.lax.Precision.HIGHEST)
+    scores = _products(queries, chunk.keys, options.scale)
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
-    key_pos = chunk.positions[:, :, None]
-    visible = chunk.is_live[:, :, None] & (key_pos <= query_pos[:, None, :])
+    key_pos = chunk.positions[:, None, :]
+    visible = chunk.is_live[:, None, :] & (key_pos <= query_pos[:, :, None])
     if options.sliding_window is not None:
-        visible &= key_pos > query_pos[:, None, :] - options.sliding_window
-    return jnp.swapaxes(jnp.where(visible[:, None], scores, _MASKED), 2, 3)
+        visible &= key_pos > query_pos[:, :, None] - options.sliding_window
+    return jnp.where(visible[:, None], scores, _MASKED)
+
+
+def _products(queries: jax.Array, keys: jax.Array, scale: float) -> jax.Array:
+    """scale * q·k, float32 [B, Hkv, M, C]."""
+    if queries.shape[2] >= _MANY_QUERIES:
+        return jnp.einsum("bhmd,bhcd->bhmc", queries, keys, precision=jax.lax.Precision.HIGHEST) * scale
+    # Keys on the left: XLA's CPU product is up to three times as fast for a few queries against many keys. Scaled in between, or
+    # XLA would undo it.
+    return jnp.swapaxes(jnp.einsum("bhcd,bhmd->bhcm", keys, queries, precision=jax.lax.Precision.HIGHEST) * scale, 2, 3)
 
 
 def _add(carry: _Softmax, scores: jax.Array, values: jax.Array) -> _Softmax:
