@@ -113,14 +113,19 @@ def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: i
     views["extend_lens"][:live] = step.extend_lens
     views["sample"][:live] = step.sample
     views["row_params"][:live] = row_params
-    updates = views["page_updates"]
-    updates[0, :num_updates] = step.page_updates.rows
-    updates[1, :num_updates] = step.page_updates.index
-    updates[2, :num_updates] = step.page_updates.pages
-    updates[0, num_updates:] = scratch_row + 1
+    updates = step.page_updates
+    views["page_updates"][:] = no_page_updates(scratch_row, bucket.num_page_updates)
+    views["page_updates"][:, :num_updates] = updates.rows, updates.index, updates.pages
     if not bucket.decode_only:
         views["input_ids"][step.num_decode_rows : step.num_tokens] = step.input_ids
     return buffer
+
+
+def no_page_updates(scratch_row: int, count: int) -> np.ndarray:
+    """int32 [3, count] of padding: a row behind the scratch row, where writes are dropped."""
+    updates = np.zeros((3, count), np.int32)
+    updates[0] = scratch_row + 1
+    return updates
 
 
 @jax.tree_util.register_dataclass

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.buckets import Buckets
-from jaxserve.executor.forward_batch import Bucket, pack, packed_len
+from jaxserve.executor.forward_batch import Bucket, no_page_updates, pack, packed_len
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, row_params_from_state
 from jaxserve.executor.row_tables import RowTables, needs_tables, pack_row, packed_row_shape, write_row
 from jaxserve.executor.sampler import SampledTokens
@@ -67,33 +67,39 @@ class ModelRunner:
             kv=kv_spec,
         )
         self._programs = _Programs(step, param_specs, self._state_specs, mesh)
-        self._state: StepState = self._empty_state()
-        self._compiled: dict[Bucket, jax.stages.Compiled] = {}
 
     # --- start-up
 
     def lower(self, bucket: Bucket) -> jax.stages.Lowered:
-        packed = jax.ShapeDtypeStruct((packed_len(bucket),), jnp.int32, sharding=self._replicated)
+        packed = self._packed_shape(packed_len(bucket))
         return self._programs.step(bucket).lower(self._params, self._sharded_state_shapes(), packed)
+
+    def _packed_shape(self, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._replicated)
 
     def warm_up(self, *, show_progress: bool = True) -> None:
         """Compiles and runs every program once. Nothing compiles after this."""
-        table, tables = self._sharded_state_shapes().page_table, self._sharded_state_shapes().tables
-        updates = jax.ShapeDtypeStruct((3, PAGE_UPDATE_CHUNK), jnp.int32, sharding=self._replicated)
-        row = jax.ShapeDtypeStruct(packed_row_shape().shape, jnp.int32, sharding=self._replicated)
+        shapes = self._sharded_state_shapes()
+        updates = self._packed_shape(3, PAGE_UPDATE_CHUNK)
+        row = self._packed_shape(*packed_row_shape())
         lower: dict[Any, Any] = {bucket: (lambda b=bucket: self.lower(b)) for bucket in self._buckets.all}
-        lower["page_table"] = lambda: self._programs.page_table.lower(table, updates)
-        lower["row_tables"] = lambda: self._programs.row_tables.lower(tables, row)
-        self._compiled = compile_all(lower, show_progress=show_progress)
-        for bucket in self._buckets.all:
-            self._run(bucket, np.asarray(_padding_only(bucket, self._row_params, self._scratch_row)))
-        jax.block_until_ready(self._state)
+        lower["page_table"] = lambda: self._programs.page_table.lower(shapes.page_table, updates)
+        lower["row_tables"] = lambda: self._programs.row_tables.lower(shapes.tables, row)
+        compiled = compile_all(lower, show_progress=show_progress)
+        self._page_table_program = compiled.pop("page_table")
+        self._row_tables_program = compiled.pop("row_tables")
+        self._step_programs: dict[Bucket, jax.stages.Compiled] = compiled
+        self._state: StepState = self._empty_state()
+        self._run_everything_once()
         self._counter.mark_ready()
 
-    def temp_bytes(self) -> int:
-        """Most bytes of temporaries, per device, of any compiled step."""
-        stats = [compiled.memory_analysis() for compiled in self._compiled.values()]
-        return max((s.temp_size_in_bytes for s in stats if s is not None), default=0)
+    def _run_everything_once(self) -> None:
+        """What a program does at its first run (loading, allocating) should not happen while serving."""
+        for bucket in self._buckets.all:
+            self._run(bucket, _padding_only(bucket, self._scratch_row))
+        self._write_page_table(no_page_updates(self._scratch_row, PAGE_UPDATE_CHUNK))
+        self._write_row_tables([np.zeros(packed_row_shape(), np.int32)])
+        jax.block_until_ready(self._state)
 
     # --- Runner
 
@@ -141,27 +147,29 @@ class ModelRunner:
         return self._mesh.devices.flat[0].platform == "cpu"
 
     def _run(self, bucket: Bucket, packed: np.ndarray) -> SampledTokens:
-        self._state, sampled = self._compiled[bucket](self._params, self._state, packed)
+        self._state, sampled = self._step_programs[bucket](self._params, self._state, packed)
         return sampled
 
     def _write_row_tables(self, buffers: list[np.ndarray]) -> None:
         for packed in buffers:
-            tables = self._compiled["row_tables"](self._state.tables, packed)  # type: ignore[index]
+            tables = self._row_tables_program(self._state.tables, packed)
             self._state = dataclasses.replace(self._state, tables=tables)
 
+    def _write_page_table(self, packed: np.ndarray) -> None:
+        table = self._page_table_program(self._state.page_table, packed)
+        self._state = dataclasses.replace(self._state, page_table=table)
+
     def _write_excess_page_updates(self, step: StepInput, bucket: Bucket) -> StepInput:
+        """Long prefix hits bring more page-table entries than a step has room for: those go ahead of it."""
         updates = step.page_updates
         excess = len(updates.rows) - bucket.num_page_updates
         if excess <= 0:
             return step
         for start in range(0, excess, PAGE_UPDATE_CHUNK):
             part = slice(start, min(start + PAGE_UPDATE_CHUNK, excess))
-            packed = np.zeros((3, PAGE_UPDATE_CHUNK), np.int32)
-            packed[0] = self._scratch_row + 1
-            count = part.stop - part.start
-            packed[:, :count] = updates.rows[part], updates.index[part], updates.pages[part]
-            table = self._compiled["page_table"](self._state.page_table, packed)  # type: ignore[index]
-            self._state = dataclasses.replace(self._state, page_table=table)
+            packed = no_page_updates(self._scratch_row, PAGE_UPDATE_CHUNK)
+            packed[:, : part.stop - part.start] = updates.rows[part], updates.index[part], updates.pages[part]
+            self._write_page_table(packed)
         rest = PageUpdates(updates.rows[excess:], updates.index[excess:], updates.pages[excess:])
         return dataclasses.replace(step, page_updates=rest)
 
@@ -207,7 +215,7 @@ def _state_shapes(spec: RunnerSpec, kv_shape: tuple[int, ...], kv_dtype: Any) ->
     )
 
 
-def _padding_only(bucket: Bucket, row_params: np.ndarray, scratch_row: int) -> np.ndarray:
+def _padding_only(bucket: Bucket, scratch_row: int) -> np.ndarray:
     """A packed step without a live row."""
     nothing = np.zeros(0, np.int32)
     step = StepInput(
@@ -225,4 +233,4 @@ def _padding_only(bucket: Bucket, row_params: np.ndarray, scratch_row: int) -> n
         needs_logprobs=False,
         needs_top_logprobs=False,
     )
-    return pack(step, bucket, row_params[nothing], scratch_row)
+    return pack(step, bucket, np.zeros((0, NUM_ROW_PARAMS), np.int32), scratch_row)

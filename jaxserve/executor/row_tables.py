@@ -66,8 +66,8 @@ def pack_row(state: RowState, vocab_size: int) -> list[np.ndarray]:
     return buffers
 
 
-def packed_row_shape() -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((_PACKED_LEN,), jnp.int32)
+def packed_row_shape() -> tuple[int]:
+    return (_PACKED_LEN,)
 
 
 def write_row(tables: RowTables, packed: jax.Array) -> RowTables:

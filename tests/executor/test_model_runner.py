@@ -1,0 +1,162 @@
+"""A real runner on a tiny checkpoint, driven by hand: no scheduler, no cache, pages chosen here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from checkpoints import load_model
+
+from jaxserve.config import ServerArgs
+from jaxserve.executor import ModelRunner, build_runner
+from jaxserve.runner import PageUpdates, RowState, StepInput
+from jaxserve.types import ForwardMode, SamplingParams
+
+PAGE_SIZE = 1
+NOTHING = np.zeros(0, np.int32)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.asarray(values, np.int32)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path]) -> Path:
+    return checkpoint("qwen3")
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    args = ServerArgs(
+        model_path=str(model),
+        page_size=PAGE_SIZE,
+        max_total_tokens=1000,
+        max_running_requests=4,
+        context_length=300,
+        chunked_prefill_size=16,
+        decode_row_buckets=(4,),
+        compilation_cache_dir=str(tmp_path_factory.mktemp("cache")),
+    )
+    return build_runner(args, show_progress=False).runner
+
+
+def row_state(row: int, prompt_len: int, **sampling: object) -> RowState:
+    params = SamplingParams(temperature=0, **sampling)  # type: ignore[arg-type]
+    return RowState(row, params, seed=0, prompt_len=prompt_len, stop_token_ids=NOTHING, output_ids=NOTHING)
+
+
+def step(
+    row: int, start: int, tokens: list[int], pages: list[int], *, new: RowState | None = None, decode: bool = False
+) -> StepInput:
+    """`tokens` at positions start.. of one row; `pages` are entered into its page table from `start` on."""
+    count = 1 if decode else len(tokens)
+    return StepInput(
+        mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
+        rows=ints(row),
+        seq_lens=ints(start + count),
+        extend_lens=ints(count),
+        num_decode_rows=int(decode),
+        input_ids=NOTHING if decode else ints(*tokens),
+        sample=np.asarray([True]),
+        page_updates=PageUpdates(
+            np.full(len(pages), row, np.int32), np.arange(start, start + len(pages), dtype=np.int32), ints(*pages)
+        ),
+        new_rows=[new] if new else [],
+        needs_sampling=False,
+        needs_adjusting=bool(new and new.sampling.has_penalties),
+        needs_logprobs=False,
+        needs_top_logprobs=False,
+    )
+
+
+def run(runner: ModelRunner, request: StepInput) -> int:
+    return int(runner.fetch(runner.launch(request)).next_token_ids[0])
+
+
+def oracle(model: Path, prompt: list[int], count: int) -> list[int]:
+    torch_model = load_model(model)
+    tokens = list(prompt)
+    with torch.inference_mode():
+        for _ in range(count):
+            tokens.append(int(torch_model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_prefill_in_chunks_and_decode_from_device_tokens(runner: ModelRunner, model: Path) -> None:
+    prompt = list(range(10, 30))
+    pages = list(range(500, 530))
+    runner.launch(step(1, 0, prompt[:16], pages[:16], new=row_state(1, 20)))
+    pending = [runner.launch(step(1, 16, prompt[16:], pages[16:20]))]
+    # Launched without waiting: each reads on the device what the one before sampled.
+    pending += [runner.launch(step(1, 20 + i, [], pages[20 + i : 21 + i], decode=True)) for i in range(5)]
+    tokens = [int(runner.fetch(handle).next_token_ids[0]) for handle in pending]
+    assert tokens == oracle(model, prompt, 6)
+
+
+def test_more_page_updates_than_a_step_carries(runner: ModelRunner, model: Path) -> None:
+    """A prefix of 250 tokens, computed in one row, is shared by another row that only brings its last token."""
+    prompt = [3 + i % 250 for i in range(251)]
+    pages = list(range(251))
+    for start in range(0, 250, 16):
+        end = min(start + 16, 250)
+        runner.launch(step(0, start, prompt[start:end], pages[start:end], new=row_state(0, 250) if start == 0 else None))
+    shared = dataclasses.replace(
+        step(3, 250, prompt[250:], [], new=row_state(3, 251)),
+        page_updates=PageUpdates(np.full(251, 3, np.int32), np.arange(251, dtype=np.int32), ints(*pages[:250], 900)),
+    )
+    assert run(runner, shared) == oracle(model, prompt, 1)[0]
+
+
+def test_logprobs_come_only_when_asked_for(runner: ModelRunner) -> None:
+    request = step(2, 0, [5, 6, 7], [300, 301, 302], new=row_state(2, 3))
+    plain = runner.fetch(runner.launch(request))
+    assert plain.logprobs is None
+    assert plain.top_ids is None
+    asked = runner.fetch(runner.launch(dataclasses.replace(request, needs_logprobs=True, needs_top_logprobs=True)))
+    assert asked.logprobs is not None
+    assert asked.top_ids is not None
+    assert asked.top_logprobs is not None
+    assert asked.top_ids[0, 0] == plain.next_token_ids[0]
+    assert asked.top_logprobs[0, 0] == pytest.approx(asked.logprobs[0])
+    assert np.all(np.diff(asked.top_logprobs[0]) <= 0)
+
+
+def test_the_pool_is_updated_in_place(runner: ModelRunner) -> None:
+    """The compiled steps alias the donated state and never copy the KV pool."""
+    pool = runner._state.kv
+    shape = f"f32[{','.join(map(str, pool.shape))}]"
+    for bucket, program in runner._step_programs.items():
+        text = program.as_text()
+        assert "input_output_alias" in text
+        copies = [line for line in text.splitlines() if " copy(" in line and line.strip().split(" = ")[1].startswith(shape)]
+        assert not copies, f"{bucket.name}: {copies}"
+        analysis = program.memory_analysis()
+        assert analysis.alias_size_in_bytes >= pool.nbytes
+        assert analysis.temp_size_in_bytes < pool.nbytes
+
+
+def test_nan_logits_are_reported_and_do_not_stay(runner: ModelRunner) -> None:
+    healthy = runner._params
+    request = step(2, 0, [5, 6, 7], [300, 301, 302], new=row_state(2, 3))
+    expected = run(runner, request)
+    norm = healthy["final_norm"]
+    broken = jax.device_put(np.full(norm.shape, np.nan, norm.dtype), norm.sharding)  # put, not computed: nothing compiles
+    runner._params = {**healthy, "final_norm": broken}
+    try:
+        assert run(runner, request) == -1
+    finally:
+        runner._params = healthy
+    assert run(runner, request) == expected
+
+
+def test_nothing_compiled_after_warm_up(runner: ModelRunner) -> None:
+    state = runner.internal_state()
+    assert state["compiles_after_ready_total"] == 0
+    assert state["compiles_total"] > 0
+    assert state["memory_usage"]["token_capacity"] == 1000
+    assert jax.devices()[0].platform == "cpu"
