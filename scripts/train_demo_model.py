@@ -41,7 +41,7 @@ NOT_LEARNED = -100  # the label that the loss skips
 
 @dataclass(frozen=True)
 class Settings:
-    cycle_ends: tuple[int, ...]  # the steps before which the learning rate falls to zero; the last one ends the run
+    steps: int
     seed: int = 0
     row_tokens: int = 512
     rows: int = 4
@@ -49,7 +49,7 @@ class Settings:
     adamw_lr: float = 5e-3
     weight_decay: float = 0.05
     warmup_steps: int = 100
-    cooldown_steps: int = 1000  # the length of each fall
+    cooldown_steps: int = 1000  # the last steps, over which the learning rate falls to zero
     checkpoint_every: int = 50
 
 
@@ -239,10 +239,9 @@ class Trainer:
         self.base_lrs = [settings.muon_lr, settings.adamw_lr]
 
     def lr_factor(self) -> float:
-        """Linear warm-up, and in each cycle a plateau and a linear fall to zero."""
+        """Linear warm-up, a plateau, and a linear fall to zero."""
         settings = self.settings
-        cycle_end = next(end for end in settings.cycle_ends if self.step < end)
-        return min(1.0, (self.step + 1) / settings.warmup_steps, (cycle_end - self.step) / settings.cooldown_steps)
+        return min(1.0, (self.step + 1) / settings.warmup_steps, (settings.steps - self.step) / settings.cooldown_steps)
 
     def train_step(self, decoder: Any, batch: Batch) -> float:
         for optimizer, base_lr in zip(self.optimizers, self.base_lrs, strict=True):
@@ -278,7 +277,7 @@ def train(trainer: Trainer, encoder: Encoder, checkpoint: Path, compile_model: b
     decoder = torch.compile(model.model) if compile_model else model.model
     model.train()
     began, tokens, recent = time.monotonic(), 0, 0.0
-    while trainer.step < settings.cycle_ends[-1]:
+    while trainer.step < settings.steps:
         batch = pack(encoder, settings, trainer.step)
         loss = trainer.train_step(decoder, batch)
         tokens += batch.ids.numel()
@@ -382,7 +381,7 @@ def evaluate(folder: Path, prompts_per_task: int, seed: int, report: Path | None
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cycle-ends", type=int, nargs="+", default=[2500, 3800], help="steps; the last one ends the run")
+    parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=MODEL_DIR, help="where the model is written, or read by --eval-only")
     parser.add_argument("--checkpoint", type=Path, default=Path("/tmp/jaxserve-demo-model.pt"))
@@ -400,7 +399,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     if not args.eval_only:
         tokenizer = Qwen2Tokenizer.from_pretrained(args.output) if args.resume else train_tokenizer(args.seed)
-        trainer = Trainer(new_model(tokenizer, args.seed), Settings(tuple(args.cycle_ends), seed=args.seed))
+        trainer = Trainer(new_model(tokenizer, args.seed), Settings(args.steps, seed=args.seed))
         if args.resume:
             trainer.load(args.checkpoint)
         else:
