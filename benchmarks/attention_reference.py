@@ -109,7 +109,7 @@ class DenseAttention(ReferenceAttention):
         T, Hq, D = q.shape
         keys = reference_pages.read(kv_cache, metadata.page_table + page_offset, reference_pages.KEYS)
         values = reference_pages.read(kv_cache, metadata.page_table + page_offset, reference_pages.VALUES)
-        R, Hkv, length, _ = keys.shape
+        R, Hkv, length = keys.shape[:3]
         q_lens = metadata.cu_q_lens[1:] - metadata.cu_q_lens[:-1]
         in_row = jnp.arange(self.max_q_len)
         token = jnp.where(in_row < q_lens[:, None], metadata.cu_q_lens[:-1, None] + in_row, T)

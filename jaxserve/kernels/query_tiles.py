@@ -62,8 +62,8 @@ def _cut_rows(
     num_rows = kv_lens.shape[0]
     tiles_per_row = -(-wanted_lens // tile_tokens)
     ends = jnp.cumsum(tiles_per_row, dtype=jnp.int32)
-    # Each row adds at most one tile that is not full, and has at least two queries.
-    max_tiles = max(1, min(num_tokens // 2, num_tokens // tile_tokens + num_rows))
+    # The sum over rows of ceil(len / tile_tokens), at most: only rows of two queries or more are cut.
+    max_tiles = max(1, (num_tokens + min(num_rows, num_tokens // 2) * (tile_tokens - 1)) // tile_tokens)
     tile = jnp.arange(max_tiles, dtype=jnp.int32)
     row = jnp.minimum(jnp.sum(tile[:, None] >= ends, axis=1, dtype=jnp.int32), num_rows - 1)
     done = (tile - (ends - tiles_per_row)[row]) * tile_tokens  # queries of the row in earlier tiles

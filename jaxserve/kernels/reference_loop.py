@@ -24,7 +24,8 @@ from jaxserve.kernels.query_tiles import QueryTiles
 # A score that is not there. Finite, so that the difference of two of them is 0 and not NaN.
 _MASKED = -0.5 * float(jnp.finfo(jnp.float32).max)
 
-
+# The specification does not round to what an accelerator's matrix unit likes best.
+_PRECISION = jax.lax.Precision.HIGHEST
 # Scores of at least this many queries per key are computed queries first.
 _MANY_QUERIES = 16
 
@@ -165,17 +166,17 @@ def _scores(queries: jax.Array, query_pos: jax.Array, chunk: _Chunk, options: Sc
 def _products(queries: jax.Array, keys: jax.Array, scale: float) -> jax.Array:
     """scale * q·k, float32 [B, Hkv, M, C]."""
     if queries.shape[2] >= _MANY_QUERIES:
-        return jnp.einsum("bhmd,bhcd->bhmc", queries, keys, precision=jax.lax.Precision.HIGHEST) * scale
-    # Keys on the left: XLA's CPU product is up to three times as fast for a few queries against many keys. Scaled in between, or
-    # XLA would undo it.
-    return jnp.swapaxes(jnp.einsum("bhcd,bhmd->bhcm", keys, queries, precision=jax.lax.Precision.HIGHEST) * scale, 2, 3)
+        return jnp.einsum("bhmd,bhcd->bhmc", queries, keys, precision=_PRECISION) * scale
+    # Keys on the left: XLA's CPU product is up to three times as fast for a few queries against many keys. The scale comes in
+    # between, or XLA would undo it.
+    return jnp.swapaxes(jnp.einsum("bhcd,bhmd->bhcm", keys, queries, precision=_PRECISION) * scale, 2, 3)
 
 
 def _add(carry: _Softmax, scores: jax.Array, values: jax.Array) -> _Softmax:
     max_score = jnp.maximum(carry.max_score, jnp.max(scores, axis=-1))
     weights = jnp.exp(scores - max_score[..., None])
     kept = jnp.exp(carry.max_score - max_score)
-    weighted = jnp.einsum("bhmc,bhcd->bhmd", weights, values, precision=jax.lax.Precision.HIGHEST)
+    weighted = jnp.einsum("bhmc,bhcd->bhmd", weights, values, precision=_PRECISION)
     return _Softmax(max_score, carry.total * kept + jnp.sum(weights, axis=-1), carry.weighted * kept[..., None] + weighted)
 
 

@@ -2,11 +2,13 @@
 
 A step is described by its rows, (query_len, kv_len) each. Everything that no query may look at is NaN: pages that belong to
 nobody, what lies behind the end of a row's last page, padding tokens; and page-table entries past the end are nonsense.
+Backends are driven through AttentionBackend only, so that one list of cases serves all of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.kernels.api import AttentionBackend, AttentionMetadata
+from jaxserve.kernels.api import AttentionBackend
 
-GARBAGE = (2**31 - 1, -1, -(2**31), 1 << 30)
+GARBAGE = np.array([2**31 - 1, -1, -(2**31), 1 << 30], np.int32)
+NO_SLOT = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,35 +31,54 @@ class Heads:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step as a backend gets it, and what it was made from. New keys and values are not in the pool yet."""
+    """Rows, the pages that hold them, and their keys and values; the step's own are not in the pool yet."""
 
     heads: Heads
     page_size: int
     rows: tuple[tuple[int, int], ...]  # (query_len, kv_len); (0, 0) for padding rows
     decode_only: bool
-    page_table: np.ndarray  # int32 [R, max_pages]
     num_pages: int  # of one layer
+    page_table: np.ndarray  # int32 [R, max_pages]
     keys: list[np.ndarray]  # per row [kv_len, Hkv, D]
     values: list[np.ndarray]
     q: np.ndarray  # [T, Hq, D]
-    token_rows: np.ndarray  # [T] row of each token, -1 for padding
-    token_positions: np.ndarray  # [T]
+    token_rows: np.ndarray  # int [T] row of each token, -1 for padding
+    token_positions: np.ndarray  # int [T]
 
     @property
-    def kv_lens(self) -> np.ndarray:
-        return np.array([kv_len for _, kv_len in self.rows], np.int32)
+    def is_live(self) -> np.ndarray:
+        return self.token_rows >= 0
 
-    @property
-    def cu_q_lens(self) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum([query_len for query_len, _ in self.rows])]).astype(np.int32)
+    def plan_arguments(self) -> dict[str, jax.Array]:
+        page_index, offsets = np.divmod(self.token_positions, self.page_size)
+        pages = np.where(self.is_live, self.page_table[self.token_rows, page_index], NO_SLOT)
+        arrays = {
+            "kv_lens": np.array([kv_len for _, kv_len in self.rows]),
+            "cu_q_lens": np.cumsum([0, *(query_len for query_len, _ in self.rows)]),
+            "page_table": self.page_table,
+            "slot_pages": pages,
+            "slot_offsets": offsets,
+        }
+        return {name: jnp.asarray(array, jnp.int32) for name, array in arrays.items()}
 
     def new(self, per_row: list[np.ndarray]) -> np.ndarray:
-        """Keys or values of the step's tokens, [T, Hkv, D], NaN for padding."""
+        """Keys or values of the step's tokens, [T, Hkv, D]; NaN for padding."""
         result = np.full((len(self.token_rows), self.heads.kv, self.heads.dim), np.nan, np.float32)
-        for token, (row, position) in enumerate(zip(self.token_rows, self.token_positions, strict=True)):
-            if row >= 0:
-                result[token] = per_row[row][position]
+        for token in np.flatnonzero(self.is_live):
+            result[token] = per_row[self.token_rows[token]][self.token_positions[token]]
         return result
+
+    def before(self, num_tokens: int) -> Step:
+        """The step that filled the cache with what precedes this one, padded to a multiple of `num_tokens`."""
+        cached = [kv_len - query_len for query_len, kv_len in self.rows]
+        return self._with_tokens([(n, n) for n in cached], -(-sum(cached) // num_tokens) * num_tokens)
+
+    def _with_tokens(self, rows: Sequence[tuple[int, int]], num_tokens: int) -> Step:
+        token_rows, token_positions = _place(rows, num_tokens, decode_only=False)
+        q = np.zeros((num_tokens, self.heads.query, self.heads.dim), np.float32)
+        return dataclasses.replace(
+            self, rows=tuple(rows), decode_only=False, q=q, token_rows=token_rows, token_positions=token_positions
+        )
 
 
 def make_step(
@@ -65,108 +87,105 @@ def make_step(
     *,
     page_size: int = 4,
     num_tokens: int | None = None,
-    num_rows: int | None = None,
     max_pages: int | None = None,
+    num_pages: int | None = None,
     decode_only: bool = False,
     seed: int = 0,
 ) -> Step:
-    """Draws a step. With `decode_only`, rows may be (1, n) or (0, 0), in any order."""
+    """Draws a step. With `decode_only`, rows are (1, n) or (0, 0), in any order."""
     rng = np.random.default_rng(seed)
-    rows = tuple(rows) + ((0, 0),) * ((num_rows or len(rows)) - len(rows))
-    live = sum(query_len for query_len, _ in rows)
-    T = len(rows) if decode_only else max(num_tokens or live, 1)
-    assert live <= T, (live, T)
+    T = len(rows) if decode_only else num_tokens or sum(query_len for query_len, _ in rows)
     pages_per_row = [-(-kv_len // page_size) for _, kv_len in rows]
-    num_pages = sum(pages_per_row) + 3
-    max_pages = max(max_pages or 0, *pages_per_row, 1)
-    free = list(rng.permutation(num_pages))
-    table = rng.choice(np.array(GARBAGE), (len(rows), max_pages)).astype(np.int32)
-    token_rows, token_positions = np.full(T, -1), np.zeros(T, np.int64)
-    token = 0
-    for row, (query_len, kv_len) in enumerate(rows):
-        table[row, : pages_per_row[row]] = [free.pop() for _ in range(pages_per_row[row])]
-        start = row if decode_only else token
-        token_rows[start : start + query_len] = row
-        token_positions[start : start + query_len] = np.arange(kv_len - query_len, kv_len)
-        token += query_len
-    draw = [rng.standard_normal((2, kv_len, heads.kv, heads.dim)).astype(np.float32) for _, kv_len in rows]
+    num_pages = num_pages or sum(pages_per_row) + 3
+    free = rng.permutation(num_pages)
+    table = rng.choice(GARBAGE, (len(rows), max_pages or max(pages_per_row)))
+    for row, count in enumerate(pages_per_row):
+        table[row, :count], free = free[:count], free[count:]
+    token_rows, token_positions = _place(rows, T, decode_only)
     q = rng.standard_normal((T, heads.query, heads.dim)).astype(np.float32)
     q[token_rows < 0] = np.nan
-    keys, values = [kv[0] for kv in draw], [kv[1] for kv in draw]
-    return Step(
-        heads, page_size, rows, decode_only, table, num_pages, keys, values, q, token_rows, token_positions
-    )  # fmt: skip
+    kv = [rng.standard_normal((2, kv_len, heads.kv, heads.dim)).astype(np.float32) for _, kv_len in rows]
+    keys, values = [k for k, _ in kv], [v for _, v in kv]
+    return Step(heads, page_size, tuple(rows), decode_only, num_pages, table, keys, values, q, token_rows, token_positions)
 
 
-def round_to(step: Step, dtype: Any) -> Step:
+def _place(rows: Sequence[tuple[int, int]], num_tokens: int, decode_only: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Row (-1 for padding) and position of each token."""
+    token_rows, token_positions = np.full(num_tokens, -1), np.zeros(num_tokens, int)
+    token = 0
+    for row, (query_len, kv_len) in enumerate(rows):
+        slots = slice(row, row + query_len) if decode_only else slice(token, token + query_len)
+        token_rows[slots] = row
+        token_positions[slots] = np.arange(kv_len - query_len, kv_len)
+        token += query_len
+    assert token <= num_tokens, f"{token} tokens in {num_tokens} slots"
+    return token_rows, token_positions
+
+
+def rounded(step: Step, dtype: Any) -> Step:
     """The step with values that `dtype` can hold, so that the oracle starts from the same numbers."""
-    rounded = lambda x: np.asarray(jnp.asarray(x, dtype), np.float32)  # noqa: E731
+
+    def round_(x: np.ndarray) -> np.ndarray:
+        return x.astype(jnp.dtype(dtype)).astype(np.float32)
+
     return dataclasses.replace(
-        step, q=rounded(step.q), keys=[rounded(k) for k in step.keys], values=[rounded(v) for v in step.values]
+        step, q=round_(step.q), keys=[round_(k) for k in step.keys], values=[round_(v) for v in step.values]
     )
 
 
-def plan(backend: AttentionBackend, step: Step) -> AttentionMetadata:
-    live = step.token_rows >= 0
-    page_index, offsets = np.divmod(step.token_positions, step.page_size)
-    pages = np.where(live, step.page_table[step.token_rows, page_index], 1 << 30)
-    return backend.plan(
-        kv_lens=jnp.asarray(step.kv_lens),
-        cu_q_lens=jnp.asarray(step.cu_q_lens),
-        page_table=jnp.asarray(step.page_table),
-        slot_pages=jnp.asarray(pages, jnp.int32),
-        slot_offsets=jnp.asarray(offsets, jnp.int32),
-        decode_only=step.decode_only,
-    )
+def nan_pool(backend: AttentionBackend, step: Step, dtype: Any, num_layers: int = 1) -> jax.Array:
+    shape = (num_layers * step.num_pages, *backend.kv_page_shape(step.heads.kv, step.heads.dim, step.page_size))
+    pool = np.full(shape, np.nan, jnp.dtype(dtype))
+    return jnp.asarray(pool.view(jnp.dtype(backend.kv_storage_dtype(dtype, "cpu"))))
 
 
-def make_pool(
-    backend: AttentionBackend, step: Step, dtype: Any = jnp.float32, *, num_layers: int = 1, layer: int = 0
-) -> jax.Array:
-    """A pool whose layer `layer` holds the rows' tokens of earlier steps; NaN everywhere else.
+@functools.partial(jax.jit, static_argnames="backend", donate_argnames="pool")
+def fill(backend: AttentionBackend, pool: jax.Array, k: jax.Array, v: jax.Array, offset: Any, arguments: Any) -> jax.Array:
+    return backend.write_kv(pool, k, v, backend.plan(**arguments, decode_only=False), offset)
 
-    Filled through the backend's own write_kv, one step of all cached tokens, so that no layout is assumed here.
-    """
-    shape = backend.kv_page_shape(step.heads.kv, step.heads.dim, step.page_size)
-    nan = jnp.full((num_layers * step.num_pages, *shape), jnp.nan, dtype)
-    storage = backend.kv_storage_dtype(dtype, "cpu")
-    pool = nan if jnp.dtype(storage) == jnp.dtype(dtype) else jax.lax.bitcast_convert_type(nan, storage)
-    cached = dataclasses.replace(
-        step,
-        rows=tuple((kv_len - query_len, kv_len - query_len) for query_len, kv_len in step.rows),
-        decode_only=False,
-        token_rows=np.concatenate([np.full(kv_len - query_len, r) for r, (query_len, kv_len) in enumerate(step.rows)] or [[]]),
-        token_positions=np.concatenate([np.arange(kv_len - query_len) for query_len, kv_len in step.rows] or [[]]),
+
+@functools.partial(jax.jit, static_argnames=("backend", "decode_only", "scale", "soft_cap"))
+def attend(
+    backend: AttentionBackend,
+    pool: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    page_offset: jax.Array,
+    arguments: dict[str, jax.Array],
+    decode_only: bool,
+    scale: float,
+    sliding_window: jax.Array | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """One layer of a model: plan, write, attend. The result, and the pool."""
+    metadata = backend.plan(**arguments, decode_only=decode_only)
+    pool = backend.write_kv(pool, k, v, metadata, page_offset)
+    out = backend.ragged_paged_attention(
+        q, pool, metadata, page_offset, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
     )
-    cached = dataclasses.replace(
-        cached, token_rows=cached.token_rows.astype(int), token_positions=cached.token_positions.astype(int)
-    )
-    if not len(cached.token_rows):
-        return pool
-    k, v = jnp.asarray(cached.new(step.keys), dtype), jnp.asarray(cached.new(step.values), dtype)
-    return backend.write_kv(pool, k, v, plan(backend, cached), layer * step.num_pages)
+    return out, pool
 
 
 def run(
     backend: AttentionBackend, step: Step, dtype: Any = jnp.float32, *, num_layers: int = 1, layer: int = 0, **options: Any
 ) -> np.ndarray:
-    """The step as a model runs it, jitted: plan, write, attend. float32 [T, Hq, D]."""
+    """The step's result as float32 [T, Hq, D], from a pool that holds nothing but what the step may see."""
     options.setdefault("scale", step.heads.dim**-0.5)
-
-    @jax.jit
-    def attend(pool: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, page_offset: jax.Array) -> jax.Array:
-        metadata = plan(backend, step)
-        pool = backend.write_kv(pool, k, v, metadata, page_offset)
-        return backend.ragged_paged_attention(q, pool, metadata, page_offset, **options)
-
-    pool = make_pool(backend, step, dtype, num_layers=num_layers, layer=layer)
-    new = (jnp.asarray(x, dtype) for x in (step.q, step.new(step.keys), step.new(step.values)))
-    out = attend(pool, *new, jnp.int32(layer * step.num_pages))
+    offset = jnp.int32(layer * step.num_pages)
+    pool = nan_pool(backend, step, dtype, num_layers)
+    before = step.before(256)
+    if len(before.token_rows):
+        k, v = (jnp.asarray(before.new(x), dtype) for x in (step.keys, step.values))
+        pool = fill(backend, pool, k, v, offset, before.plan_arguments())
+    q, k, v = (jnp.asarray(x, dtype) for x in (step.q, step.new(step.keys), step.new(step.values)))
+    out, _ = attend(backend, pool, q, k, v, offset, step.plan_arguments(), step.decode_only, **options)
     assert out.dtype == dtype, out.dtype
-    return np.asarray(out, np.float32)
+    return np.asarray(out.astype(jnp.float32))
 
 
-def expect(
+def expected(
     step: Step,
     *,
     scale: float | None = None,
@@ -178,18 +197,15 @@ def expect(
     group = step.heads.query // step.heads.kv
     scale = step.heads.dim**-0.5 if scale is None else scale
     out = np.zeros(step.q.shape)
-    for token, (row, position) in enumerate(zip(step.token_rows, step.token_positions, strict=True)):
-        if row < 0:
-            continue
+    for token in np.flatnonzero(step.is_live):
+        row, position = step.token_rows[token], step.token_positions[token]
         first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
+        keys, values = (x[row][first : position + 1].astype(np.float64) for x in (step.keys, step.values))
         for head in range(step.heads.query):
-            keys = step.keys[row][first : position + 1, head // group].astype(np.float64)
-            values = step.values[row][first : position + 1, head // group].astype(np.float64)
-            scores = keys @ step.q[token, head].astype(np.float64) * scale
+            scores = keys[:, head // group] @ step.q[token, head].astype(np.float64) * scale
             if soft_cap is not None:
                 scores = soft_cap * np.tanh(scores / soft_cap)
-            if sinks is not None:
-                scores = np.append(scores, sinks[head])
-            weights = np.exp(scores - scores.max())
-            out[token, head] = weights[: len(keys)] @ values / weights.sum()
+            sink = [] if sinks is None else [sinks[head]]
+            weights = np.exp(np.append(scores, sink) - max([*scores, *sink]))
+            out[token, head] = weights[: len(scores)] @ values[:, head // group] / weights.sum()
     return out

@@ -1,0 +1,54 @@
+"""Query tiles cover every live query exactly once, longest contexts first."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.kernels.query_tiles import QueryTiles, decode_tiles, extend_tiles
+
+
+def covered(tiles: QueryTiles) -> list[tuple[int, int, int]]:
+    """(token, row, position) of each query; checks the order of the tiles."""
+    ends = np.asarray(tiles.kv_end)
+    assert np.all(np.diff(ends) <= 0), ends
+    fields = zip(*(np.asarray(x) for x in (tiles.row, tiles.first_token, tiles.first_pos, tiles.num_tokens)), strict=True)
+    return [(int(t + i), int(r), int(p + i)) for r, t, p, n in fields for i in range(n)]
+
+
+def test_decode() -> None:
+    tiles = decode_tiles(jnp.array([5, 0, 9, 1], jnp.int32))
+    assert tiles.tile_tokens == 1
+    assert covered(tiles) == [(2, 2, 8), (0, 0, 4), (3, 3, 0)]
+
+
+def test_single_queries_do_not_pay_for_wide_tiles() -> None:
+    kv_lens, cu = jnp.array([7, 20, 4, 0], jnp.int32), jnp.array([0, 1, 11, 12, 12], jnp.int32)
+    single, wide = extend_tiles(kv_lens, cu, num_tokens=16, tile_tokens=8)
+    assert (single.tile_tokens, wide.tile_tokens) == (1, 8)
+    assert covered(single) == [(0, 0, 6), (11, 2, 3)]
+    assert covered(wide) == [(9, 1, 18), (10, 1, 19), *((1 + i, 1, 10 + i) for i in range(8))]
+
+
+def test_tiles_are_no_wider_than_the_step() -> None:
+    _, wide = extend_tiles(jnp.array([3], jnp.int32), jnp.array([0, 3], jnp.int32), num_tokens=4, tile_tokens=32)
+    assert wide.tile_tokens == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 30)), min_size=1, max_size=6),
+    spare=st.integers(0, 9),
+    tile_tokens=st.sampled_from([1, 2, 5, 8, 64]),
+)
+def test_every_query_once(rows: list[tuple[int, int]], spare: int, tile_tokens: int) -> None:
+    q_lens = np.array([query_len for query_len, _ in rows], np.int32)
+    kv_lens = np.array([query_len + (cached if query_len else 0) for query_len, cached in rows], np.int32)
+    cu = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
+    num_tokens = int(cu[-1]) + spare or 1
+    tiles = extend_tiles(jnp.asarray(kv_lens), jnp.asarray(cu), num_tokens, tile_tokens)
+    found = sorted(query for one in tiles for query in covered(one))
+    wanted = [(int(cu[r]) + i, r, int(kv_lens[r] - q_lens[r]) + i) for r in range(len(rows)) for i in range(q_lens[r])]
+    assert found == wanted

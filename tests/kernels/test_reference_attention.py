@@ -1,0 +1,142 @@
+"""The reference attention against the definition, over shapes, raggedness, options and dtypes."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import Heads, Step, expected, make_step, rounded, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.kernels.reference import ReferenceAttention
+from jaxserve.kernels.reference_loop import ReferenceTuning
+
+BACKEND = ReferenceAttention()
+# Small enough that a few dozen tokens fill several chunks, tiles and blocks.
+SMALL = ReferenceAttention(ReferenceTuning(kv_chunk_tokens=8, q_tile_tokens=4, block_bytes=1 << 14))
+F32_ERROR = 2e-6
+BF16_ERROR = 2e-2  # of the rounded result; sums are float32
+
+
+def check(step: Step, backend: ReferenceAttention = BACKEND, **options: object) -> None:
+    as_arrays = {name: jnp.asarray(value) if name == "sinks" else value for name, value in options.items()}
+    want = expected(step, **options)  # type: ignore[arg-type]
+    np.testing.assert_allclose(run(backend, step, **as_arrays), want, atol=F32_ERROR, rtol=0)
+
+
+@pytest.mark.parametrize("decode_only", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "page_size"),
+    [
+        (Heads(4, 4, 16), 1),
+        (Heads(8, 4, 64), 4),
+        (Heads(8, 2, 80), 16),
+        (Heads(8, 1, 128), 64),
+        (Heads(4, 2, 128), 128),
+        (Heads(3, 1, 64), 16),
+    ],
+)
+def test_shapes(heads: Heads, page_size: int, decode_only: bool) -> None:
+    decode = [(1, 1), (1, page_size), (1, page_size + 1), (1, 2 * page_size), (1, 200), (1, 33)]
+    rows = decode if decode_only else [(5, 5), (1, 150), (40, 200), (page_size, page_size), (page_size + 1, page_size + 1)]
+    check(make_step(rows, heads, page_size=page_size, decode_only=decode_only))
+
+
+@pytest.mark.parametrize("backend", [BACKEND, SMALL], ids=["default", "small"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 1},
+        {"sliding_window": 7},
+        {"sliding_window": 2**31 - 1},
+        {"soft_cap": 1.5},
+        {"scale": 0.7},
+        {"sinks": np.array([0.5, -3.0, 20.0, 0.0], np.float32)},
+        {"sliding_window": 9, "soft_cap": 3.0, "sinks": np.array([2.0, -1.0, 0.0, 9.0], np.float32)},
+    ],
+    ids=str,
+)
+def test_options(backend: ReferenceAttention, options: dict[str, object]) -> None:
+    heads = Heads(4, 2, 16)
+    check(make_step([(1, 60), (1, 1), (0, 0), (1, 8), (1, 9)], heads, decode_only=True), backend, **options)
+    check(make_step([(20, 60), (1, 33), (0, 0), (6, 6), (1, 1)], heads, num_tokens=32), backend, **options)
+
+
+def test_padding_is_zero_wherever_it_stands() -> None:
+    heads = Heads(4, 2, 16)
+    for step in (
+        make_step([(0, 0), (1, 9), (0, 0), (1, 5), (0, 0)], heads, decode_only=True),
+        make_step([(0, 0), (3, 9), (0, 0), (1, 5), (0, 0)], heads, num_tokens=16),
+        make_step([(0, 0), (0, 0)], heads, num_tokens=4, max_pages=3),
+        make_step([(0, 0), (0, 0)], heads, decode_only=True, max_pages=3),
+    ):
+        out = run(BACKEND, step)
+        assert np.all(out[~step.is_live] == 0)
+        np.testing.assert_allclose(out, expected(step), atol=F32_ERROR, rtol=0)
+
+
+def test_layers_do_not_see_each_other() -> None:
+    step = make_step([(1, 9), (6, 30)], Heads(4, 2, 16))
+    for layer in range(3):
+        np.testing.assert_allclose(run(BACKEND, step, num_layers=3, layer=layer), expected(step), atol=F32_ERROR, rtol=0)
+
+
+@pytest.mark.parametrize("decode_only", [True, False])
+def test_bfloat16(decode_only: bool) -> None:
+    rows = [(1, 70), (1, 4), (0, 0)] if decode_only else [(1, 70), (30, 90), (0, 0)]
+    step = rounded(make_step(rows, Heads(8, 2, 64), page_size=16, decode_only=decode_only), jnp.bfloat16)
+    np.testing.assert_allclose(run(BACKEND, step, jnp.bfloat16), expected(step), atol=BF16_ERROR, rtol=0)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    step = make_step([(1, 40), (9, 40)], Heads(4, 2, 16))
+    want = expected(step, scale=300.0)  # scores of some thousands, so float32 has four digits left behind the point
+    np.testing.assert_allclose(run(SMALL, step, scale=300.0), want, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("backend", [BACKEND, SMALL], ids=["default", "small"])
+def test_a_row_does_not_depend_on_its_batch(backend: ReferenceAttention) -> None:
+    heads = Heads(4, 2, 64)
+    rows = [(1, 37), (24, 90), (1, 128), (7, 7)]
+    together = make_step(rows, heads, page_size=16, num_tokens=64)
+    out = run(backend, together)
+    for row in range(len(rows)):
+        alone = make_step([rows[row], (0, 0)], heads, page_size=16, num_tokens=32, max_pages=together.page_table.shape[1])
+        mine = together.token_rows == row
+        alone.keys[0], alone.values[0] = together.keys[row], together.values[row]
+        alone.q[: rows[row][0]] = together.q[mine]
+        np.testing.assert_allclose(run(backend, alone)[: rows[row][0]], out[mine], atol=1e-6, rtol=0)
+
+
+R, T, MAX_LEN, PAGES = 6, 24, 48, 160
+lengths = st.integers(1, MAX_LEN)
+
+
+@st.composite
+def extend_rows(draw: st.DrawFn) -> list[tuple[int, int]]:
+    rows, free = [], T
+    for _ in range(draw(st.integers(0, R))):
+        if not free:
+            break
+        query_len = draw(st.integers(0, min(free, 17)))
+        rows.append((query_len, query_len + draw(st.integers(0, MAX_LEN - query_len))) if query_len else (0, 0))
+        free -= query_len
+    return rows + [(0, 0)] * (R - len(rows))
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=extend_rows(), window=st.integers(1, 60), seed=st.integers(0, 99))
+def test_any_extend(rows: list[tuple[int, int]], window: int, seed: int) -> None:
+    step = make_step(rows, Heads(4, 2, 16), num_tokens=T, max_pages=MAX_LEN // 4, num_pages=PAGES, seed=seed)
+    out = run(SMALL, step, sliding_window=jnp.int32(window))
+    np.testing.assert_allclose(out, expected(step, sliding_window=window), atol=F32_ERROR, rtol=0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.one_of(st.just((0, 0)), lengths.map(lambda n: (1, n))), min_size=R, max_size=R), seed=st.integers(0, 99)
+)
+def test_any_decode(rows: list[tuple[int, int]], seed: int) -> None:
+    step = make_step(rows, Heads(4, 2, 16), decode_only=True, max_pages=MAX_LEN // 4, num_pages=PAGES, seed=seed)
+    np.testing.assert_allclose(run(SMALL, step), expected(step), atol=F32_ERROR, rtol=0)
