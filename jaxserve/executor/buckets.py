@@ -13,8 +13,10 @@ from jaxserve.executor.forward_batch import Bucket
 from jaxserve.runner import StepInput
 
 SMALLEST_TOKEN_BUCKET = 16
-# Prefill steps exist in two row counts: most carry few rows, and every row slot costs a column of the logits.
+# Prefill steps carry few rows, mostly, and every row slot costs a line of logits; so there are buckets for few rows. Those
+# for many rows begin at this token count: many very short prompts at once are rare, and run in the smallest of them.
 FEW_ROWS = 8
+MANY_ROWS_MIN_TOKENS = 256
 
 
 def powers_up_to(first: int, factor: int, last: int) -> tuple[int, ...]:
@@ -38,7 +40,10 @@ class Buckets:
         decode = tuple(Bucket(rows, rows, rows, decode_only=True) for rows in row_sizes)
         extend = []
         for tokens in token_sizes:
-            for rows in sorted({min(FEW_ROWS, tokens, max_rows), min(tokens, max_rows)}):
+            row_counts = {min(FEW_ROWS, tokens, max_rows)}
+            if tokens >= MANY_ROWS_MIN_TOKENS or tokens == token_sizes[-1]:
+                row_counts.add(min(tokens, max_rows))
+            for rows in sorted(row_counts):
                 # Each row can open one page more than its tokens fill, and pages of a prefix hit come on top of that.
                 updates = -(-tokens // page_size) + 2 * rows
                 extend.append(Bucket(tokens, rows, updates, decode_only=False))

@@ -12,6 +12,7 @@ are all kept (as Transformers does for top_k).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -34,6 +35,7 @@ class SampledTokens:
     top_logprobs: jax.Array  # float32 [R, K], zeros unless asked for
 
 
+@jax.jit  # of its own, so that steps with equally many rows trace it once
 def sample(logits: jax.Array, params: RowParams, seq_lens: jax.Array, needs_sampling: jax.Array) -> jax.Array:
     """Adjusted logits float32 [R, V] -> token ids int32 [R]; -1 for rows whose logits hold a NaN."""
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -98,6 +100,7 @@ def _gumbel(params: RowParams, seq_lens: jax.Array, vocab_size: int) -> jax.Arra
     return jax.vmap(noise)(params.seed_low, params.seed_high, seq_lens)
 
 
+@functools.partial(jax.jit, static_argnames="num_top")
 def logprobs_of(
     logits: jax.Array, tokens: jax.Array, num_top: int, needs_logprobs: jax.Array, needs_top: jax.Array
 ) -> SampledTokens:

@@ -16,10 +16,10 @@ from jaxserve.types import SamplingParams
 
 V = 97
 
-# One compilation per shape: run eagerly, every call would trace the loops again.
+# Jitted: run eagerly, every call would trace the loops again.
 kept_tokens = jax.jit(sampler._kept_tokens)
-sample = jax.jit(sampler.sample)
-logprobs_of = jax.jit(sampler.logprobs_of, static_argnums=2)
+sample = sampler.sample
+logprobs_of = sampler.logprobs_of
 
 
 def row_state(row: int = 0, seed: int = 1, prompt_len: int = 3, **sampling: object) -> RowState:
