@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Heads, Step, expected, make_step, rounded, run
+from attention_cases import Heads, Step, attend, expected, fill, make_step, nan_pool, rounded, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.reference_loop import ReferenceTuning
@@ -19,9 +24,9 @@ F32_ERROR = 2e-6
 BF16_ERROR = 2e-2  # of the rounded result; sums are float32
 
 
-def check(step: Step, backend: ReferenceAttention = BACKEND, **options: object) -> None:
-    as_arrays = {name: jnp.asarray(value) if name == "sinks" else value for name, value in options.items()}
-    want = expected(step, **options)  # type: ignore[arg-type]
+def check(step: Step, backend: ReferenceAttention = BACKEND, **options: Any) -> None:
+    as_arrays: dict[str, Any] = {name: jnp.asarray(value) if name == "sinks" else value for name, value in options.items()}
+    want = expected(step, **options)
     np.testing.assert_allclose(run(backend, step, **as_arrays), want, atol=F32_ERROR, rtol=0)
 
 
@@ -57,7 +62,7 @@ def test_shapes(heads: Heads, page_size: int, decode_only: bool) -> None:
     ],
     ids=str,
 )
-def test_options(backend: ReferenceAttention, options: dict[str, object]) -> None:
+def test_options(backend: ReferenceAttention, options: dict[str, Any]) -> None:
     heads = Heads(4, 2, 16)
     check(make_step([(1, 60), (1, 1), (0, 0), (1, 8), (1, 9)], heads, decode_only=True), backend, **options)
     check(make_step([(20, 60), (1, 33), (0, 0), (6, 6), (1, 1)], heads, num_tokens=32), backend, **options)
@@ -93,6 +98,24 @@ def test_large_scores_do_not_overflow() -> None:
     step = make_step([(1, 40), (9, 40)], Heads(4, 2, 16))
     want = expected(step, scale=300.0)  # scores of some thousands, so float32 has four digits left behind the point
     np.testing.assert_allclose(run(SMALL, step, scale=300.0), want, atol=1e-3, rtol=0)
+
+
+def test_heads_split_over_devices() -> None:
+    """Under shard_map each device attends with its heads and nothing is exchanged."""
+    step = make_step([(1, 30), (9, 20), (0, 0)], Heads(8, 4, 16), num_tokens=16)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("tensor",))
+    heads, pages = P(None, "tensor"), P(*[None] * (1 + BACKEND.kv_head_axis), "tensor")
+
+    def layer(pool: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> jax.Array:
+        return attend(BACKEND, pool, q, k, v, jnp.int32(0), arguments, False, 0.25)[0]
+
+    sharded = jax.shard_map(layer, mesh=mesh, in_specs=(pages, heads, heads, heads, P()), out_specs=heads, check_vma=False)
+    before = step.before(64)
+    k, v = (jnp.asarray(before.new(x)) for x in (step.keys, step.values))
+    pool = fill(BACKEND, nan_pool(BACKEND, step, jnp.float32), k, v, 0, before.plan_arguments())
+    new = (jnp.asarray(x) for x in (step.q, step.new(step.keys), step.new(step.values)))
+    out = jax.jit(sharded)(pool, *new, step.plan_arguments())
+    np.testing.assert_allclose(out, expected(step, scale=0.25), atol=F32_ERROR, rtol=0)
 
 
 @pytest.mark.parametrize("backend", [BACKEND, SMALL], ids=["default", "small"])
