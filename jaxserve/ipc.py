@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,20 +117,6 @@ class Sender:
 
     def close(self, linger_ms: int | None = None) -> None:
         self._socket.close(linger_ms)
-
-
-class Dispatcher:
-    """Message type -> handler, one dict lookup."""
-
-    def __init__(self, handlers: Mapping[type[Message], Callable[[Any], None]]) -> None:
-        self._handlers = dict(handlers)
-
-    def __call__(self, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            logger.error("No handler for a message of type %s; it was dropped.", type(message).__name__)
-            return
-        handler(message)
 
 
 def send_once(address: str, message: Message) -> None:

@@ -16,20 +16,21 @@ ALLOWED: dict[str, set[str]] = {
     "demo": set(),
     "messages": {"types"},
     "runner": {"types"},
+    "dispatcher": {"messages"},
     "ipc": {"messages", "types"},
     "kernels": {"types"},
     "models": {"kernels", "types"},
     "cache": {"runner", "types"},
     "executor": {"config", "types", "runner", "kernels", "models"},
-    "scheduler": {"config", "types", "messages", "runner", "cache"},
-    "server": {"config", "types", "messages", "runner", "ipc", "models", "scheduler", "executor"},
+    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache"},
+    "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor"},
     "cli": {"config", "types", "server", "models", "demo", "executor"},
     "__main__": {"cli"},
     "__init__": {"config", "types", "server"},
 }
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "config", "messages", "runner", "ipc", "cache", "scheduler"}
+WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "scheduler"}
 
 
 def modules() -> list[pathlib.Path]:

@@ -7,7 +7,7 @@ reference_loop. This module only puts them together.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,7 @@ from jaxserve.kernels import reference_pages
 from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
 from jaxserve.kernels.query_tiles import QueryTiles, decode_tiles, extend_tiles
 from jaxserve.kernels.reference_loop import PagedKV, ReferenceTuning, ScoreOptions, attend_tiles
-
-if TYPE_CHECKING:
-    from jaxserve.kernels.api import AttentionSpec
+from jaxserve.kernels.spec import AttentionSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxserve.cache.manager import CacheManager
 from jaxserve.config import ServerArgs
+from jaxserve.dispatcher import Dispatcher
 from jaxserve.messages import (
     AbortReq,
     BatchTokenizedGenerateReqInput,
@@ -37,7 +38,6 @@ from jaxserve.messages import (
 from jaxserve.runner import Runner
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
 from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
-from jaxserve.scheduler.dispatcher import Dispatcher
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.policy import SchedulePolicy
@@ -123,7 +123,7 @@ class Scheduler:
         self._flushes: list[tuple[float, FlushCacheReqInput]] = []  # waiting for idleness, with the time to give up
         self._next_timer_s = 0.0
         self._is_shutting_down = False
-        self._dispatcher = Dispatcher(
+        self._dispatch = Dispatcher(
             {
                 TokenizedGenerateReqInput: self._on_request,
                 BatchTokenizedGenerateReqInput: self._on_batch,
@@ -188,7 +188,7 @@ class Scheduler:
     # --- messages
 
     def handle(self, message: Message) -> None:
-        self._dispatcher.dispatch(message)
+        self._dispatch(message)
         self._outputs.flush()
 
     def _on_batch(self, message: BatchTokenizedGenerateReqInput) -> None:

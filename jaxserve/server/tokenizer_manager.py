@@ -23,7 +23,8 @@ import numpy as np
 import zmq
 
 from jaxserve.config import ServerArgs
-from jaxserve.ipc import Dispatcher, IpcPaths, Receiver, Sender
+from jaxserve.dispatcher import Dispatcher
+from jaxserve.ipc import IpcPaths, Receiver, Sender
 from jaxserve.messages import (
     AbortReq,
     BatchStrOut,

@@ -12,7 +12,8 @@ import pytest
 import zmq
 
 from jaxserve.config import ServerArgs
-from jaxserve.ipc import Dispatcher, IpcPaths, Receiver, Sender, send_once
+from jaxserve.dispatcher import Dispatcher
+from jaxserve.ipc import IpcPaths, Receiver, Sender, send_once
 from jaxserve.messages import (
     AbortReq,
     SchedulerInput,

@@ -1,4 +1,4 @@
-"""Dispatcher: which function takes a message. One dict from the message's type; nothing else decides."""
+"""Dispatcher: which function takes a message. One dict lookup on the message's type; nothing else decides."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Dispatcher:
     def __init__(self, handlers: Mapping[type[Message], Callable[[Any], None]]) -> None:
         self._handlers = dict(handlers)
 
-    def dispatch(self, message: Message) -> None:
+    def __call__(self, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            logger.error("A %s arrived, and the scheduler has no use for it.", type(message).__name__)
+            logger.error("No handler for a message of type %s; it was dropped.", type(message).__name__)
             return
         handler(message)
