@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import time
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxserve.executor.step import Params, Step
 from jaxserve.executor.warmup import CompileCounter, use_compilation_cache
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, choose_backend
 from jaxserve.models import ModelConfig, build_decoder, load_params, param_specs
+from jaxserve.models.params import TENSOR_AXIS, kv_copies
 from jaxserve.runner import RunnerSpec
 
 logger = logging.getLogger(__name__)
@@ -95,9 +97,10 @@ class _Builder:
         return Buckets.build(self.args.prefill_token_buckets, self.args.decode_row_buckets, self.page_size)
 
     @property
-    def num_kv_heads(self) -> int:
-        """Of all shards together: heads are repeated where there are fewer than devices."""
-        return max(self.config.num_kv_heads, self.args.tp_size)
+    def page_shape(self) -> tuple[int, ...]:
+        """Of one layer, all shards together: KV heads are repeated where there are fewer than devices."""
+        num_kv_heads = self.config.num_kv_heads * kv_copies(self.config, self.args.tp_size)
+        return self.backend.kv_page_shape(num_kv_heads, self.config.head_dim, self.page_size)
 
     def spec(self, num_pages: int) -> RunnerSpec:
         args = self.args
@@ -116,11 +119,11 @@ class _Builder:
 
     def runner(self, num_pages: int) -> ModelRunner:
         spec = self.spec(num_pages)
-        page_shape = self.backend.kv_page_shape(self.num_kv_heads, self.config.head_dim, self.page_size)
+        page_shape = self.page_shape
         decoder = build_decoder(self.config, self.args.tp_size)
         step = Step(decoder, self.backend, num_pages, self.page_size, spec.max_top_logprobs)
-        sharded = [None] * (1 + len(page_shape))
-        sharded[1 + self.backend.kv_head_axis] = "tensor"  # type: ignore[call-overload]
+        sharded: list[str | None] = [None] * (1 + len(page_shape))
+        sharded[1 + self.backend.kv_head_axis] = TENSOR_AXIS
         return ModelRunner(
             step=step,
             params=self.params,
@@ -158,10 +161,7 @@ class _Builder:
 
     def _page_bytes(self) -> int:
         """Of one page in all layers, on one device."""
-        shape = self.backend.kv_page_shape(self.num_kv_heads, self.config.head_dim, self.page_size)
-        elements = self.config.num_layers
-        for size in shape:
-            elements *= size
+        elements = self.config.num_layers * math.prod(self.page_shape)
         return elements * jnp.dtype(self.args.dtype).itemsize // self.args.tp_size
 
     def _temp_bytes(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,15 +72,20 @@ def packed_len(bucket: Bucket) -> int:
     return sum(math.prod(shape) for shape in layout(bucket).values())
 
 
+def split_packed(buffer: Any, bucket: Bucket) -> dict[str, Any]:
+    """The fields of a packed buffer, NumPy (then they are views of it) or JAX."""
+    fields, start = {}, 0
+    for name, shape in layout(bucket).items():
+        end = start + math.prod(shape)
+        fields[name] = buffer[start:end].reshape(shape)
+        start = end
+    return fields
+
+
 def unpack(buffer: jax.Array, bucket: Bucket) -> ForwardBatch:
     """The inverse of `pack`, traced inside the step."""
-    fields: dict[str, jax.Array | None] = {"input_ids": None}
-    start = 0
-    for name, shape in layout(bucket).items():
-        size = math.prod(shape)
-        fields[name] = jax.lax.slice(buffer, (start,), (start + size,)).reshape(shape)
-        start += size
-    return ForwardBatch(**fields)  # type: ignore[arg-type]
+    fields = split_packed(buffer, bucket)
+    return ForwardBatch(**{"input_ids": None, **fields})
 
 
 def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: int) -> np.ndarray:
@@ -93,11 +99,7 @@ def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: i
     assert num_updates <= bucket.num_page_updates, f"{num_updates} page updates exceed {bucket}"
 
     buffer = np.zeros(packed_len(bucket), np.int32)
-    views, start = {}, 0
-    for name, shape in layout(bucket).items():
-        size = math.prod(shape)
-        views[name] = buffer[start : start + size].reshape(shape)
-        start += size
+    views = split_packed(buffer, bucket)
 
     views["header"][:] = (
         live,

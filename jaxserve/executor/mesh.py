@@ -6,6 +6,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxserve.models.params import TENSOR_AXIS
+
 
 def select_devices(device: str, tp_size: int) -> None:
     """Tells JAX, before its first use in this process, which platform to start and how many CPU devices to pretend."""
@@ -20,7 +22,7 @@ def make_mesh(tp_size: int, devices: list[jax.Device] | None = None) -> Mesh:
     devices = jax.devices() if devices is None else devices
     if len(devices) < tp_size:
         raise ValueError(f"--tp-size {tp_size} needs as many devices; {devices[0].platform} has {len(devices)}.")
-    return Mesh(np.asarray(devices[:tp_size]).reshape(1, tp_size), ("data", "tensor"))
+    return Mesh(np.asarray(devices[:tp_size]).reshape(1, tp_size), ("data", TENSOR_AXIS))
 
 
 def platform_of(mesh: Mesh) -> str:
