@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import uvloop
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.native_input import NativeRequest, build_generate_request
+from jaxserve.server.native_input import build_generate_request
+from jaxserve.server.native_job import NativeJob
 from jaxserve.server.pipeline import Pipeline
-from jaxserve.server.replies import GenerateReply
-from jaxserve.server.requests import GenerationChunk, RequestError
+from jaxserve.server.replies import Reply
+from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
 from jaxserve.types import SamplingParams
 
 T = TypeVar("T")
-Reply = dict[str, Any]
 
 _DRAIN_S = 0.0  # shutdown() does not wait for requests: whoever calls it has what it wanted
 
@@ -56,6 +56,7 @@ class Engine:
             raise ValueError("Give either server_args or single options, not both.")
         self.server_args = server_args
         self._pipeline = Pipeline(server_args, worker_commands)
+        self._token_texts = TokenTexts(self._pipeline.manager.decode)
         self._loop = uvloop.new_event_loop()
         self._watch: asyncio.Task[Any] | None = None
         self._closed = False
@@ -90,13 +91,13 @@ class Engine:
 
         `fields` are further fields of POST /generate. Raises RequestError for a request that cannot be served.
         """
-        request = self._request(
+        job = self._job(
             text=prompt, sampling_params=sampling_params, input_ids=input_ids, return_logprob=return_logprob,
             top_logprobs_num=top_logprobs_num, stream=stream, rid=rid, priority=priority, **fields,
         )  # fmt: skip
         if stream:
-            return self._iterate(self._stream(request))
-        return self._call(self._complete(request))
+            return self._iterate(job.events())
+        return self._call(job.whole())
 
     async def async_generate(
         self,
@@ -111,49 +112,17 @@ class Engine:
         **fields: Any,
     ) -> Reply | list[Reply] | AsyncIterator[Reply]:
         """As `generate`, from any event loop; with `stream` the result is an async iterator. Cancelling aborts."""
-        request = self._request(
+        job = self._job(
             text=prompt, sampling_params=sampling_params, input_ids=input_ids, return_logprob=return_logprob,
             top_logprobs_num=top_logprobs_num, stream=stream, rid=rid, priority=priority, **fields,
         )  # fmt: skip
         if stream:
-            return self._iterate_async(self._stream(request))
-        return await asyncio.wrap_future(self._submit(self._complete(request)))
+            return self._iterate_async(job.events())
+        return await asyncio.wrap_future(self._submit(job.whole()))
 
-    def _request(self, **body: Any) -> NativeRequest:
-        return build_generate_request(body, self.server_args.preferred_sampling_params)
-
-    def _replies(self, request: NativeRequest) -> list[GenerateReply]:
-        req = request.req
-        token_text = (lambda token: self._pipeline.manager.decode([token], False)) if request.return_text_in_logprobs else None
-        return [
-            GenerateReply(
-                weight_version=self.server_args.weight_version,
-                return_logprob=req.return_logprob,
-                top_logprobs_num=req.top_logprobs_num,
-                token_text=token_text,
-                index=index if request.is_list and req.stream else None,
-            )
-            for index in range(req.num_sequences)
-        ]
-
-    async def _complete(self, request: NativeRequest) -> Reply | list[Reply]:
-        replies = self._replies(request)
-        async with contextlib.aclosing(self._pipeline.manager.generate(request.req)) as chunks:
-            async for chunk in chunks:
-                _raise_if_failed(chunk)
-                replies[chunk.index].add(chunk)
-        results = [reply.to_dict() for reply in replies]
-        return results if request.is_list else results[0]
-
-    async def _stream(self, request: NativeRequest) -> AsyncGenerator[Reply, None]:
-        replies = self._replies(request)
-        delta = self.server_args.incremental_streaming_output
-        async with contextlib.aclosing(self._pipeline.manager.generate(request.req)) as chunks:
-            async for chunk in chunks:
-                _raise_if_failed(chunk)
-                reply = replies[chunk.index]
-                reply.add(chunk)
-                yield reply.delta_dict() if delta else reply.to_dict()
+    def _job(self, **body: Any) -> NativeJob:
+        native = build_generate_request(body, self.server_args.preferred_sampling_params)
+        return NativeJob(native, self.server_args, self._pipeline.manager.generate, self._token_texts.__getitem__)
 
     # --- control
 
@@ -254,15 +223,6 @@ class Engine:
         finally:
             if not self._closed:
                 await asyncio.wrap_future(self._submit(replies.aclose()))
-
-
-def _raise_if_failed(chunk: GenerationChunk) -> None:
-    """An abort with a status is a failure to serve; one without was asked for and is an ordinary end."""
-    reason = chunk.finish_reason
-    if reason is not None and reason.type == "abort" and reason.status_code is not None:
-        raise RequestError(
-            reason.message or "The request was aborted.", reason.status_code, reason.err_type or "InternalServerError"
-        )
 
 
 async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:

@@ -18,23 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from jaxserve.server.requests import GenerationChunk, RequestError
+from jaxserve.server.requests import ERR_TYPES, RequestError
 
 logger = logging.getLogger(__name__)
 
 # The number nginx gave to "the client closed the connection"; nobody is left to read it.
 CLIENT_CLOSED_REQUEST = 499
-
-_ERR_TYPES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    404: "NotFoundError",
-    405: "MethodNotAllowedError",
-    413: "RequestTooLargeError",
-    500: "InternalServerError",
-    503: "ServiceUnavailableError",
-}
-
 
 # Behind the routes a request has SGLang's names; whoever called an OpenAI route used these.
 _OPENAI_NAMES = {
@@ -50,15 +39,7 @@ def not_supported(field: str, what: str = "is not supported yet") -> RequestErro
 
 
 def internal_error() -> RequestError:
-    return RequestError("Internal server error; the server's log says more.", 500, _ERR_TYPES[500])
-
-
-def raise_if_failed(chunk: GenerationChunk) -> None:
-    """An abort that carries a status is the server's failure to serve; one without was asked for and is an ordinary end."""
-    reason = chunk.finish_reason
-    if reason is not None and reason.type == "abort" and reason.status_code is not None:
-        err_type = reason.err_type or _ERR_TYPES.get(reason.status_code, "InternalServerError")
-        raise RequestError(reason.message or "The request was aborted.", reason.status_code, err_type)
+    return RequestError("Internal server error; the server's log says more.", 500, ERR_TYPES[500])
 
 
 def uses_openai_envelope(path: str) -> bool:
@@ -106,7 +87,7 @@ def install_error_handlers(app: FastAPI) -> None:
             404: f"There is no endpoint {request.method} {request.url.path}.",
             405: f"{request.url.path} does not accept the method {request.method}.",
         }.get(error.status_code, str(error.detail))
-        err_type = _ERR_TYPES.get(error.status_code, "BadRequestError")
+        err_type = ERR_TYPES.get(error.status_code, "BadRequestError")
         response = error_response(request.url.path, RequestError(message, error.status_code, err_type))
         response.headers.update(error.headers or {})
         return response

@@ -1,14 +1,10 @@
 """POST /generate: SGLang's native request and reply.
 
-    body -> build_generate_request -> GenerateReqInput -> chunks -> GenerateReply -> JSON, or one event per chunk
-
-A streamed event repeats everything so far, as SGLang's does, unless --incremental-streaming-output asks for what is new; the
-events of a list request say by `index` which sequence they belong to.
+body -> build_generate_request -> NativeJob -> JSON, or one event per chunk
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -18,11 +14,10 @@ from fastapi import APIRouter, Request, Response
 from jaxserve.config import ServerArgs
 from jaxserve.server.body import read_json_object
 from jaxserve.server.connection import DONE_EVENT, EventStream, event, unless_disconnected
-from jaxserve.server.errors import raise_if_failed
-from jaxserve.server.native_input import NativeRequest, build_generate_request
-from jaxserve.server.replies import GenerateReply
-from jaxserve.server.service import GenerationService, service_of
-from jaxserve.server.token_texts import TokenTexts
+from jaxserve.server.native_input import build_generate_request
+from jaxserve.server.native_job import NativeJob
+from jaxserve.server.replies import Reply
+from jaxserve.server.service import service_of
 
 router = APIRouter(tags=["native"])
 
@@ -53,53 +48,18 @@ async def generate(request: Request) -> Response:
     """Generate from one prompt or many. `stream: true` answers with server-sent events."""
     args: ServerArgs = request.app.state.args
     native = build_generate_request(await read_json_object(request), args.preferred_sampling_params)
-    job = _Job(native, service_of(request), args, request.app.state.token_texts)
+    job = NativeJob(native, args, service_of(request).generate, request.app.state.token_texts.__getitem__)
     if native.req.stream:
-        return EventStream(job.events())
-    return Response(await unless_disconnected(request, job.whole()), media_type="application/json")
+        return EventStream(_encoded(job.events()))
+    return Response(await unless_disconnected(request, _whole(job)), media_type="application/json")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Job:
-    native: NativeRequest
-    service: GenerationService
-    args: ServerArgs
-    texts: TokenTexts
+async def _whole(job: NativeJob) -> bytes:
+    return msgspec.json.encode(await job.whole())
 
-    def _reply(self, index: int, with_index: bool) -> GenerateReply:
-        req = self.native.req
-        return GenerateReply(
-            weight_version=self.args.weight_version,
-            return_logprob=req.return_logprob,
-            top_logprobs_num=req.top_logprobs_num,
-            token_text=self.texts.__getitem__ if self.native.return_text_in_logprobs else None,
-            index=index if with_index else None,
-        )
 
-    async def _chunks(self, replies: dict[int, GenerateReply], with_index: bool) -> AsyncGenerator[GenerateReply, None]:
-        """The reply that has just grown, again and again. They come into being with their first chunk: before it, nobody
-        has checked how many sequences were asked for."""
-        chunks = self.service.generate(self.native.req)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                raise_if_failed(chunk)
-                reply = replies.get(chunk.index)
-                if reply is None:
-                    reply = replies[chunk.index] = self._reply(chunk.index, with_index)
-                reply.add(chunk)
-                yield reply
-
-    async def whole(self) -> bytes:
-        replies: dict[int, GenerateReply] = {}
-        async with aclosing(self._chunks(replies, with_index=False)) as grown:
-            async for _ in grown:
-                pass
-        shaped = [replies[index].to_dict() for index in sorted(replies)]
-        return msgspec.json.encode(shaped if self.native.is_list else shaped[0])
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        incremental = self.args.incremental_streaming_output
-        async with aclosing(self._chunks({}, with_index=self.native.is_list)) as grown:
-            async for reply in grown:
-                yield event(msgspec.json.encode(reply.delta_dict() if incremental else reply.to_dict()))
-        yield DONE_EVENT
+async def _encoded(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(replies):
+        async for reply in replies:
+            yield event(msgspec.json.encode(reply))
+    yield DONE_EVENT

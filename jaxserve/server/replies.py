@@ -15,6 +15,7 @@ from typing import Any
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
 
 TokenText = Callable[[int], str]
+Reply = dict[str, Any]
 
 
 class GenerateReply:

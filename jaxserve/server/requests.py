@@ -12,6 +12,17 @@ from typing import Any
 
 from jaxserve.types import FinishReason, SamplingParams
 
+# HTTP status -> SGLang's name of the error.
+ERR_TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    413: "RequestTooLargeError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
 
 class RequestError(Exception):
     """A request that cannot be served: the HTTP status and one sentence for the user."""
@@ -86,6 +97,14 @@ class GenerationChunk:
     cached_tokens: int
     finish_reason: FinishReason | None = None
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)  # last chunk: e2e_latency, queue_time, num_retractions, ...
+
+
+def raise_if_failed(chunk: GenerationChunk) -> None:
+    """An abort that carries a status is the server's failure to serve; one without was asked for and is an ordinary end."""
+    reason = chunk.finish_reason
+    if reason is not None and reason.type == "abort" and reason.status_code is not None:
+        err_type = reason.err_type or ERR_TYPES.get(reason.status_code, "InternalServerError")
+        raise RequestError(reason.message or "The request was aborted.", reason.status_code, err_type)
 
 
 def new_rid() -> str:

@@ -21,7 +21,6 @@ from fastapi import APIRouter, Request, Response
 from jaxserve.server.body import read_struct
 from jaxserve.server.connection import DONE_EVENT, EventStream, unless_disconnected
 from jaxserve.server.docs import json_body
-from jaxserve.server.errors import raise_if_failed
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.logprobs import chat_logprobs
@@ -29,7 +28,7 @@ from jaxserve.server.openai.messages import template_messages, template_tools
 from jaxserve.server.openai.params import check, check_model, model_defaults, rid_of, sampling_params
 from jaxserve.server.openai.protocol import ChatCompletionRequest, refuse_unsupported
 from jaxserve.server.openai.streaming import StreamWriter
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid, raise_if_failed
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)

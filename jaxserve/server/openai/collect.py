@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from jaxserve.server.errors import raise_if_failed
-from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.server.requests import GenerationChunk, TokenLogprob, raise_if_failed
 from jaxserve.types import FinishReason
 
 

@@ -19,14 +19,14 @@ from fastapi import APIRouter, Request, Response
 from jaxserve.server.body import read_struct
 from jaxserve.server.connection import DONE_EVENT, EventStream, unless_disconnected
 from jaxserve.server.docs import json_body
-from jaxserve.server.errors import not_supported, raise_if_failed
+from jaxserve.server.errors import not_supported
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.logprobs import CompletionLogprobs
 from jaxserve.server.openai.params import check, check_model, rid_of, sampling_params
 from jaxserve.server.openai.protocol import CompletionRequest, refuse_unsupported
 from jaxserve.server.openai.streaming import StreamWriter
-from jaxserve.server.requests import GenerateReqInput, RequestError, TokenLogprob, new_rid
+from jaxserve.server.requests import GenerateReqInput, RequestError, TokenLogprob, new_rid, raise_if_failed
 
 DEFAULT_MAX_TOKENS = 16
 
