@@ -16,7 +16,9 @@ EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
 DTYPES = ("auto", "float32", "bfloat16")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
 DEVICES = ("auto", "cpu", "cuda", "tpu")
-ATTENTION_BACKENDS = ("auto", "reference")
+ATTENTION_BACKENDS = ("auto", "pallas", "reference")
+# Name of an option -> dtype of the stored keys and values; "auto": the model's.
+KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
 
@@ -104,6 +106,11 @@ class ServerArgs:
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
     tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")
     attention_backend: str = arg("auto", "Attention implementation.", choices=ATTENTION_BACKENDS)
+    kv_cache_dtype: str = arg(
+        "auto",
+        "Type of stored keys and values; auto: the model's. fp8_e4m3 and int8 keep a scale per token and KV head.",
+        choices=tuple(KV_CACHE_DTYPES),
+    )
     random_seed: int | None = arg(None, "Seed for requests that bring none; default: a fresh one.")
     compilation_cache_dir: str | None = arg(None, "Folder of JAX's persistent compilation cache; default: in ~/.cache.")
     prefill_token_buckets: tuple[int, ...] | None = arg(

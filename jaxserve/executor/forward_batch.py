@@ -19,7 +19,7 @@ from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.runner import StepInput
 
 # Positions in the header.
-NUM_ROWS, NUM_DECODE_ROWS, NEEDS_SAMPLING, NEEDS_ADJUSTING, NEEDS_LOGPROBS, NEEDS_TOP_LOGPROBS, HEADER_LEN = range(7)
+NUM_ROWS, NUM_DECODE_ROWS, HEADER_LEN = range(3)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -101,14 +101,7 @@ def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: i
     buffer = np.zeros(packed_len(bucket), np.int32)
     views = split_packed(buffer, bucket)
 
-    views["header"][:] = (
-        live,
-        step.num_decode_rows,
-        step.needs_sampling,
-        step.needs_adjusting,
-        step.needs_logprobs,
-        step.needs_top_logprobs,
-    )
+    views["header"][:] = live, step.num_decode_rows
     views["rows"][:live] = step.rows
     views["rows"][live:] = scratch_row
     views["seq_lens"][:live] = step.seq_lens

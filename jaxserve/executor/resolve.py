@@ -26,14 +26,17 @@ def platform_defaults(platform: str) -> PlatformDefaults:
     return _CPU if platform == "cpu" else _ACCELERATOR
 
 
-def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, default_page_size: int) -> ServerArgs:
+def resolve_dtype(args: ServerArgs, platform: str) -> str:
+    return platform_defaults(platform).dtype if args.dtype == "auto" else args.dtype
+
+
+def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, page_size: int) -> ServerArgs:
     """ValueError, naming both options, where explicit ones contradict each other or the model."""
     defaults = platform_defaults(platform)
     context_len = args.context_length or model_context_len
     if context_len > model_context_len:
         raise ValueError(f"--context-length must be at most the model's {model_context_len}; got {context_len}.")
     max_rows = args.max_running_requests or defaults.max_running_requests
-    page_size = args.page_size or default_page_size
     chunk = args.chunked_prefill_size or min(defaults.chunked_prefill_size, args.max_prefill_tokens)
     if chunk != -1:
         chunk = max(chunk // page_size, 1) * page_size  # chunk borders are page borders
@@ -46,7 +49,7 @@ def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, def
 
     return args.replace(
         context_length=context_len,
-        dtype=defaults.dtype if args.dtype == "auto" else args.dtype,
+        dtype=resolve_dtype(args, platform),
         max_running_requests=max_rows,
         page_size=page_size,
         chunked_prefill_size=chunk,

@@ -19,6 +19,7 @@ from jaxserve.types import UNLIMITED_TOP_K
 _FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 _INTS = ("top_k", "seed_low", "seed_high", "min_seq_len", "num_bias")
 NUM_ROW_PARAMS = len(_FLOATS) + len(_INTS)
+_TEMPERATURE, _TOP_P, _MIN_P, _TOP_K = ((*_FLOATS, *_INTS).index(name) for name in ("temperature", "top_p", "min_p", "top_k"))
 
 
 @jax.tree_util.register_dataclass
@@ -59,6 +60,13 @@ def row_params_from_state(state: RowState) -> np.ndarray:
         len(sampling.logit_bias),
     )
     return np.concatenate([np.asarray(floats, np.float32).view(np.int32), np.asarray(ints, np.uint32).view(np.int32)])
+
+
+def has_limits(packed: np.ndarray) -> bool:
+    """Whether some row of int32 [R, NUM_ROW_PARAMS] draws with top_k, top_p or min_p."""
+    floats = packed.view(np.float32)
+    limited = (packed[:, _TOP_K] < UNLIMITED_TOP_K) | (floats[:, _TOP_P] < 1) | (floats[:, _MIN_P] > 0)
+    return bool(np.any(limited & (floats[:, _TEMPERATURE] > 0)))
 
 
 def split_row_params(packed: jax.Array) -> RowParams:

@@ -87,7 +87,6 @@ def write_row(tables: RowTables, packed: jax.Array) -> RowTables:
     )
 
 
-@jax.jit
 def adjust_logits(logits: jax.Array, tables: RowTables, rows: jax.Array, seq_lens: jax.Array, params: RowParams) -> jax.Array:
     """Penalties, then held-back stop tokens, then biases: SGLang's order. float32 [R, V] -> float32 [R, V]."""
     counts = tables.output_counts[rows].astype(jnp.float32)

@@ -1,8 +1,8 @@
-"""From logits to tokens, on the device, inside the step.
+"""From logits to tokens, on the device.
 
 Order: adjust (penalties, held-back stop tokens, biases) -> greedy, or temperature -> top_k -> top_p -> min_p -> sample.
 Everything is a function of one row alone: (logits, parameters, seed, sequence length). So a seeded request gets the same
-tokens alone or in any batch. What no row of a step needs is skipped at run time by `lax.cond`, not by compiling variants.
+tokens alone or in any batch, whatever SamplingMode that batch runs in.
 
 top_k and top_p need no sort: both keep the tokens whose probability reaches a threshold, and the threshold is found by
 bisection over the bits of float32, 31 passes of compare-and-sum over [R, V], exact to the last bit. Ties at the threshold
@@ -12,7 +12,7 @@ are all kept (as Transformers does for top_k).
 from __future__ import annotations
 
 import dataclasses
-import functools
+import enum
 from collections.abc import Callable
 
 import jax
@@ -24,36 +24,49 @@ from jaxserve.types import UNLIMITED_TOP_K
 _INF_BITS = 0x7F800000  # float32 infinity; non-negative floats order like their bits
 
 
+class SamplingMode(enum.Enum):
+    """What some row of a step needs; each is a compiled program. Every mode does all that the ones before it do.
+
+    The host chooses, not a `lax.cond`: a GPU would wait for the whole step before it could take a branch.
+    """
+
+    GREEDY = enum.auto()
+    DRAW = enum.auto()  # temperature
+    LIMITED = enum.auto()  # top_k, top_p or min_p
+    EVERYTHING = enum.auto()  # penalties, biases, held-back stop tokens, logprobs
+
+    @staticmethod
+    def of(*, draws: bool, limits: bool, everything: bool) -> SamplingMode:
+        if everything:
+            return SamplingMode.EVERYTHING
+        return (SamplingMode.LIMITED if limits else SamplingMode.DRAW) if draws else SamplingMode.GREEDY
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SampledTokens:
     """R rows of a step. K is the most top logprobs a request may ask for."""
 
     next_token_ids: jax.Array  # int32 [R], -1 where the logits hold a NaN
-    logprobs: jax.Array  # float32 [R], zeros unless asked for
-    top_ids: jax.Array  # int32 [R, K], zeros unless asked for
-    top_logprobs: jax.Array  # float32 [R, K], zeros unless asked for
+    logprobs: jax.Array | None = None  # float32 [R]; None but in SamplingMode.EVERYTHING, as the next two
+    top_ids: jax.Array | None = None  # int32 [R, K]
+    top_logprobs: jax.Array | None = None  # float32 [R, K]
 
 
-@jax.jit  # of its own, so that steps with equally many rows trace it once
-def sample(logits: jax.Array, params: RowParams, seq_lens: jax.Array, needs_sampling: jax.Array) -> jax.Array:
+def sample(logits: jax.Array, params: RowParams, seq_lens: jax.Array, mode: SamplingMode) -> jax.Array:
     """Adjusted logits float32 [R, V] -> token ids int32 [R]; -1 for rows whose logits hold a NaN."""
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
-    def draw() -> jax.Array:
-        return jnp.where(params.temperature > 0, _draw(logits, params, seq_lens), greedy)
-
-    tokens = jax.lax.cond(needs_sampling, draw, lambda: greedy)
+    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if mode is not SamplingMode.GREEDY:
+        drawn = _draw(logits, params, seq_lens, has_limits=mode is not SamplingMode.DRAW)
+        tokens = jnp.where(params.temperature > 0, drawn, tokens)
     return jnp.where(jnp.isnan(jnp.max(logits, axis=-1)), -1, tokens)
 
 
-def _draw(logits: jax.Array, params: RowParams, seq_lens: jax.Array) -> jax.Array:
+def _draw(logits: jax.Array, params: RowParams, seq_lens: jax.Array, has_limits: bool) -> jax.Array:
     temperature = jnp.where(params.temperature > 0, params.temperature, 1.0)
     scaled = logits / temperature[:, None]
-    probs = jax.nn.softmax(scaled, axis=-1)
-    limited = jnp.any((params.top_k < logits.shape[1]) | (params.top_p < 1) | (params.min_p > 0))
-    keep = jax.lax.cond(limited, lambda: _kept_tokens(probs, params), lambda: jnp.ones_like(probs, bool))
-    return jnp.argmax(jnp.where(keep, scaled, -jnp.inf) + _gumbel(params, seq_lens, logits.shape[1]), axis=-1).astype(jnp.int32)
+    kept = jnp.where(_kept_tokens(jax.nn.softmax(scaled, axis=-1), params), scaled, -jnp.inf) if has_limits else scaled
+    return jnp.argmax(kept + _gumbel(params, seq_lens, logits.shape[1]), axis=-1).astype(jnp.int32)
 
 
 def _kept_tokens(probs: jax.Array, params: RowParams) -> jax.Array:
@@ -100,22 +113,9 @@ def _gumbel(params: RowParams, seq_lens: jax.Array, vocab_size: int) -> jax.Arra
     return jax.vmap(noise)(params.seed_low, params.seed_high, seq_lens)
 
 
-@functools.partial(jax.jit, static_argnames="num_top")
-def logprobs_of(
-    logits: jax.Array, tokens: jax.Array, num_top: int, needs_logprobs: jax.Array, needs_top: jax.Array
-) -> SampledTokens:
+def logprobs_of(logits: jax.Array, tokens: jax.Array, num_top: int) -> SampledTokens:
     """Logprobs of the model's own distribution: `logits` float32 [R, V] as the model gave them, before any adjustment."""
-    R = logits.shape[0]
-
-    def chosen() -> jax.Array:
-        normalizer = jax.nn.logsumexp(logits, axis=-1)
-        return jnp.take_along_axis(logits, jnp.maximum(tokens, 0)[:, None], axis=-1)[:, 0] - normalizer
-
-    def top() -> tuple[jax.Array, jax.Array]:
-        values, ids = jax.lax.top_k(logits, num_top)
-        return ids.astype(jnp.int32), values - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-
-    logprobs = jax.lax.cond(needs_logprobs, chosen, lambda: jnp.zeros(R, jnp.float32))
-    nothing = (jnp.zeros((R, num_top), jnp.int32), jnp.zeros((R, num_top), jnp.float32))
-    top_ids, top_logprobs = jax.lax.cond(needs_top, top, lambda: nothing) if num_top else nothing
-    return SampledTokens(tokens, logprobs, top_ids, top_logprobs)
+    normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    chosen = jnp.take_along_axis(logits, jnp.maximum(tokens, 0)[:, None], axis=-1) - normalizer
+    values, ids = jax.lax.top_k(logits, num_top)
+    return SampledTokens(tokens, chosen[:, 0], ids.astype(jnp.int32), values - normalizer)

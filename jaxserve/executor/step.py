@@ -1,7 +1,9 @@
-"""The step: one pure function from (weights, state, packed batch) to (state, sampled tokens).
+"""The step, in two halves: pure functions of (weights, state, packed batch), then of (logits, sampling state).
 
-It runs inside one `jax.shard_map` over the mesh, so models and kernels see their shard and name their collectives; what is
-not sharded (rows, tokens, logits) is computed alike on every device. The state is donated and comes back updated in place.
+The forward half runs the model inside one `jax.shard_map` over the mesh, so models and kernels see their shard and name their
+collectives; what is not sharded (rows, tokens, logits) is computed alike on every device. The sampling half turns its logits
+into tokens. They are programs of their own because they vary with different things: the forward pass with tokens and rows,
+sampling with rows and what the requests ask for. Each half's state is donated to it and comes back updated in place.
 """
 
 from __future__ import annotations
@@ -12,23 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxserve.executor.forward_batch import (
-    NEEDS_ADJUSTING,
-    NEEDS_LOGPROBS,
-    NEEDS_SAMPLING,
-    NEEDS_TOP_LOGPROBS,
-    NUM_DECODE_ROWS,
-    Bucket,
-    ForwardBatch,
-    TokenPlacement,
-    place_tokens,
-    unpack,
-)
+from jaxserve.executor.forward_batch import NUM_DECODE_ROWS, Bucket, ForwardBatch, TokenPlacement, place_tokens, unpack
 from jaxserve.executor.row_params import split_row_params
 from jaxserve.executor.row_tables import RowTables, adjust_logits
-from jaxserve.executor.sampler import SampledTokens, logprobs_of, sample
+from jaxserve.executor.sampler import SampledTokens, SamplingMode, logprobs_of, sample
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata
 from jaxserve.kernels.metadata import NO_PAGE
+from jaxserve.kernels.rotary import Rotary
 from jaxserve.models import Decoder
 
 Params = dict[str, Any]
@@ -36,13 +28,32 @@ Params = dict[str, Any]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class StepState:
-    """What lives on the device between steps. The last row of every table is the scratch row of padding rows."""
+class ForwardState:
+    """What the forward half keeps on the device. The last row of the page table is the scratch row of padding rows."""
 
-    kv: jax.Array  # [num_layers * num_pages, *page_shape] page p of layer l at l * num_pages + p
+    kv: Any  # the backend's arrays [num_layers * num_pages, *page shape]: page p of layer l at l * num_pages + p
     page_table: jax.Array  # int32 [max_rows + 1, max_pages_per_row]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SamplingState:
+    """What the sampling half keeps on the device, a line per request row and one for padding rows."""
+
     next_tokens: jax.Array  # int32 [max_rows + 1] the token each row sampled last
     tables: RowTables
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Forwarded:
+    """What the forward half hands on: a line per row of the step."""
+
+    logits: jax.Array  # float32 [R, V], of each row's last token
+    rows: jax.Array  # int32 [R] request rows
+    seq_lens: jax.Array  # int32 [R]
+    sample: jax.Array  # int32 [R] 1 where the next token is wanted
+    row_params: jax.Array  # int32 [R, NUM_ROW_PARAMS]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +64,19 @@ class Step:
     attention: AttentionBackend
     num_pages: int
     page_size: int
-    max_top_logprobs: int
 
-    def __call__(self, params: Params, state: StepState, packed: jax.Array, bucket: Bucket) -> tuple[StepState, SampledTokens]:
+    def __call__(
+        self, params: Params, state: ForwardState, next_tokens: jax.Array, packed: jax.Array, bucket: Bucket
+    ) -> tuple[ForwardState, Forwarded]:
         batch = unpack(packed, bucket)
         page_table = write_page_table(state.page_table, batch.page_updates)
         placement = place_tokens(batch, bucket)
         metadata = self._plan_attention(batch, placement, page_table, bucket)
-        token_ids = _input_tokens(batch, placement, state.next_tokens)
+        token_ids = _input_tokens(batch, placement, next_tokens)
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array, kv: Any, layer: jax.Array, window: Any) -> tuple[jax.Array, Any]:
+        def attend(qkv: jax.Array, rotary: Rotary, kv: Any, layer: jax.Array, window: Any) -> tuple[jax.Array, Any]:
             page_offset = layer * self.num_pages
-            kv = self.attention.write_kv(kv, k, v, metadata, page_offset)
+            q, kv = self.attention.rope_and_write(qkv, rotary, kv, metadata, page_offset)
             out = self.attention.ragged_paged_attention(
                 q, kv, metadata, page_offset, scale=self.decoder.attention_scale, sliding_window=window
             )
@@ -74,10 +86,8 @@ class Step:
         last_token = jnp.maximum(placement.cu_q_lens[1:] - 1, 0)
         with jax.named_scope("logits"):
             logits = self.decoder.logits(params, hidden[last_token])
-        sampled, tables = self._sample(logits, batch, state.tables)
-        wanted_rows = jnp.where(batch.sample > 0, batch.rows, state.next_tokens.shape[0])
-        next_tokens = state.next_tokens.at[wanted_rows].set(jnp.maximum(sampled.next_token_ids, 0), mode="drop")
-        return StepState(kv, page_table, next_tokens, tables), sampled
+        forwarded = Forwarded(logits, batch.rows, batch.seq_lens, batch.sample, batch.row_params)
+        return ForwardState(kv, page_table), forwarded
 
     def _plan_attention(
         self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket
@@ -94,23 +104,25 @@ class Step:
             decode_only=bucket.decode_only,
         )
 
-    def _sample(self, logits: jax.Array, batch: ForwardBatch, tables: RowTables) -> tuple[SampledTokens, RowTables]:
-        params, header = split_row_params(batch.row_params), batch.header
-        needs_adjusting = header[NEEDS_ADJUSTING] > 0
-        with jax.named_scope("sample"):
-            adjusted = jax.lax.cond(
-                needs_adjusting,
-                lambda: adjust_logits(logits, tables, batch.rows, batch.seq_lens, params),
-                lambda: logits,
-            )
-            tokens = sample(adjusted, params, batch.seq_lens, header[NEEDS_SAMPLING] > 0)
-            sampled = logprobs_of(
-                logits, tokens, self.max_top_logprobs, header[NEEDS_LOGPROBS] > 0, header[NEEDS_TOP_LOGPROBS] > 0
-            )
-        # Outside the cond, so that the table is updated in place: a table passed through a branch would be copied.
-        counted = (batch.sample > 0) & needs_adjusting
-        counts = tables.output_counts.at[batch.rows, jnp.maximum(tokens, 0)].add(counted.astype(jnp.int16))
-        return sampled, dataclasses.replace(tables, output_counts=counts)
+
+def sample_rows(
+    state: SamplingState, forwarded: Forwarded, mode: SamplingMode, max_top_logprobs: int
+) -> tuple[SamplingState, SampledTokens]:
+    """The sampling half."""
+    logits, rows, seq_lens = forwarded.logits, forwarded.rows, forwarded.seq_lens
+    params, tables = split_row_params(forwarded.row_params), state.tables
+    is_wanted = forwarded.sample > 0
+    with jax.named_scope("sample"):
+        if mode is SamplingMode.EVERYTHING:
+            tokens = sample(adjust_logits(logits, tables, rows, seq_lens, params), params, seq_lens, mode)
+            sampled = logprobs_of(logits, tokens, max_top_logprobs)
+            counts = tables.output_counts.at[rows, jnp.maximum(tokens, 0)].add(is_wanted.astype(jnp.int16))
+            tables = dataclasses.replace(tables, output_counts=counts)
+        else:
+            sampled = SampledTokens(sample(logits, params, seq_lens, mode))
+    wanted_rows = jnp.where(is_wanted, rows, state.next_tokens.shape[0])
+    next_tokens = state.next_tokens.at[wanted_rows].set(jnp.maximum(sampled.next_token_ids, 0), mode="drop")
+    return SamplingState(next_tokens, tables), sampled
 
 
 def _input_tokens(batch: ForwardBatch, placement: TokenPlacement, next_tokens: jax.Array) -> jax.Array:

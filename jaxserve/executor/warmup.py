@@ -12,12 +12,14 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 from tqdm import tqdm
 
 _Key = TypeVar("_Key", bound=Hashable)
+_Result = TypeVar("_Result")
+_Result_co = TypeVar("_Result_co", covariant=True)
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
@@ -53,14 +55,18 @@ class CompileCounter:
         return self.count - self.count_at_ready
 
 
-def compile_all(
-    lower: Mapping[_Key, Callable[[], jax.stages.Lowered]], *, show_progress: bool
-) -> dict[_Key, jax.stages.Compiled]:
+class Compilable(Protocol[_Result_co]):
+    """jax.stages.Lowered is one."""
+
+    def compile(self) -> _Result_co: ...
+
+
+def compile_all(lower: Mapping[_Key, Callable[[], Compilable[_Result]]], *, show_progress: bool) -> dict[_Key, _Result]:
     """Lowers in this thread, compiles in as many threads as there are cores; {key: executable}."""
     bar = tqdm(total=len(lower), desc="compile", unit="program", file=sys.stderr, disable=not show_progress, leave=True)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool, bar:
 
-        def compile_one(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        def compile_one(lowered: Compilable[_Result]) -> _Result:
             compiled = lowered.compile()
             bar.update()
             return compiled

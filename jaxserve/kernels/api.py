@@ -1,50 +1,59 @@
 """Paged attention: what a backend offers, and how one is chosen.
 
-Models and the executor see this module only. A backend owns the layout of a KV page, the writing of new keys and values and
-the attention over them. The rest of the runtime may assume that dimension 0 of the pool counts pages, and nothing else.
+Models and the executor see this module and `rotary` only. A backend is bound to one AttentionSpec; it owns the layout of a KV
+page, the writing of new keys and values and the attention over them. The rest of the runtime may assume that the KV cache is a
+pytree of arrays whose dimension 0 counts pages, and nothing else.
 
-To add a backend: write a class with AttentionBackend's members and put an instance into BACKENDS before the ones it beats.
+To add a backend: write a class with AttentionBackend's members and put it into BACKENDS before the ones it beats.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.typing
 
 from jaxserve.kernels.metadata import AttentionMetadata
+from jaxserve.kernels.pages import PageArray
+from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
+from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
 from jaxserve.kernels.reference import ReferenceAttention
-from jaxserve.kernels.spec import AttentionSpec
+from jaxserve.kernels.rotary import Rotary
+from jaxserve.kernels.spec import AttentionSpec, Chip
 
-__all__ = ["BACKENDS", "AttentionBackend", "AttentionMetadata", "AttentionSpec", "choose_backend"]
+__all__ = ["BACKENDS", "AttentionBackend", "AttentionMetadata", "AttentionSpec", "Chip", "PageArray", "choose_backend"]
+
+logger = logging.getLogger(__name__)
 
 
 class AttentionBackend(Protocol):
-    """One implementation of paged attention. Frozen and hashable: jitted functions close over it.
+    """One implementation of paged attention for one spec. Frozen and hashable: jitted functions close over it.
 
     All array methods are called inside jit and shard_map, with the heads of one shard.
     """
 
+    name: ClassVar[str]
+    platforms: ClassVar[tuple[str, ...]]  # of devices it runs on; several backends of one name share the work by platform
+    default_page_size: ClassVar[int]
+
     @property
-    def name(self) -> str: ...
-    @property
-    def default_page_size(self) -> int: ...
-    @property
-    def kv_head_axis(self) -> int:
-        """Axis of a page (not of the pool) that tensor parallelism splits; its size is a multiple of num_kv_heads."""
+    def spec(self) -> AttentionSpec:
+        """What it was bound to; the page size is known by now."""
         ...
 
-    def supports(self, spec: AttentionSpec) -> str | None:
+    def __init__(self, spec: AttentionSpec) -> None: ...
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
         """None, or the reason why not, as a sentence."""
         ...
 
-    def kv_page_shape(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[int, ...]:
-        """Of one page of one layer. The pool is [num_layers * num_pages, *page_shape]."""
-        ...
-
-    def kv_storage_dtype(self, dtype: jax.typing.DTypeLike, platform: str) -> jax.typing.DTypeLike:
-        """The dtype to allocate the pool in, so that it holds keys and values of `dtype` with the same number of bytes."""
+    def kv_pages(self) -> Any:
+        """The KV cache as a pytree of PageArray: each is an array [num_layers * num_pages, *page shape]."""
         ...
 
     def plan(
@@ -60,16 +69,25 @@ class AttentionBackend(Protocol):
         """Once per step. The arguments are AttentionMetadata's fields."""
         ...
 
-    def write_kv(
-        self, kv_cache: jax.Array, k: jax.Array, v: jax.Array, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike
-    ) -> jax.Array:
-        """Writes k, v [T, Hkv, D] into the pages page_offset + slot_pages; in place if the pool is donated or carried."""
+    def rope_and_write(
+        self,
+        qkv: jax.Array,
+        rotary: Rotary | None,
+        kv_cache: Any,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+    ) -> tuple[jax.Array, Any]:
+        """Norms and rotates queries and keys, and writes keys and values into the pages page_offset + slot_pages.
+
+        qkv [T, Hkv, G + 2, D] holds each KV head's G queries, its key and its value. Returns the queries [T, Hq, D] and the
+        cache, which is updated in place if it is donated or carried.
+        """
         ...
 
     def ragged_paged_attention(
         self,
         q: jax.Array,
-        kv_cache: jax.Array,
+        kv_cache: Any,
         metadata: AttentionMetadata,
         page_offset: jax.typing.ArrayLike,
         *,
@@ -81,31 +99,38 @@ class AttentionBackend(Protocol):
         """Causal attention of q [T, Hq, D] over each row's pages, this step's keys and values included: they are written first.
 
         Query i of a row stands at position kv_len - q_len + i and sees the positions in (position - sliding_window, position];
-        sliding_window is an int or int32 scalar, None for no limit. `soft_cap` c turns a score s into c * tanh(s / c).
-        `sinks` [Hq] are scores of a key per head that has no value. Softmax and sums are float32; the result [T, Hq, D] has q's
-        dtype, and zeros for padding tokens.
+        sliding_window is one of the spec's windows (reference: also an int32 scalar). `soft_cap` c turns a score s into
+        c * tanh(s / c). `sinks` [Hq] are scores of a key per head that has no value. Softmax and sums are float32; the result
+        [T, Hq, D] has q's dtype, and zeros for padding tokens.
         """
         ...
 
 
 # In the order of preference of "auto".
-BACKENDS: tuple[AttentionBackend, ...] = (ReferenceAttention(),)
+BACKENDS: tuple[type[AttentionBackend], ...] = (PallasGpuAttention, PallasTpuAttention, ReferenceAttention)
 
 
-def choose_backend(name: str, spec: AttentionSpec, backends: tuple[AttentionBackend, ...] = BACKENDS) -> AttentionBackend:
-    """The backend called `name`, or for "auto" the first that supports `spec`.
+def choose_backend(name: str, spec: AttentionSpec, backends: Sequence[type[AttentionBackend]] = BACKENDS) -> AttentionBackend:
+    """The backend called `name`, or for "auto" the first that supports `spec`, bound to `spec`.
 
     Raises ValueError for an unknown name, NotImplementedError with the reason if a named backend (or, for "auto", every
-    backend) does not support `spec`.
+    backend) does not support `spec`. What "auto" passes over is logged with its reason.
     """
-    candidates = backends if name == "auto" else tuple(backend for backend in backends if backend.name == name)
+    known = tuple(dict.fromkeys(["auto", *(backend.name for backend in backends)]))
+    if name not in known:
+        raise ValueError(f"attention_backend must be one of {', '.join(known)}; got {name!r}.")
+    named = [backend for backend in backends if name in ("auto", backend.name)]
+    candidates = [backend for backend in named if spec.chip.platform in backend.platforms]
     if not candidates:
-        known = ", ".join(["auto", *(backend.name for backend in backends)])
-        raise ValueError(f"attention_backend must be one of {known}; got {name!r}.")
-    reasons = []
+        platforms = " or ".join(dict.fromkeys(platform for backend in named for platform in backend.platforms))
+        raise NotImplementedError(f"attention backend {name!r} runs on {platforms}, this device is a {spec.chip.platform}.")
+    reasons: list[str] = []
     for backend in candidates:
-        reason = backend.supports(spec)
+        bound = spec if spec.page_size else dataclasses.replace(spec, page_size=backend.default_page_size)
+        reason = backend.supports(bound)
         if reason is None:
-            return backend
+            for passed_over in reasons:
+                logger.info("Not used: %s", passed_over)
+            return backend(bound)
         reasons.append(f"attention backend {backend.name!r}: {reason}")
     raise NotImplementedError(" ".join(reasons))

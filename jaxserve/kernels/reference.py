@@ -7,7 +7,7 @@ reference_loop. This module only puts them together.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from jaxserve.kernels import reference_pages
 from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
 from jaxserve.kernels.query_tiles import QueryTiles, decode_tiles, extend_tiles
 from jaxserve.kernels.reference_loop import PagedKV, ReferenceTuning, ScoreOptions, attend_tiles
+from jaxserve.kernels.reference_pages import ReferenceKV
+from jaxserve.kernels.rotary import Rotary, split_and_rotate
 from jaxserve.kernels.spec import AttentionSpec
 
 
@@ -24,21 +26,23 @@ from jaxserve.kernels.spec import AttentionSpec
 class ReferenceAttention:
     """AttentionBackend in plain XLA operations, for every platform."""
 
-    tuning: ReferenceTuning = dataclasses.field(default_factory=ReferenceTuning)
-    name: str = "reference"
-    default_page_size: int = 16
-    kv_head_axis: int = reference_pages.KV_HEAD_AXIS
+    name: ClassVar[str] = "reference"
+    platforms: ClassVar[tuple[str, ...]] = ("cpu", "gpu", "tpu")
+    default_page_size: ClassVar[int] = 16
 
-    def supports(self, spec: AttentionSpec) -> str | None:
+    spec: AttentionSpec
+    tuning: ReferenceTuning = dataclasses.field(default_factory=ReferenceTuning)
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
         if spec.num_heads % spec.num_kv_heads:
             return f"{spec.num_heads} query heads are not a multiple of {spec.num_kv_heads} KV heads."
         return None
 
-    def kv_page_shape(self, num_kv_heads: int, head_dim: int, page_size: int) -> tuple[int, ...]:
-        return reference_pages.page_shape(num_kv_heads, head_dim, page_size)
-
-    def kv_storage_dtype(self, dtype: jax.typing.DTypeLike, platform: str) -> jax.typing.DTypeLike:
-        return reference_pages.storage_dtype(dtype, platform)
+    def kv_pages(self) -> ReferenceKV:
+        spec = self.spec
+        assert spec.page_size is not None
+        return reference_pages.pages(spec.num_kv_heads, spec.head_dim, spec.page_size, spec.kv_dtype, spec.chip.platform)
 
     def plan(
         self,
@@ -62,16 +66,22 @@ class ReferenceAttention:
             slot_pages = drop_padding(slot_pages, is_live)
         return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, tiles, decode_only)
 
-    def write_kv(
-        self, kv_cache: jax.Array, k: jax.Array, v: jax.Array, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike
-    ) -> jax.Array:
+    def rope_and_write(
+        self,
+        qkv: jax.Array,
+        rotary: Rotary | None,
+        kv_cache: ReferenceKV,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+    ) -> tuple[jax.Array, ReferenceKV]:
+        q, k, v = split_and_rotate(qkv, rotary)
         with jax.named_scope("write_kv"):
-            return reference_pages.write(kv_cache, k, v, metadata, page_offset)
+            return q, reference_pages.write(kv_cache, k, v, metadata, page_offset)
 
     def ragged_paged_attention(
         self,
         q: jax.Array,
-        kv_cache: jax.Array,
+        kv_cache: ReferenceKV,
         metadata: AttentionMetadata,
         page_offset: jax.typing.ArrayLike,
         *,
@@ -81,14 +91,13 @@ class ReferenceAttention:
         sinks: jax.Array | None = None,
     ) -> jax.Array:
         T, Hq, D = q.shape
-        Hkv = kv_cache.shape[1]
+        Hkv = kv_cache.num_kv_heads
         assert Hq % Hkv == 0, f"{Hq} query heads for {Hkv} KV heads"
         grouped = q.reshape(T, Hkv, Hq // Hkv, D)
         if sinks is not None:
             sinks = sinks.astype(jnp.float32).reshape(Hkv, Hq // Hkv)
         options = ScoreOptions(scale, sliding_window, soft_cap, sinks)
-        page_size = reference_pages.page_size_of(kv_cache)
-        chunk_pages = max(1, min(self.tuning.kv_chunk_tokens // page_size, metadata.page_table.shape[1]))
+        chunk_pages = max(1, min(self.tuning.kv_chunk_tokens // kv_cache.page_size, metadata.page_table.shape[1]))
         kv = PagedKV(kv_cache, metadata.page_table, page_offset, chunk_pages)
         # float32 whatever q is: XLA on CPU would convert all of a bfloat16 buffer for each scatter into it.
         out = jnp.zeros(grouped.shape, jnp.float32)

@@ -20,6 +20,7 @@ import jax.typing
 
 from jaxserve.kernels import reference_pages
 from jaxserve.kernels.query_tiles import QueryTiles
+from jaxserve.kernels.reference_pages import ReferenceKV
 
 # A score that is not there. Finite, so that the difference of two of them is 0 and not NaN.
 _MASKED = -0.5 * float(jnp.finfo(jnp.float32).max)
@@ -57,19 +58,19 @@ class ScoreOptions:
 class PagedKV:
     """One layer's keys and values."""
 
-    pool: jax.Array  # [num_layers * num_pages, *page_shape]
+    pool: ReferenceKV  # of all layers
     page_table: jax.Array  # [R, max_pages]
     page_offset: jax.typing.ArrayLike  # the layer's first page in the pool
     chunk_pages: int  # pages read at a time
 
     @property
     def chunk_tokens(self) -> int:
-        return self.chunk_pages * reference_pages.page_size_of(self.pool)
+        return self.chunk_pages * self.pool.page_size
 
     def read(self, row: jax.Array, chunk: jax.Array, kv_end: jax.Array) -> _Chunk:
         """Chunk `chunk` [B] of each row `row` [B]. What lies at or past `kv_end` [B] is not followed, and zero in the values:
         a stranger's leftovers there may be NaN, and 0 * NaN is NaN."""
-        page_size = reference_pages.page_size_of(self.pool)
+        page_size = self.pool.page_size
         index = chunk[:, None] * self.chunk_pages + jnp.arange(self.chunk_pages, dtype=jnp.int32)
         entries = self.page_table.at[row[:, None], index].get(mode="clip", wrap_negative_indices=False)
         pages = jnp.where(index * page_size < kv_end[:, None], entries, 0) + self.page_offset

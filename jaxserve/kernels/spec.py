@@ -1,9 +1,12 @@
-"""AttentionSpec: what a model asks of an attention backend."""
+"""AttentionSpec: what a model asks of an attention backend, on which chip."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
+
+# Of keys and values that are stored with a scale per token and KV head.
+QUANTIZED_DTYPES = ("float8_e4m3fn", "int8")
 
 
 class HeadConfig(Protocol):
@@ -15,19 +18,68 @@ class HeadConfig(Protocol):
     def num_kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
+    @property
+    def windows(self) -> tuple[int | None, ...]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One device of the mesh; never of jax.devices(): we may compile for elsewhere."""
+
+    platform: str  # cpu, gpu or tpu
+    kind: str = ""  # "NVIDIA H200", "TPU v6 lite"
+    compute_capability: tuple[int, int] | None = None  # of an NVIDIA GPU
+    num_cores: int = 1  # streaming multiprocessors of a GPU
+
+    @staticmethod
+    def of(device: Any) -> Chip:
+        """Of a jax.Device, a real one or one of a topology that is only compiled for."""
+        capability = getattr(device, "compute_capability", None)
+        return Chip(
+            device.platform,
+            device.device_kind,
+            None if capability is None else _version(capability),
+            getattr(device, "core_count", None) or 1,
+        )
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """What is asked of a backend. Heads are those of the whole model, before it is split over devices."""
+    """What is asked of a backend. Heads are those of one shard, after tensor parallelism has split them."""
 
-    platform: str  # of the mesh's devices: cpu, gpu or tpu; never jax.default_backend(), we may compile for elsewhere
+    chip: Chip
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    dtype: str  # of queries, and of keys and values before they are stored
+    kv_dtype: str  # of the stored keys and values
+    page_size: int | None = None  # None: what the backend likes best
+    windows: tuple[int | None, ...] = (None,)  # sliding windows that layers use, each once; None: sees everything
     uses_soft_cap: bool = False
     uses_sinks: bool = False
 
     @staticmethod
-    def of(config: HeadConfig, *, platform: str) -> AttentionSpec:
-        return AttentionSpec(platform, config.num_heads, config.num_kv_heads, config.head_dim)
+    def of(
+        config: HeadConfig, *, chip: Chip, tp_size: int, dtype: str, kv_dtype: str = "auto", page_size: int | None = None
+    ) -> AttentionSpec:
+        """KV heads are repeated where there are fewer of them than shards. kv_dtype "auto" is `dtype`."""
+        return AttentionSpec(
+            chip,
+            num_heads=config.num_heads // tp_size,
+            num_kv_heads=max(config.num_kv_heads // tp_size, 1),
+            head_dim=config.head_dim,
+            dtype=dtype,
+            kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
+            page_size=page_size,
+            windows=tuple(dict.fromkeys(config.windows)),
+        )
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_heads // self.num_kv_heads

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxserve.kernels.rotary import rms_norm
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.layers import Attend, CosSin, DecoderLayer, declare, declare_optional, embed, linear, rms_norm
+from jaxserve.models.layers import Attend, CosSin, DecoderLayer, declare, declare_optional, embed, linear
 from jaxserve.models.params import TENSOR_AXIS, ParamTree, abstract_params
 from jaxserve.models.rope import rope_cos_sin
 
@@ -48,7 +49,7 @@ class DecoderModel(nnx.Module):
         else:
             x, kv = self._each_layer(x, cos_sin, kv, attend)
         with jax.named_scope("final_norm"):
-            return rms_norm(x, self.final_norm, cfg.rms_norm_eps), kv
+            return rms_norm(x, self.final_norm[...], cfg.rms_norm_eps), kv
 
     def _each_layer(self, x: jax.Array, cos_sin: CosSin, kv: Any, attend: Attend) -> tuple[jax.Array, Any]:
         # Layers differ in their weights only, so one is traced (per window) and the others reuse it: a jitted function that is
@@ -96,7 +97,7 @@ def _jitted_layer(graphdef: Any, cos_sin: CosSin, attend: Attend, window: int | 
 
 
 def _bind(attend: Attend, kv: Any, index: Any, window: Any) -> Any:
-    return lambda q, k, v: attend(q, k, v, kv, index, window)
+    return lambda qkv, rotary: attend(qkv, rotary, kv, index, window)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Decoder:
     ) -> tuple[jax.Array, Any]:
         """token_ids and positions int32 [T] -> (hidden states after the final norm [T, hidden_size], kv).
 
-        `attend(q, k, v, kv, layer_index, window)` gets q and k after qk-norm and rope. layer_index is a traced int32 scalar;
+        `attend(qkv, rotary, kv, layer_index, window)` gets a KV head's queries, key and value as they were projected, and what
+        norms and rotates them. layer_index is a traced int32 scalar;
         window is an int or None (no limit), or, with stacked layers of several windows, a traced int32 scalar too. It counts
         the visible tokens including the query's own. kv is any pytree; it is threaded through to be updated in place.
         """

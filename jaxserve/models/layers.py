@@ -2,7 +2,7 @@
 
 Shapes in here are local: a shard holds some of the heads, of the MLP's columns and of the vocabulary, and how many it learns
 from its weights. Each block ends with the collective that makes its output whole again. What a token attends to is not known
-here: `attend` writes k and v into the cache and answers.
+here: `attend` rotates q and k, writes k and v into the cache and answers.
 
 T tokens, H local query heads, K local key/value heads, D head_dim.
 """
@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxserve.kernels.rotary import Rotary, rms_norm
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.params import TENSOR_AXIS, ArrayInfo, ParamTree
-from jaxserve.models.rope import apply_rope
 
-# attend(q [T, H, D], k [T, K, D], v [T, K, D], kv, layer_index, window) -> (out [T, H, D], kv)
-Attend: TypeAlias = Callable[[jax.Array, jax.Array, jax.Array, Any, Any, Any], tuple[jax.Array, Any]]
+# attend(qkv [T, K, H / K + 2, D], rotary, kv, layer_index, window) -> (out [T, H, D], kv)
+Attend: TypeAlias = Callable[[jax.Array, Rotary, Any, Any, Any], tuple[jax.Array, Any]]
 CosSin: TypeAlias = tuple[jax.Array, jax.Array]
 
 
@@ -33,13 +33,6 @@ def declare(info: ArrayInfo) -> nnx.Param[Any]:
 def declare_optional(info: ArrayInfo | None) -> nnx.Param[Any] | None:
     """The same, or None for an array the model does not have."""
     return None if info is None else declare(info)
-
-
-def rms_norm(x: jax.Array, weight: Any, eps: float) -> jax.Array:
-    """Root-mean-square norm over the last axis, in float32; the product with the weight is in x's type, as in Transformers."""
-    wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return weight[...] * (wide * scale).astype(x.dtype)
 
 
 def linear(x: jax.Array, weight: Any, bias: Any = None, *, out_dtype: Any = None) -> jax.Array:
@@ -77,20 +70,19 @@ class Attention(nnx.Module):
         self.o_bias = declare_optional(arrays.get("o_bias"))
 
     def __call__(self, x: jax.Array, cos_sin: CosSin, attend: Callable[..., tuple[jax.Array, Any]]) -> tuple[jax.Array, Any]:
-        """x [T, hidden] -> ([T, hidden], kv). `attend(q, k, v)` is bound to this layer and its cache."""
+        """x [T, hidden] -> ([T, hidden], kv). `attend(qkv, rotary)` is bound to this layer and its cache."""
         num_tokens, q_heads = len(x), self.o.shape[0] // self.head_dim
         kv_heads = (self.qkv.shape[1] // self.head_dim - q_heads) // 2
         qkv = linear(x, self.qkv, self.qkv_bias)
         qkv = qkv.reshape(num_tokens, kv_heads, q_heads // kv_heads + 2, self.head_dim)
-        q = qkv[:, :, :-2].reshape(num_tokens, q_heads, self.head_dim)
-        k, v = qkv[:, :, -2], qkv[:, :, -1]
-        if self.q_norm is not None:
-            q, k = rms_norm(q, self.q_norm, self.eps), rms_norm(k, self.k_norm, self.eps)
-        with jax.named_scope("rope"):
-            q, k = apply_rope(q, *cos_sin), apply_rope(k, *cos_sin)
+        rotary = Rotary(*cos_sin, q_norm=_value(self.q_norm), k_norm=_value(self.k_norm), eps=self.eps)
         with jax.named_scope("attend"):
-            out, kv = attend(q, k, v)
+            out, kv = attend(qkv, rotary)
         return sum_shards(linear(out.reshape(num_tokens, -1), self.o), self.o_bias), kv
+
+
+def _value(param: nnx.Param[Any] | None) -> jax.Array | None:
+    return None if param is None else param[...]
 
 
 class MLP(nnx.Module):
@@ -117,10 +109,10 @@ class DecoderLayer(nnx.Module):
     def __call__(self, x: jax.Array, cos_sin: CosSin, attend: Callable[..., tuple[jax.Array, Any]]) -> tuple[jax.Array, Any]:
         """x [T, hidden] -> ([T, hidden], kv)."""
         with jax.named_scope("attention"):
-            out, kv = self.attn(rms_norm(x, self.attn_norm, self.eps), cos_sin, attend)
+            out, kv = self.attn(rms_norm(x, self.attn_norm[...], self.eps), cos_sin, attend)
             x = x + out
         with jax.named_scope("mlp"):
-            return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps)), kv
+            return x + self.mlp(rms_norm(x, self.mlp_norm[...], self.eps)), kv
 
 
 def embed(table: Any, token_ids: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: frequencies of every supported kind, and their application to q and k.
+"""Rotary position embeddings: frequencies of every supported kind. `kernels.rotary` applies them to q and k.
 
 Knows a RopeConfig and positions; not who owns the tokens. Frequencies are computed in float32 with the operations Transformers
 uses, because at position 100,000 the last bit of a frequency is visible in the angle.
@@ -23,21 +23,14 @@ from jaxserve.models.rope_config import RopeConfig
 def rope_cos_sin(
     positions: jax.Array, rope: RopeConfig, head_dim: int, max_position_embeddings: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Positions int32 [T] -> cos and sin, float32 [T, 1, head_dim / 2]; the middle axis is the heads'."""
+    """Positions int32 [T] -> cos and sin, float32 [T, head_dim / 2]."""
     position = positions.astype(jnp.float32)[:, None]
     if rope.kind == "dynamic":
         angles = position * _dynamic_frequencies(position, rope, head_dim, max_position_embeddings)
     else:
         angles = position * frequencies(rope, head_dim)
     factor = attention_factor(rope)
-    return (jnp.cos(angles) * factor)[:, None], (jnp.sin(angles) * factor)[:, None]
-
-
-def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates [T, H, D] by cos and sin [T, 1, D / 2]: dimension i pairs with i + D / 2, as in Hugging Face checkpoints."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:

@@ -43,7 +43,7 @@ def test_what_is_packed_is_what_is_unpacked() -> None:
     params = np.arange(4 * NUM_ROW_PARAMS, dtype=np.int32).reshape(4, NUM_ROW_PARAMS)
     batch = unpack(jnp.asarray(pack(step, bucket, params, SCRATCH)), bucket)
     assert batch.header.shape == (HEADER_LEN,)
-    assert batch.header.tolist() == [4, 2, 1, 0, 1, 0]
+    assert batch.header.tolist() == [4, 2]
     assert batch.header[NUM_ROWS] == 4
     assert batch.header[NUM_DECODE_ROWS] == 2
     assert batch.rows.tolist() == [3, 1, 7, 2] + [SCRATCH] * 4

@@ -128,9 +128,10 @@ def test_logprobs_come_only_when_asked_for(runner: ModelRunner) -> None:
 
 def test_the_pool_is_updated_in_place(runner: ModelRunner) -> None:
     """The compiled steps alias the donated state and never copy the KV pool."""
-    pool = runner._state.kv
+    pool = runner._forward_state.kv.values
     shape = f"f32[{','.join(map(str, pool.shape))}]"
-    for bucket, program in runner._step_programs.items():
+    for bucket in runner._buckets.all:
+        program = runner._compiled[bucket]
         text = program.as_text()
         assert "input_output_alias" in text
         copies = [line for line in text.splitlines() if " copy(" in line and line.strip().split(" = ")[1].startswith(shape)]

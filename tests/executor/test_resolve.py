@@ -13,7 +13,7 @@ GIB = 2**30
 
 def resolved(platform: str = "cpu", **options: object) -> ServerArgs:
     args = ServerArgs(model_path="m", **options)  # type: ignore[arg-type]
-    return resolve_args(args, platform=platform, model_context_len=4096, default_page_size=16)
+    return resolve_args(args, platform=platform, model_context_len=4096, page_size=args.page_size or 16)
 
 
 def test_defaults_follow_the_platform() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.executor import sampler
-from jaxserve.executor.row_params import NUM_ROW_PARAMS, RowParams, row_params_from_state, split_row_params
+from jaxserve.executor.row_params import NUM_ROW_PARAMS, RowParams, has_limits, row_params_from_state, split_row_params
+from jaxserve.executor.sampler import SamplingMode
 from jaxserve.runner import RowState
 from jaxserve.types import SamplingParams
 
@@ -18,8 +19,8 @@ V = 97
 
 # Jitted: run eagerly, every call would trace the loops again.
 kept_tokens = jax.jit(sampler._kept_tokens)
-sample = sampler.sample
-logprobs_of = sampler.logprobs_of
+sample = jax.jit(sampler.sample, static_argnames="mode")
+logprobs_of = jax.jit(sampler.logprobs_of, static_argnames="num_top")
 
 
 def row_state(row: int = 0, seed: int = 1, prompt_len: int = 3, **sampling: object) -> RowState:
@@ -66,7 +67,7 @@ def test_kept_tokens_match_a_sort(seed: int, top_k: int, top_p: float, min_p: fl
 def test_greedy_rows_take_the_argmax_even_beside_sampled_ones() -> None:
     logits = random_logits(3)
     params = params_of(row_state(temperature=0), row_state(temperature=2.0), row_state(top_k=1))
-    tokens = sample(logits, params, jnp.full(3, 7), jnp.asarray(True))
+    tokens = sample(logits, params, jnp.full(3, 7), SamplingMode.LIMITED)
     best = np.asarray(jnp.argmax(logits, axis=-1))
     assert tokens[0] == best[0]
     assert tokens[2] == best[2]
@@ -76,9 +77,9 @@ def test_a_seeded_row_samples_the_same_alone_and_in_any_batch() -> None:
     logits = random_logits(8)
     states = [row_state(seed=100 + i, temperature=1.5, top_p=0.9) for i in range(8)]
     lens = jnp.arange(8, dtype=jnp.int32) + 5
-    together = np.asarray(sample(logits, params_of(*states), lens, jnp.asarray(True)))
+    together = np.asarray(sample(logits, params_of(*states), lens, SamplingMode.LIMITED))
     for i in range(8):
-        alone = sample(logits[i : i + 1], params_of(states[i]), lens[i : i + 1], jnp.asarray(True))
+        alone = sample(logits[i : i + 1], params_of(states[i]), lens[i : i + 1], SamplingMode.LIMITED)
         assert int(alone[0]) == together[i]
 
 
@@ -88,7 +89,7 @@ def test_different_seeds_and_positions_give_different_noise(seed: int, other: in
 
     def draws(s: int) -> list[int]:
         params = params_of(row_state(seed=s))
-        return [int(sample(logits, params, jnp.asarray([p]), jnp.asarray(True))[0]) for p in range(12)]
+        return [int(sample(logits, params, jnp.asarray([p]), SamplingMode.LIMITED)[0]) for p in range(12)]
 
     assert draws(seed) != draws(other)
     assert len(set(draws(seed))) > 6
@@ -101,13 +102,13 @@ def test_samples_follow_the_distribution() -> None:
     packed = np.tile(row_params_from_state(row_state()), (rows, 1))
     assert packed.shape == (rows, NUM_ROW_PARAMS)
     params = split_row_params(jnp.asarray(packed))
-    tokens = np.asarray(sample(logits, params, jnp.arange(rows), jnp.asarray(True)))
+    tokens = np.asarray(sample(logits, params, jnp.arange(rows), SamplingMode.LIMITED))
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / rows, probs, atol=0.03)
 
 
 def test_a_nan_row_is_marked_and_leaves_its_neighbours_alone() -> None:
     logits = random_logits(2).at[0, 5].set(jnp.nan)
-    tokens = sample(logits, params_of(row_state(), row_state(temperature=0)), jnp.full(2, 4), jnp.asarray(True))
+    tokens = sample(logits, params_of(row_state(), row_state(temperature=0)), jnp.full(2, 4), SamplingMode.LIMITED)
     assert int(tokens[0]) == -1
     assert int(tokens[1]) == int(jnp.argmax(logits[1]))
 
@@ -115,13 +116,29 @@ def test_a_nan_row_is_marked_and_leaves_its_neighbours_alone() -> None:
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
     logits = random_logits(3)
     tokens = jnp.asarray([1, 2, 3], jnp.int32)
-    yes, no = jnp.asarray(True), jnp.asarray(False)
-    out = logprobs_of(logits, tokens, 5, yes, yes)
+    out = logprobs_of(logits, tokens, 5)
     expected = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     np.testing.assert_allclose(out.logprobs, expected[np.arange(3), np.asarray(tokens)], rtol=1e-5)
     order = np.argsort(-expected, axis=-1)[:, :5]
     np.testing.assert_array_equal(out.top_ids, order)
     np.testing.assert_allclose(out.top_logprobs, np.take_along_axis(expected, order, axis=-1), rtol=1e-5)
-    nothing = logprobs_of(logits, tokens, 5, no, no)
-    assert not np.any(nothing.logprobs)
-    assert not np.any(nothing.top_ids)
+
+
+def test_a_row_without_limits_draws_alike_in_every_mode() -> None:
+    """Its batch may need more than it does."""
+    logits, lens = random_logits(4), jnp.arange(4, dtype=jnp.int32)
+    params = params_of(*(row_state(seed=i, temperature=0.8) for i in range(4)))
+    modes = (SamplingMode.DRAW, SamplingMode.LIMITED, SamplingMode.EVERYTHING)
+    assert len({tuple(np.asarray(sample(logits, params, lens, mode)).tolist()) for mode in modes}) == 1
+
+
+def test_the_mode_follows_what_the_rows_ask_for() -> None:
+    def mode(*states: RowState, draws: bool = True, everything: bool = False) -> SamplingMode:
+        packed = np.stack([row_params_from_state(state) for state in states])
+        return SamplingMode.of(draws=draws, limits=has_limits(packed), everything=everything)
+
+    assert mode(row_state(temperature=0), draws=False) is SamplingMode.GREEDY
+    assert mode(row_state(), row_state(temperature=0, top_k=3)) is SamplingMode.DRAW
+    for limit in ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}):
+        assert mode(row_state(), row_state(**limit)) is SamplingMode.LIMITED
+    assert mode(row_state(temperature=0), draws=False, everything=True) is SamplingMode.EVERYTHING

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.kernels.api import AttentionBackend
+from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, AttentionSpec, Chip
+
+# What makes a backend: a backend's class, or a function that adds its tuning.
+Bind = Callable[[AttentionSpec], AttentionBackend]
 
 GARBAGE = np.array([2**31 - 1, -1, -(2**31), 1 << 30], np.int32)
 NO_SLOT = 1 << 30
@@ -133,21 +136,46 @@ def rounded(step: Step, dtype: Any) -> Step:
     )
 
 
-def nan_pool(backend: AttentionBackend, step: Step, dtype: Any, num_layers: int = 1) -> jax.Array:
-    shape = (num_layers * step.num_pages, *backend.kv_page_shape(step.heads.kv, step.heads.dim, step.page_size))
-    pool = np.full(shape, np.nan, jnp.dtype(dtype))
-    return jnp.asarray(pool.view(jnp.dtype(backend.kv_storage_dtype(dtype, "cpu"))))
+def spec_of(step: Step, dtype: Any, chip: Chip = Chip("cpu"), **more: Any) -> AttentionSpec:
+    name = jnp.dtype(dtype).name
+    heads = step.heads
+    fields = {"kv_dtype": name, "page_size": step.page_size, **more}
+    return AttentionSpec(chip, heads.query, heads.kv, heads.dim, name, **fields)
+
+
+def nan_pool(backend: AttentionBackend, num_pages: int) -> Any:
+    """The KV cache, all of it NaN (255 where it holds no floats)."""
+
+    def nans(page: Any) -> jax.Array:
+        dtype = jnp.dtype(page.dtype)
+        poison = np.full(num_pages * page.nbytes, 0xFF, np.uint8)
+        return jnp.asarray(poison.view(dtype).reshape(num_pages, *page.shape))
+
+    return jax.tree.map(nans, backend.kv_pages())
+
+
+def pack_qkv(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """[T, Hq, D] and twice [T, Hkv, D] as a model's projection gives them: [T, Hkv, G + 2, D]."""
+    T, Hkv, D = k.shape
+    return jnp.concatenate([q.reshape(T, Hkv, -1, D), k[:, :, None], v[:, :, None]], axis=2)
+
+
+def write(
+    backend: AttentionBackend, pool: Any, k: jax.Array, v: jax.Array, metadata: AttentionMetadata, page_offset: Any
+) -> Any:
+    """Only keys and values, as they are."""
+    return backend.rope_and_write(pack_qkv(k[:, :0], k, v), None, pool, metadata, page_offset)[1]
 
 
 @functools.partial(jax.jit, static_argnames="backend", donate_argnames="pool")
-def fill(backend: AttentionBackend, pool: jax.Array, k: jax.Array, v: jax.Array, offset: Any, arguments: Any) -> jax.Array:
-    return backend.write_kv(pool, k, v, backend.plan(**arguments, decode_only=False), offset)
+def fill(backend: AttentionBackend, pool: Any, k: jax.Array, v: jax.Array, offset: Any, arguments: Any) -> Any:
+    return write(backend, pool, k, v, backend.plan(**arguments, decode_only=False), offset)
 
 
 @functools.partial(jax.jit, static_argnames=("backend", "decode_only", "scale", "soft_cap"))
 def attend(
     backend: AttentionBackend,
-    pool: jax.Array,
+    pool: Any,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -158,23 +186,22 @@ def attend(
     sliding_window: jax.Array | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, Any]:
     """One layer of a model: plan, write, attend. The result, and the pool."""
     metadata = backend.plan(**arguments, decode_only=decode_only)
-    pool = backend.write_kv(pool, k, v, metadata, page_offset)
+    q, pool = backend.rope_and_write(pack_qkv(q, k, v), None, pool, metadata, page_offset)
     out = backend.ragged_paged_attention(
         q, pool, metadata, page_offset, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
     )
     return out, pool
 
 
-def run(
-    backend: AttentionBackend, step: Step, dtype: Any = jnp.float32, *, num_layers: int = 1, layer: int = 0, **options: Any
-) -> np.ndarray:
+def run(bind: Bind, step: Step, dtype: Any = jnp.float32, *, num_layers: int = 1, layer: int = 0, **options: Any) -> np.ndarray:
     """The step's result as float32 [T, Hq, D], from a pool that holds nothing but what the step may see."""
     options.setdefault("scale", step.heads.dim**-0.5)
     offset = jnp.int32(layer * step.num_pages)
-    pool = nan_pool(backend, step, dtype, num_layers)
+    backend = bind(spec_of(step, dtype))
+    pool = nan_pool(backend, num_layers * step.num_pages)
     before = step.before(256)
     if len(before.token_rows):
         k, v = (jnp.asarray(before.new(x), dtype) for x in (step.keys, step.values))

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Heads, Step, attend, expected, fill, make_step, nan_pool, rounded, run
+from attention_cases import Bind, Heads, Step, attend, expected, fill, make_step, nan_pool, rounded, run, spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxserve.executor.kv_cache import KVCacheLayout
+from jaxserve.kernels.api import AttentionSpec
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.reference_loop import ReferenceTuning
 
-BACKEND = ReferenceAttention()
+BACKEND = ReferenceAttention
 # Small enough that a few dozen tokens fill several chunks, tiles and blocks.
-SMALL = ReferenceAttention(ReferenceTuning(kv_chunk_tokens=8, q_tile_tokens=4, block_bytes=1 << 14))
+SMALL = functools.partial(ReferenceAttention, tuning=ReferenceTuning(kv_chunk_tokens=8, q_tile_tokens=4, block_bytes=1 << 14))
 F32_ERROR = 2e-6
 BF16_ERROR = 2e-2  # of the rounded result; sums are float32
 
 
-def check(step: Step, backend: ReferenceAttention = BACKEND, **options: Any) -> None:
+def check(step: Step, bind: Bind = BACKEND, **options: Any) -> None:
     as_arrays: dict[str, Any] = {name: jnp.asarray(value) if name == "sinks" else value for name, value in options.items()}
     want = expected(step, **options)
-    np.testing.assert_allclose(run(backend, step, **as_arrays), want, atol=F32_ERROR, rtol=0)
+    np.testing.assert_allclose(run(bind, step, **as_arrays), want, atol=F32_ERROR, rtol=0)
 
 
 @pytest.mark.parametrize("decode_only", [True, False])
@@ -48,7 +52,7 @@ def test_shapes(heads: Heads, page_size: int, decode_only: bool) -> None:
     check(make_step(rows, heads, page_size=page_size, decode_only=decode_only))
 
 
-@pytest.mark.parametrize("backend", [BACKEND, SMALL], ids=["default", "small"])
+@pytest.mark.parametrize("bind", [BACKEND, SMALL], ids=["default", "small"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -62,10 +66,10 @@ def test_shapes(heads: Heads, page_size: int, decode_only: bool) -> None:
     ],
     ids=str,
 )
-def test_options(backend: ReferenceAttention, options: dict[str, Any]) -> None:
+def test_options(bind: Bind, options: dict[str, Any]) -> None:
     heads = Heads(4, 2, 16)
-    check(make_step([(1, 60), (1, 1), (0, 0), (1, 8), (1, 9)], heads, decode_only=True), backend, **options)
-    check(make_step([(20, 60), (1, 33), (0, 0), (6, 6), (1, 1)], heads, num_tokens=32), backend, **options)
+    check(make_step([(1, 60), (1, 1), (0, 0), (1, 8), (1, 9)], heads, decode_only=True), bind, **options)
+    check(make_step([(20, 60), (1, 33), (0, 0), (6, 6), (1, 1)], heads, num_tokens=32), bind, **options)
 
 
 def test_padding_is_zero_wherever_it_stands() -> None:
@@ -94,6 +98,19 @@ def test_bfloat16(decode_only: bool) -> None:
     np.testing.assert_allclose(run(BACKEND, step, jnp.bfloat16), expected(step), atol=BF16_ERROR, rtol=0)
 
 
+# A value is off by up to half a step: of int8 1/254 of its row's largest, of e4m3 1/32 of itself (1/16 relative steps).
+@pytest.mark.parametrize(("kv_dtype", "error"), [("int8", 0.01), ("float8_e4m3fn", 0.04)])
+def test_quantized_keys_and_values(kv_dtype: str, error: float) -> None:
+    step = make_step([(1, 60), (20, 33), (0, 0), (1, 1)], Heads(4, 2, 64), num_tokens=32)
+    want = expected(step)
+
+    def bind(spec: AttentionSpec) -> ReferenceAttention:
+        return ReferenceAttention(dataclasses.replace(spec, kv_dtype=kv_dtype))
+
+    out = run(bind, step, num_layers=2, layer=1)
+    assert 0 < np.linalg.norm(out - want) / np.linalg.norm(want) < error
+
+
 def test_large_scores_do_not_overflow() -> None:
     step = make_step([(1, 40), (9, 40)], Heads(4, 2, 16))
     want = expected(step, scale=300.0)  # scores of some thousands, so float32 has four digits left behind the point
@@ -104,32 +121,34 @@ def test_heads_split_over_devices() -> None:
     """Under shard_map each device attends with its heads and nothing is exchanged."""
     step = make_step([(1, 30), (9, 20), (0, 0)], Heads(8, 4, 16), num_tokens=16)
     mesh = Mesh(np.array(jax.devices()[:2]), ("tensor",))
-    heads, pages = P(None, "tensor"), P(*[None] * (1 + BACKEND.kv_head_axis), "tensor")
+    whole = ReferenceAttention(spec_of(step, jnp.float32))
+    shard = ReferenceAttention(dataclasses.replace(whole.spec, num_heads=4, num_kv_heads=2))
+    heads, pages = P(None, "tensor"), KVCacheLayout(shard.kv_pages(), step.num_pages, 2).specs()
 
-    def layer(pool: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> jax.Array:
-        return attend(BACKEND, pool, q, k, v, jnp.int32(0), arguments, False, 0.25)[0]
+    def layer(pool: Any, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> jax.Array:
+        return attend(shard, pool, q, k, v, jnp.int32(0), arguments, False, 0.25)[0]
 
     sharded = jax.shard_map(layer, mesh=mesh, in_specs=(pages, heads, heads, heads, P()), out_specs=heads, check_vma=False)
     before = step.before(64)
     k, v = (jnp.asarray(before.new(x)) for x in (step.keys, step.values))
-    pool = fill(BACKEND, nan_pool(BACKEND, step, jnp.float32), k, v, 0, before.plan_arguments())
+    pool = fill(whole, nan_pool(whole, step.num_pages), k, v, 0, before.plan_arguments())
     new = (jnp.asarray(x) for x in (step.q, step.new(step.keys), step.new(step.values)))
     out = jax.jit(sharded)(pool, *new, step.plan_arguments())
     np.testing.assert_allclose(out, expected(step, scale=0.25), atol=F32_ERROR, rtol=0)
 
 
-@pytest.mark.parametrize("backend", [BACKEND, SMALL], ids=["default", "small"])
-def test_a_row_does_not_depend_on_its_batch(backend: ReferenceAttention) -> None:
+@pytest.mark.parametrize("bind", [BACKEND, SMALL], ids=["default", "small"])
+def test_a_row_does_not_depend_on_its_batch(bind: Bind) -> None:
     heads = Heads(4, 2, 64)
     rows = [(1, 37), (24, 90), (1, 128), (7, 7)]
     together = make_step(rows, heads, page_size=16, num_tokens=64)
-    out = run(backend, together)
+    out = run(bind, together)
     for row in range(len(rows)):
         alone = make_step([rows[row], (0, 0)], heads, page_size=16, num_tokens=32, max_pages=together.page_table.shape[1])
         mine = together.token_rows == row
         alone.keys[0], alone.values[0] = together.keys[row], together.values[row]
         alone.q[: rows[row][0]] = together.q[mine]
-        np.testing.assert_allclose(run(backend, alone)[: rows[row][0]], out[mine], atol=1e-6, rtol=0)
+        np.testing.assert_allclose(run(bind, alone)[: rows[row][0]], out[mine], atol=1e-6, rtol=0)
 
 
 R, T, MAX_LEN, PAGES = 6, 24, 48, 160

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Heads, make_step, nan_pool
+from attention_cases import Heads, make_step, nan_pool, pack_qkv, spec_of, write
 
+from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.kernels import reference_pages
+from jaxserve.kernels.api import AttentionSpec, Chip
 from jaxserve.kernels.metadata import NO_PAGE, drop_padding
 from jaxserve.kernels.reference import ReferenceAttention
 
-BACKEND = ReferenceAttention()
 LAYERS = 3
 
 
@@ -24,27 +25,29 @@ LAYERS = 3
 def test_write_touches_the_new_slots_only(decode_only: bool, dtype: Any) -> None:
     rows = [(0, 0), (1, 9), (1, 4), (0, 0)] if decode_only else [(3, 9), (0, 0), (1, 4), (8, 8)]
     step = make_step(rows, Heads(4, 2, 8), num_tokens=16, decode_only=decode_only)
-    pool = nan_pool(BACKEND, step, dtype, LAYERS)
+    backend = ReferenceAttention(spec_of(step, dtype))
+    pool = nan_pool(backend, LAYERS * step.num_pages)
     arguments = step.plan_arguments()
-    metadata = BACKEND.plan(**arguments, decode_only=decode_only)
+    metadata = backend.plan(**arguments, decode_only=decode_only)
     k, v = (jnp.asarray(step.new(x), dtype) for x in (step.keys, step.values))
     layer = 1
-    written = BACKEND.write_kv(pool, k, v, metadata, layer * step.num_pages)
+    written = write(backend, pool, k, v, metadata, layer * step.num_pages)
 
-    want = np.array(pool)
+    want = np.array(pool.values)
     pages, offsets = (np.asarray(arguments[name]) for name in ("slot_pages", "slot_offsets"))
     for token in np.flatnonzero(step.is_live):
         for which, new in ((reference_pages.KEYS, k), (reference_pages.VALUES, v)):
             bits = np.asarray(new[token]).view(want.dtype)
             want[layer * step.num_pages + pages[token], :, which, offsets[token]] = bits
-    np.testing.assert_array_equal(np.asarray(written), want)
+    np.testing.assert_array_equal(np.asarray(written.values), want)
 
 
 def test_read_inverts_write() -> None:
     step = make_step([(10, 10)], Heads(2, 2, 8), page_size=4)
-    pool = nan_pool(BACKEND, step, jnp.bfloat16)
+    backend = ReferenceAttention(spec_of(step, jnp.bfloat16))
+    pool = nan_pool(backend, step.num_pages)
     k, v = (jnp.asarray(step.new(x), jnp.bfloat16) for x in (step.keys, step.values))
-    pool = BACKEND.write_kv(pool, k, v, BACKEND.plan(**step.plan_arguments(), decode_only=False), 0)
+    pool = write(backend, pool, k, v, backend.plan(**step.plan_arguments(), decode_only=False), 0)
     for which, new in ((reference_pages.KEYS, k), (reference_pages.VALUES, v)):
         found = reference_pages.read(pool, jnp.asarray(step.page_table), which)
         assert found.dtype == jnp.float32
@@ -64,9 +67,9 @@ def compiled_step(decode_only: bool, dtype: Any, num_pages: int) -> tuple[jax.st
     """A scan over layers with the pool in its carry, donated: how a model uses a backend. And the pool's shape and bytes."""
     Hq, Hkv, D, page_size, R = 4, 2, 16, 8, 4
     T = R if decode_only else 16
-    pool = jax.ShapeDtypeStruct(
-        (LAYERS * num_pages, *BACKEND.kv_page_shape(Hkv, D, page_size)), BACKEND.kv_storage_dtype(dtype, "cpu")
-    )
+    name = jnp.dtype(dtype).name
+    backend = ReferenceAttention(AttentionSpec(Chip("cpu"), Hq, Hkv, D, name, name, page_size))
+    pool = KVCacheLayout(backend.kv_pages(), LAYERS * num_pages, tp_size=1).shapes()
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -79,21 +82,21 @@ def compiled_step(decode_only: bool, dtype: Any, num_pages: int) -> tuple[jax.st
         "slot_offsets": ints(T),
     }
 
-    def model(pool: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> Any:
-        metadata = BACKEND.plan(**arguments, decode_only=decode_only)
+    def model(pool: Any, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> Any:
+        metadata = backend.plan(**arguments, decode_only=decode_only)
 
         def layer(carry: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             pool, x = carry
-            pool = BACKEND.write_kv(pool, k, v, metadata, index * num_pages)
+            q, pool = backend.rope_and_write(pack_qkv(x, k, v), None, pool, metadata, index * num_pages)
             window = jnp.where(index % 2 == 0, 5, 1 << 30)
-            out = BACKEND.ragged_paged_attention(x, pool, metadata, index * num_pages, scale=0.25, sliding_window=window)
+            out = backend.ragged_paged_attention(q, pool, metadata, index * num_pages, scale=0.25, sliding_window=window)
             return (pool, x + out), None
 
         return jax.lax.scan(layer, (pool, q), jnp.arange(LAYERS, dtype=jnp.int32))[0]
 
     q, k, v = (jax.ShapeDtypeStruct((T, heads, D), dtype) for heads in (Hq, Hkv, Hkv))
     compiled = jax.jit(model, donate_argnums=0).lower(pool, q, k, v, arguments).compile()
-    return compiled, pool.shape, int(np.prod(pool.shape)) * pool.dtype.itemsize
+    return compiled, pool.values.shape, int(np.prod(pool.values.shape)) * pool.values.dtype.itemsize
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

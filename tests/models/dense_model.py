@@ -12,6 +12,7 @@ import numpy as np
 from checkpoints import load_model
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxserve.kernels.rotary import Rotary, split_and_rotate
 from jaxserve.models import ModelConfig, build_decoder, load_params, param_specs
 
 
@@ -19,8 +20,9 @@ def mesh_of(tp_size: int) -> Mesh:
     return Mesh(np.asarray(jax.devices()[:tp_size]).reshape(1, tp_size), ("data", "tensor"))
 
 
-def dense_attend(q: jax.Array, k: jax.Array, v: jax.Array, kv: Any, layer: Any, window: Any) -> tuple[jax.Array, Any]:
+def dense_attend(qkv: jax.Array, rotary: Rotary, kv: Any, layer: Any, window: Any) -> tuple[jax.Array, Any]:
     """Causal attention of a sequence to itself; kv counts the layers it has seen."""
+    q, k, v = split_and_rotate(qkv, rotary)
     group, num_tokens = q.shape[1] // k.shape[1], len(q)
     k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
     scores = jnp.einsum("thd,shd->hts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5

@@ -1,0 +1,125 @@
+"""Blueprint: everything about a runner that follows from options, config.json and the mesh, before there are weights.
+
+The mesh may be of devices that are not there: then the blueprint can be lowered and compiled, and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
+from jaxserve.executor.buckets import Buckets
+from jaxserve.executor.forward_batch import Bucket
+from jaxserve.executor.kv_cache import KVCacheLayout
+from jaxserve.executor.model_runner import ModelRunner
+from jaxserve.executor.programs import StepPrograms
+from jaxserve.executor.resolve import resolve_args, resolve_dtype
+from jaxserve.executor.step import Params, Step
+from jaxserve.executor.warmup import CompileCounter
+from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
+from jaxserve.models import ModelConfig, abstract_params, build_decoder, check_tp, param_shardings, param_specs
+from jaxserve.runner import RunnerSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+    args: ServerArgs  # without an "auto" left
+    config: ModelConfig
+    mesh: Mesh
+    backend: AttentionBackend
+
+    @staticmethod
+    def draw(args: ServerArgs, config: ModelConfig, mesh: Mesh) -> Blueprint:
+        """ValueError with the reason if the model cannot be split so, or if no attention backend serves it."""
+        check_tp(config, args.tp_size)
+        chip = Chip.of(mesh.devices.flat[0])
+        dtype = resolve_dtype(args, chip.platform)
+        spec = AttentionSpec.of(
+            config,
+            chip=chip,
+            tp_size=args.tp_size,
+            dtype=dtype,
+            kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype],
+            page_size=args.page_size,
+        )
+        try:
+            backend = choose_backend(args.attention_backend, spec)
+        except NotImplementedError as error:
+            raise ValueError(f"--attention-backend {args.attention_backend} cannot serve this model: {error}") from error
+        assert backend.spec.page_size is not None
+        args = resolve_args(
+            args, platform=chip.platform, model_context_len=config.context_len, page_size=backend.spec.page_size
+        )
+        return Blueprint(args, config, mesh, backend)
+
+    @property
+    def platform(self) -> str:
+        return self.backend.spec.chip.platform
+
+    @property
+    def page_size(self) -> int:
+        assert self.args.page_size is not None
+        return self.args.page_size
+
+    @property
+    def buckets(self) -> Buckets:
+        assert self.args.prefill_token_buckets and self.args.decode_row_buckets
+        return Buckets.build(self.args.prefill_token_buckets, self.args.decode_row_buckets, self.page_size)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of one page in all layers, on one device."""
+        return self.config.num_layers * sum(page.nbytes for page in jax.tree.leaves(self.backend.kv_pages()))
+
+    def spec(self, num_pages: int) -> RunnerSpec:
+        args = self.args
+        assert args.max_running_requests and args.context_length
+        return RunnerSpec(
+            page_size=self.page_size,
+            num_pages=num_pages,
+            max_rows=args.max_running_requests,
+            context_len=args.context_length,
+            max_step_tokens=self.buckets.extend[-1].num_tokens,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=self.config.eos_token_ids,
+            max_top_logprobs=min(args.max_top_logprobs, self.config.vocab_size),
+        )
+
+    def abstract_params(self) -> Params:
+        """The weights' shapes, types and shardings, to lower with in place of weights."""
+        dtype = jnp.dtype(self.args.dtype)
+        return jax.tree.map(
+            lambda info, sharding: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding),
+            abstract_params(self.config, dtype, self.args.tp_size),
+            param_shardings(self.config, dtype, self.mesh),
+        )
+
+    def programs(self, num_pages: int) -> StepPrograms:
+        args, spec = self.args, self.spec(num_pages)
+        decoder = build_decoder(self.config, args.tp_size)
+        return StepPrograms(
+            Step(decoder, self.backend, num_pages, self.page_size),
+            param_specs(self.config, jnp.dtype(args.dtype), args.tp_size),
+            KVCacheLayout(self.backend.kv_pages(), self.config.num_layers * num_pages, args.tp_size),
+            spec,
+            self.mesh,
+        )
+
+    def runner(self, num_pages: int, params: Params, counter: CompileCounter) -> ModelRunner:
+        return ModelRunner(
+            programs=self.programs(num_pages),
+            params=params,
+            mesh=self.mesh,
+            buckets=self.buckets,
+            spec=self.spec(num_pages),
+            compile_counter=counter,
+        )
+
+    def lower(self, bucket: Bucket, num_pages: int) -> Any:
+        """The forward half of a step of one bucket as a jax.stages.Lowered; needs neither weights nor devices."""
+        return self.programs(num_pages).lower_forward(bucket, self.abstract_params())

@@ -1,0 +1,237 @@
+"""PallasGpuAttention: paged attention on NVIDIA Hopper GPUs. Puts together the kernels that gpu_decode, gpu_extend and
+gpu_write hold.
+
+A row with one query goes through the decode kernel, which splits its keys over the whole chip; rows with more go through the
+extend kernel. Both lists of work are made once per step and shared by all layers. The kernels are imported where they are
+used: a server on a CPU should not pay a second of start-up for a compiler it never calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.typing
+
+from jaxserve.kernels import tuning
+from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
+from jaxserve.kernels.pages import PageArray
+from jaxserve.kernels.rotary import Rotary
+from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
+
+OLDEST_JAX = (0, 11, 2)
+
+
+class GpuKV(NamedTuple):
+    """The KV cache. A page is [Hkv, page_size, 2 D]: a token's key, then its value, so that one copy writes both."""
+
+    pool: jax.Array
+    scales: jax.Array | None  # float32 pages [Hkv, 2 (K, V), page_size]: what a quantized token's values are multiplied with
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GpuWork:
+    """What the kernels do in a step; the plans stand in the order of the spec's windows."""
+
+    decode: tuple[Any, ...]  # DecodePlan
+    extend: tuple[Any, ...]  # ExtendPlan; empty if decode_only
+    decode_tokens: jax.Array  # int32 [R] the token of a row with one query; T, which no token has, for the others
+
+
+@dataclasses.dataclass(frozen=True)
+class PallasGpuAttention:
+    """AttentionBackend in Pallas Mosaic GPU, for Hopper."""
+
+    name: ClassVar[str] = "pallas"
+    platforms: ClassVar[tuple[str, ...]] = ("gpu",)
+    default_page_size: ClassVar[int] = 64  # one page is one tile of keys: one copy brings it
+
+    spec: AttentionSpec
+    interpret: Any = None  # plgpu.InterpretGPUParams in tests
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
+        return _wrong_chip(spec) or _wrong_shape(spec)
+
+    def kv_pages(self) -> GpuKV:
+        spec = self.spec
+        assert spec.page_size is not None
+        pool = PageArray((spec.num_kv_heads, spec.page_size, 2 * spec.head_dim), jnp.dtype(spec.kv_dtype), 0)
+        scales = PageArray((spec.num_kv_heads, 2, spec.page_size), jnp.dtype(jnp.float32), 0)
+        return GpuKV(pool, scales if spec.kv_dtype in QUANTIZED_DTYPES else None)  # type: ignore[arg-type]
+
+    def plan(
+        self,
+        *,
+        kv_lens: jax.Array,
+        cu_q_lens: jax.Array,
+        page_table: jax.Array,
+        slot_pages: jax.Array,
+        slot_offsets: jax.Array,
+        decode_only: bool,
+    ) -> AttentionMetadata:
+        num_tokens, num_rows = slot_pages.shape[0], kv_lens.shape[0]
+        with jax.named_scope("plan_attention"):
+            is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_only)
+            slot_pages = drop_padding(slot_pages, is_live)
+            if decode_only:
+                is_decode, tokens = kv_lens > 0, jnp.arange(num_rows, dtype=jnp.int32)
+            else:
+                is_decode, tokens = cu_q_lens[1:] - cu_q_lens[:-1] == 1, cu_q_lens[:-1]
+            work = GpuWork(
+                decode=self._plan_decode(jnp.where(is_decode, kv_lens, 0)),
+                extend=() if decode_only else self._plan_extend(kv_lens, cu_q_lens, num_tokens),
+                decode_tokens=jnp.where(is_decode, tokens, num_tokens),
+            )
+        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_only)
+
+    def rope_and_write(
+        self,
+        qkv: jax.Array,
+        rotary: Rotary | None,
+        kv_cache: GpuKV,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+    ) -> tuple[jax.Array, GpuKV]:
+        from jaxserve.kernels.pallas import gpu_write
+
+        with jax.named_scope("rope_and_write"):
+            q, pool, scales = gpu_write.rope_and_write(
+                qkv,
+                rotary,
+                *kv_cache,
+                metadata.slot_pages,
+                metadata.slot_offsets,
+                page_offset,
+                interpret=self.interpret,
+            )
+        return q, GpuKV(pool, scales)
+
+    def ragged_paged_attention(
+        self,
+        q: jax.Array,
+        kv_cache: GpuKV,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
+        from jaxserve.kernels.pallas import gpu_decode, gpu_extend
+
+        window = self.spec.windows.index(sliding_window)
+        work: GpuWork = metadata.work
+        options: dict[str, Any] = {
+            "head_dim_v": self.spec.head_dim,
+            "scale": scale,
+            "sliding_window": sliding_window,
+            "soft_cap": soft_cap,
+            "sinks": sinks,
+            "interpret": self.interpret,
+        }
+        with jax.named_scope("decode_attention"):
+            single = q if metadata.decode_only else q.at[work.decode_tokens].get(mode="clip")
+            decoded = gpu_decode.paged_decode(
+                single[:, None],
+                *kv_cache,
+                metadata.page_table,
+                work.decode[window],
+                page_offset,
+                config=self._decode_config(),
+                **options,
+            )[:, 0]
+        if metadata.decode_only:
+            return decoded
+        with jax.named_scope("extend_attention"):
+            out = gpu_extend.paged_extend(
+                q,
+                *kv_cache,
+                metadata.page_table,
+                work.extend[window],
+                page_offset,
+                config=self._extend_config(),
+                **options,
+            )
+            return out.at[work.decode_tokens].set(decoded, mode="drop", unique_indices=False)
+
+    def _plan_decode(self, kv_lens: jax.Array) -> tuple[Any, ...]:
+        from jaxserve.kernels.pallas import gpu_decode
+
+        return tuple(
+            gpu_decode.plan_decode(
+                kv_lens,
+                q_len=1,
+                num_kv_heads=self.spec.num_kv_heads,
+                sliding_window=window,
+                config=self._decode_config(),
+            )
+            for window in self.spec.windows
+        )
+
+    def _plan_extend(self, kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int) -> tuple[Any, ...]:
+        from jaxserve.kernels.pallas import gpu_extend
+
+        plan = gpu_extend.plan_extend(
+            kv_lens, cu_q_lens, num_tokens, group=self.spec.group, min_q_len=2, config=self._extend_config()
+        )
+        return (plan,) * len(self.spec.windows)
+
+    def _decode_config(self) -> Any:
+        chip = self.spec.chip
+        return dataclasses.replace(tuning.decode_config(chip.kind, self._shape()), num_sms=chip.num_cores)
+
+    def _extend_config(self) -> Any:
+        return tuning.extend_config(self.spec.chip.kind, self._shape())
+
+    def _shape(self) -> tuning.KernelShape:
+        spec = self.spec
+        assert spec.page_size is not None
+        return tuning.KernelShape(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.page_size, spec.kv_dtype
+        )
+
+
+def _wrong_chip(spec: AttentionSpec) -> str | None:
+    chip = spec.chip
+    if chip.compute_capability is None:
+        return f"it is for NVIDIA GPUs, {chip.kind or 'this GPU'} is another vendor's."
+    major, minor = chip.compute_capability
+    if major < 9:
+        return (
+            f"{chip.kind} has compute capability {major}.{minor}; the kernels multiply with wgmma and load by TMA, which begin "
+            "with 9.0 (Hopper). --attention-backend reference runs there."
+        )
+    if major > 9:
+        return (
+            f"{chip.kind} has compute capability {major}.{minor}; the kernels are written for 9.0 (Hopper), whose wgmma later "
+            "chips replaced by tcgen05 with tensor memory. --attention-backend reference runs there."
+        )
+    if jax.__version_info__ < OLDEST_JAX:
+        return f"it needs JAX {'.'.join(map(str, OLDEST_JAX))} or newer, this is {jax.__version__}."
+    return None
+
+
+def _wrong_shape(spec: AttentionSpec) -> str | None:
+    from jaxserve.kernels.pallas import gpu_decode, gpu_extend, gpu_write
+
+    if spec.num_heads % spec.num_kv_heads:
+        return f"{spec.num_heads} query heads are not a multiple of {spec.num_kv_heads} KV heads."
+    assert spec.page_size is not None
+    asked: dict[str, Any] = {
+        "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "page_size": spec.page_size,
+        "dtype": spec.dtype,
+        "kv_dtype": spec.kv_dtype,
+    }
+    return (
+        gpu_decode.unsupported(**asked)
+        or gpu_extend.unsupported(**asked)
+        or gpu_write.unsupported(head_dim=spec.head_dim, group=spec.group, dtype=spec.dtype, pool_dtype=spec.kv_dtype)
+    )

@@ -1,0 +1,55 @@
+"""What all Mosaic GPU kernels share: shared-memory layout, rounding, compiler parameters. It knows no attention.
+
+Written for JAX 0.11.2 up to 0.12.0: out_type and scratch_types, an explicit number of barriers, Warpgroup semantics.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+LOG2E = math.log2(math.e)
+
+# Shared memory that one block may use on sm_90: 228 KB of an SM less 1 KB that the driver keeps.
+SMEM_BYTES = 227 * 1024
+
+# JAX 0.12 has kernels compiled as relocatable code, where ptxas gives no warpgroup more registers than all have at the entry:
+# set_max_registers is obeyed, but code that needs what it asks for spills.
+MOVES_REGISTERS = jax.__version_info__ < (0, 12)
+
+# TMA boxes and SMEM slices of a swizzled buffer move whole groups of this many rows.
+ROW_GROUP = 8
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def round_up(a: int, b: int) -> int:
+    return cdiv(a, b) * b
+
+
+def transforms(columns: int, dtype: Any) -> tuple[Any, Any]:
+    """Tiling and the widest swizzle (bytes) that `columns` of `dtype` allow: what wgmma and TMA want of a 2-D buffer.
+
+    Raises ValueError where a row is no multiple of 32 bytes, which no swizzle covers.
+    """
+    itemsize = jnp.dtype(dtype).itemsize
+    for swizzle in (128, 64, 32):
+        if columns * itemsize % swizzle == 0:
+            return plgpu.TilingTransform((ROW_GROUP, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle)
+    raise ValueError(f"a row of {columns} {jnp.dtype(dtype).name} is no multiple of 32 bytes")
+
+
+def value_transforms(tokens: int, columns: int, dtype: Any) -> tuple[Any, Any]:
+    """The same for a tile of values [tokens, columns]: there wgmma also wants tokens in whole widths of the swizzle."""
+    return transforms(math.gcd(tokens, columns), dtype)
+
+
+def compiler_params() -> Any:
+    """Approximate math: exp2 and tanh are the hardware's instructions (tanh's relative error is about 2**-11)."""
+    return plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup)

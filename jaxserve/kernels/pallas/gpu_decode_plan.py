@@ -1,0 +1,229 @@
+"""The division of a decode step's work: tiles on a line, streams that take equal ranges of it, segments of items.
+
+An item is one row's KV head; its tiles are `block_kv` tokens each. All items' tiles lie on one line, heads inside rows, and
+the line is cut into equal ranges, one per stream (the stream-K division). What of an item falls into one stream is a segment;
+item + stream numbers it, which no other segment shares. The plan is made in XLA, once per step, and knows no layer, page or
+head size; from it and an item each kernel works out the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, round_up, transforms
+
+M = 64  # rows of one wgmma
+MAX_STAGES = 8  # of all streams together; more do not hide more, since tiles are consumed faster than loaded
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """Tunables. The defaults are those of head_dim 128 on an H200, pages in the queries' dtype; `for_heads` has the others."""
+
+    num_sms: int = 132  # of an H100 SXM or H200: one block per SM, all resident at once
+    streams: int = 2  # per SM: one's softmax hides behind another's loads
+    stages: int = 2  # tiles in flight per stream; 2 streams x 2 stages x 32 KB is what fits beside queries and results
+    block_kv: int = 64  # tokens per tile
+    out_columns: int = 0  # of a segment's result stored at a time, to save shared memory; 0 is all
+    min_tiles: int = 2  # per stream: below that a combine step costs more than the parallelism wins
+    combine_unroll: int = 4  # segments whose loads are in flight together
+    producer_registers: int = 40  # per thread; more where it converts quantized tiles
+    consumer_registers: int = 216  # 2 x (40 + 216) x 128 threads is the whole register file
+
+    @property
+    def num_streams(self) -> int:
+        return self.num_sms * self.streams
+
+    @staticmethod
+    def for_heads(head_dim: int, head_dim_v: int | None = None, *, is_quantized: bool = False) -> DecodeConfig:
+        """The first division of an SM that leaves each stream enough tiles in flight. Quantized tiles are half the size."""
+        head_dim_v = head_dim_v or head_dim
+        # The accumulator takes head_dim_v / 2 registers, scores, weights and scales about as many again.
+        widest = 128 if MOVES_REGISTERS else 64 if is_quantized else 96
+        narrow = transforms(head_dim_v, jnp.float32)[0].tiling[1]
+        config = DecodeConfig(producer_registers=56, consumer_registers=200) if is_quantized else DecodeConfig()
+        if is_quantized and head_dim_v > 128:  # 64 tokens' scores and scales do not fit in registers beside the accumulator
+            config = dataclasses.replace(config, block_kv=32)
+        for streams, out_columns in ((2, 0), (2, narrow), (1, 0), (1, narrow)):
+            if streams > 1 and head_dim_v > widest:
+                continue
+            for stages in range(MAX_STAGES // streams, 1 + is_quantized, -1):
+                found = dataclasses.replace(config, streams=streams, stages=stages, out_columns=out_columns)
+                if found.smem_bytes(head_dim, head_dim_v, is_quantized) <= SMEM_BYTES:
+                    return found
+        return dataclasses.replace(config, streams=1, out_columns=narrow)
+
+    def smem_bytes(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
+        """Of a block, for values of 16 bits."""
+        tile = self.block_kv * (head_dim + head_dim_v)
+        queries, results = M * head_dim * 2, M * (self.out_columns or head_dim_v) * 4
+        tiles = tile * 2 * self.stages
+        if is_quantized:
+            tiles = tile * 2 + tile * self.stages + (self.stages + 1) * 2 * self.block_kv * 4
+        return self.streams * (queries + results + tiles) + 3072  # barriers, and what Mosaic keeps for reductions
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodePlan:
+    """The division of a step's tiles among streams. All arrays are int32."""
+
+    kv_lens: jax.Array  # [R]
+    tile_starts: jax.Array  # [R] tiles of one head of the rows before
+    first_items: jax.Array  # [num_streams] the stream's first item
+    end_items: jax.Array  # [num_streams] one past its last
+    tiles_per_stream: jax.Array  # [1]
+
+    @property
+    def arrays(self) -> tuple[jax.Array, ...]:
+        return (self.kv_lens, self.tile_starts, self.first_items, self.end_items, self.tiles_per_stream)
+
+
+def plan_decode(
+    kv_lens: jax.Array,
+    *,
+    q_len: int,
+    num_kv_heads: int,
+    sliding_window: int | None = None,
+    config: DecodeConfig | None = None,
+) -> DecodePlan:
+    """kv_lens: int32 [R], the step's included, 0 for padding rows. Layers with different windows need different plans."""
+    config = config or DecodeConfig()
+    kv_lens = kv_lens.astype(jnp.int32)
+    first, end = _tile_range(kv_lens, q_len, sliding_window, config.block_kv)
+    counts = end - first
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
+    total = ends[-1] * num_kv_heads
+    per_stream = jnp.maximum(lax.div(total + (config.num_streams - 1), jnp.int32(config.num_streams)), config.min_tiles)
+    begins = jnp.arange(config.num_streams, dtype=jnp.int32) * per_stream
+    item_of = functools.partial(_item_at, ends=ends, counts=counts, num_kv_heads=num_kv_heads)
+    has_work = begins < total
+    last_items = item_of(jnp.minimum(begins + per_stream, total) - 1)
+    return DecodePlan(
+        kv_lens=kv_lens,
+        tile_starts=ends - counts,
+        first_items=jnp.where(has_work, item_of(begins), 0),
+        end_items=jnp.where(has_work, last_items + 1, 0),
+        tiles_per_stream=per_stream[None],
+    )
+
+
+def _tile_range(kv_len: Any, q_len: int, sliding_window: int | None, block_kv: int) -> tuple[Any, Any]:
+    """First tile that any query of the row sees, and one past the last."""
+    end = lax.div(kv_len + (block_kv - 1), jnp.full_like(kv_len, block_kv))
+    if sliding_window is None:
+        return jnp.zeros_like(kv_len), end
+    oldest = jnp.maximum(kv_len - (q_len - 1 + sliding_window), 0)
+    return lax.div(oldest, jnp.full_like(kv_len, block_kv)), end
+
+
+def _item_at(position: jax.Array, *, ends: jax.Array, counts: jax.Array, num_kv_heads: int) -> jax.Array:
+    """The item (row * num_kv_heads + head) whose tiles cover each position of the line."""
+    row = jnp.searchsorted(ends * num_kv_heads, position, side="right", method="compare_all").astype(jnp.int32)
+    row = jnp.minimum(row, ends.shape[0] - 1)
+    inside = position - (ends - counts)[row] * num_kv_heads
+    return row * num_kv_heads + lax.div(inside, jnp.maximum(counts[row], 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Static numbers of one call of the kernels."""
+
+    rows: int
+    q_len: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    page_size: int
+    sliding_window: int | None
+    config: DecodeConfig
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def group_rows(self) -> int:
+        return round_up(self.group, ROW_GROUP)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether each KV head's queries are padded to whole groups of rows: where the heads of `q` do not tile them."""
+        lines = self.rows * self.q_len * self.num_heads
+        return self.group % ROW_GROUP != 0 and (ROW_GROUP % self.group != 0 or lines % ROW_GROUP != 0)
+
+    def query_line(self, token: Any, kv_head: Any) -> Any:
+        """The line of a KV head's first query in q as the kernel takes it, [lines, Dk]."""
+        if self.is_padded:
+            return (token * self.num_kv_heads + kv_head) * self.group_rows
+        return token * self.num_heads + kv_head * self.group
+
+    @property
+    def live_rows(self) -> int:
+        return self.q_len * self.group_rows
+
+    @property
+    def num_segments(self) -> int:
+        return self.rows * self.num_kv_heads + self.config.num_streams
+
+    @property
+    def pages_per_tile(self) -> int:
+        return max(1, self.config.block_kv // self.page_size)
+
+    def tiles(self, kv_len: Any) -> tuple[Any, Any]:
+        return _tile_range(kv_len, self.q_len, self.sliding_window, self.config.block_kv)
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A stream's share of an item; traced scalars."""
+
+    number: Any
+    row: Any
+    head: Any
+    kv_len: Any
+    begin: Any  # tiles of the row
+    end: Any
+
+
+def for_each_segment(shape: Shape, plan: DecodePlan, stream: Any, visit: Callable[[Segment, Any], None]) -> Any:
+    """Calls visit(segment, tiles of the stream before it) for each segment that has tiles; returns the stream's tiles."""
+    per_stream = plan.tiles_per_stream[0]
+
+    def step(item: Any, done: Any) -> Any:
+        segment = _segment(shape, plan, item, stream, per_stream)
+        count = segment.end - segment.begin
+        pl.when(count > 0)(lambda: visit(segment, done))
+        return done + jnp.maximum(count, 0)
+
+    return lax.fori_loop(plan.first_items[stream], plan.end_items[stream], step, jnp.int32(0))
+
+
+def _segment(shape: Shape, plan: DecodePlan, item: Any, stream: Any, per_stream: Any) -> Segment:
+    row, head = lax.div(item, jnp.int32(shape.num_kv_heads)), lax.rem(item, jnp.int32(shape.num_kv_heads))
+    kv_len, tile_start = plan.kv_lens[row], plan.tile_starts[row]
+    first, end = shape.tiles(kv_len)
+    line = tile_start * shape.num_kv_heads + head * (end - first)  # where the item's first tile lies
+    offset = first - line
+    begin = jnp.maximum(line, stream * per_stream) + offset
+    return Segment(item + stream, row, head, kv_len, begin, jnp.minimum(end, (stream + 1) * per_stream + offset))
+
+
+def segments_of(shape: Shape, plan: DecodePlan, row: Any, kv_head: Any) -> tuple[Any, Any]:
+    """Number of an item's first segment, and one past its last; equal where the row is empty."""
+    per_stream = plan.tiles_per_stream[0]
+    first, end = shape.tiles(plan.kv_lens[row])
+    count = end - first
+    line = plan.tile_starts[row] * shape.num_kv_heads + kv_head * count
+    item = row * shape.num_kv_heads + kv_head
+    begin = item + lax.div(line, per_stream)
+    return begin, jnp.where(count > 0, item + lax.div(line + count - 1, per_stream) + 1, begin)

@@ -1,0 +1,155 @@
+"""Ragged paged attention of prompts and chunks on Hopper GPUs: rows of many queries against a cached prefix and themselves.
+
+`plan_extend` cuts a step's tokens into tiles once, longest context first; all layers share the list. A tile is consecutive
+tokens of one row times query heads that share a KV head, always 64 rows of scores per consumer, so that a row of few new
+tokens on a long prefix still fills the tensor cores' 64-row products. Padding tokens are tiles that see no key and give zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.kernels.pallas import gpu_dequant
+from jaxserve.kernels.pallas.gpu_common import ROW_GROUP, SMEM_BYTES, round_up
+from jaxserve.kernels.pallas.gpu_extend_kernel import extend_kernel
+from jaxserve.kernels.pallas.gpu_extend_load import MIN_QUANTIZED_PAGE
+from jaxserve.kernels.pallas.gpu_extend_plan import ROWS, ExtendConfig, ExtendPlan, padded_tokens, plan_extend
+from jaxserve.kernels.pallas.gpu_extend_store import STAGE_COLUMNS
+from jaxserve.kernels.pallas.gpu_extend_tile import Shape
+from jaxserve.kernels.pallas.gpu_softmax import Scoring
+
+__all__ = ["ExtendConfig", "ExtendPlan", "paged_extend", "plan_extend", "ragged_extend", "unsupported"]
+
+
+def unsupported(
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: Any,
+    kv_dtype: Any,
+    head_dim_v: int | None = None,
+    config: ExtendConfig | None = None,
+) -> str | None:
+    """Why paged_extend cannot do this, as a sentence; None if it can. Heads are those of one shard."""
+    head_dim_v, dtype, kv_dtype = head_dim_v or head_dim, jnp.dtype(dtype), jnp.dtype(kv_dtype)
+    is_quantized = gpu_dequant.is_quantized(kv_dtype)
+    config = config or ExtendConfig.for_heads(head_dim, is_quantized=is_quantized)
+    if num_heads % num_kv_heads:
+        return f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads."
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"wgmma multiplies bfloat16 and float16, not {dtype.name}."
+    if kv_dtype != dtype and not is_quantized:
+        return f"KV of {kv_dtype.name} does not go with queries of {dtype.name}."
+    if head_dim % 16 or head_dim_v % 16 or not 64 <= head_dim_v <= head_dim <= 256:
+        return f"head_dim {head_dim} with values of {head_dim_v}: multiples of 16 are needed, 64 <= values <= head_dim <= 256."
+    smallest = MIN_QUANTIZED_PAGE if is_quantized else ROW_GROUP
+    if page_size < smallest or (config.block_kv % page_size and page_size % config.block_kv):
+        return (
+            f"page size {page_size} with {kv_dtype.name} KV: at least {smallest}, and a divisor or multiple of the tile's "
+            f"{config.block_kv} is needed."
+        )
+    if (needed := _smem_bytes(config, head_dim, head_dim_v, is_quantized)) > SMEM_BYTES:
+        return f"head_dim {head_dim} with {config} needs {needed} bytes of shared memory, {SMEM_BYTES} are there."
+    return None
+
+
+def _smem_bytes(config: ExtendConfig, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
+    """q, K and V tiles, the stage of partial tiles, and what quantized tiles come with; 2.5 KiB for barriers and reductions."""
+    tile = config.block_kv * (head_dim + head_dim_v)
+    raw = tile + config.num_stages * config.block_kv * 2 * 4 if is_quantized else 0
+    return 2 * (config.consumers * ROWS * (head_dim + STAGE_COLUMNS) + config.num_stages * tile) + raw + 2560
+
+
+def paged_extend(
+    q: jax.Array,
+    pool: jax.Array,
+    scales: jax.Array | None,
+    page_table: jax.Array,
+    plan: ExtendPlan,
+    page_offset: jax.typing.ArrayLike,
+    *,
+    head_dim_v: int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    config: ExtendConfig,
+    interpret: Any = None,
+) -> jax.Array:
+    """Causal attention of q [T, Hq, Dk] over pages: [T, Hq, Dv].
+
+    pool [P, Hkv, page_size, Dk + Dv]; scales float32 [P, Hkv, 2, page_size] if it is quantized; page_table int32
+    [R, max_pages]; page_offset int32 scalar, added to page ids.
+    Tokens without a tile (rows below the plan's min_q_len) are left unspecified; padding tokens give zeros.
+    """
+    shape = Shape(
+        num_q_heads=q.shape[1],
+        num_kv_heads=pool.shape[1],
+        head_dim=q.shape[2],
+        head_dim_v=head_dim_v,
+        page_size=pool.shape[2],
+        dtype=q.dtype,
+        kv_dtype=pool.dtype,
+        scoring=Scoring(scale, soft_cap),
+        sliding_window=sliding_window,
+        has_sinks=sinks is not None,
+        is_interpreted=interpret is not None,
+        config=config,
+    )
+    assert shape.is_quantized == (scales is not None), f"a pool of {pool.dtype} and scales: {scales is not None}"
+    kv = [pool, page_table, jnp.reshape(page_offset, (1,)).astype(jnp.int32), *([] if scales is None else [scales])]
+    return _call(shape, q, plan, kv, sinks, interpret)
+
+
+def ragged_extend(
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    plan: ExtendPlan,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    config: ExtendConfig,
+    interpret: Any = None,
+) -> jax.Array:
+    """The same over contiguous keys [S, Hkv, Dk] and values [S, Hkv, Dv]; the plan is made with cu_kv_lens."""
+    shape = Shape(
+        num_q_heads=q.shape[1],
+        num_kv_heads=keys.shape[1],
+        head_dim=q.shape[2],
+        head_dim_v=values.shape[2],
+        page_size=None,
+        dtype=q.dtype,
+        kv_dtype=keys.dtype,
+        scoring=Scoring(scale, soft_cap),
+        sliding_window=sliding_window,
+        has_sinks=sinks is not None,
+        is_interpreted=interpret is not None,
+        config=config,
+    )
+    padded = max(config.block_kv, round_up(keys.shape[0], ROW_GROUP))
+    return _call(shape, q, plan, [_pad(keys, padded), _pad(values, padded)], sinks, interpret)
+
+
+def _call(
+    shape: Shape, q: jax.Array, plan: ExtendPlan, kv: list[jax.Array], sinks: jax.Array | None, interpret: Any
+) -> jax.Array:
+    assert plan.tile_tokens == shape.tokens, (
+        f"the plan's tiles are of {plan.tile_tokens} tokens, the kernel's of {shape.tokens}"
+    )
+    num_tokens = q.shape[0]
+    padded = padded_tokens(num_tokens, shape.tokens)
+    kernel = extend_kernel(shape, plan.tiles.shape[0], padded, interpret)
+    inputs = [_pad(q, padded), plan.tiles, *kv]
+    return kernel(*inputs, *([] if sinks is None else [sinks.astype(jnp.float32)]))[:num_tokens]
+
+
+def _pad(x: jax.Array, length: int) -> jax.Array:
+    return x if x.shape[0] == length else jnp.pad(x, ((0, length - x.shape[0]), (0, 0), (0, 0)))

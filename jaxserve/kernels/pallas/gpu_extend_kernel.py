@@ -1,0 +1,115 @@
+"""The extend kernel put together: shared memory, warpgroups and grid. What each warpgroup does stands in gpu_extend_load,
+gpu_extend_consume and gpu_extend_store.
+
+A block takes one tile of the plan and `heads_per_tile` query heads of one KV head: 64 rows of scores per consumer warpgroup,
+ordered head by head. One more warpgroup, the producer, fetches keys and values by TMA. As in FlashAttention-3 (Shah et al.
+2024) two consumers take turns, so that one's softmax runs beside the other's products.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from jaxserve.kernels.pallas import gpu_dequant
+from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, cdiv, compiler_params, transforms
+from jaxserve.kernels.pallas.gpu_extend_consume import consume
+from jaxserve.kernels.pallas.gpu_extend_load import Contiguous, Pages, produce, produce_converted
+from jaxserve.kernels.pallas.gpu_extend_plan import BEGIN, END, ROWS
+from jaxserve.kernels.pallas.gpu_extend_store import STAGE_COLUMNS
+from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile
+
+
+def _quantized_scratch(s: Shape) -> dict[str, Any]:
+    layout = gpu_dequant.raw_transforms(math.gcd(s.head_dim, s.head_dim_v), s.kv_dtype)
+    full = plgpu.Barrier(num_arrivals=s.copies, num_barriers=1)
+    return {
+        "raw_k": plgpu.SMEM((s.block_kv, s.head_dim), s.kv_dtype, transforms=layout),
+        "raw_v": plgpu.SMEM((s.block_kv, s.head_dim_v), s.kv_dtype, transforms=layout),
+        "raw_k_full": full,
+        "raw_v_full": full,
+        "scales": plgpu.SMEM((s.config.num_stages, 2, s.block_kv), jnp.float32),
+        "scales_full": plgpu.Barrier(num_arrivals=2 * s.copies, num_barriers=s.config.num_stages),
+    }
+
+
+def _scratch(s: Shape) -> dict[str, Any]:
+    stages, barriers = s.config.num_stages, functools.partial(plgpu.Barrier, num_barriers=s.config.num_stages)
+
+    def buffer(*shape: int, columns: int | None = None) -> Any:
+        return plgpu.SMEM(shape, s.dtype, transforms=transforms(columns or shape[-1], s.dtype))
+
+    # Rows of the stage are copied one by one, so its tiles are of one row, swizzled as result and output are.
+    columns = math.gcd(s.head_dim_v, STAGE_COLUMNS)
+    arrivals = 1 if s.is_quantized else s.copies
+    tiling, swizzle = plgpu.TilingTransform((1, columns)), plgpu.SwizzleTransform(columns * jnp.dtype(s.dtype).itemsize)
+    buffers = {
+        "k": buffer(stages, s.block_kv, s.head_dim, columns=s.k_columns),
+        "v": buffer(stages, s.block_kv, s.head_dim_v),
+        "stage": plgpu.SMEM((s.consumers, ROWS, STAGE_COLUMNS), s.dtype, transforms=(tiling, swizzle) if columns > 16 else ()),
+        "q_full": plgpu.Barrier(num_arrivals=s.wg_heads * len(s.q_parts), num_barriers=s.consumers),
+        "k_full": barriers(num_arrivals=arrivals),
+        "v_full": barriers(num_arrivals=arrivals),
+        "k_empty": barriers(num_arrivals=s.consumers),
+        "v_empty": barriers(num_arrivals=s.consumers),
+        "tail": plgpu.Barrier(num_arrivals=s.copies, num_barriers=1),
+    }
+    if s.consumers > 1:
+        buffers["schedule"] = plgpu.Barrier(num_arrivals=s.consumers, num_barriers=1)
+    for part, (_, width) in enumerate(s.q_parts):
+        buffers[f"q{part}"] = buffer(s.consumers, ROWS, width)  # q0 also takes the result
+    if s.is_interpreted:
+        buffers["p"] = buffer(s.consumers, ROWS, s.block_kv)
+    return buffers | _quantized_scratch(s) if s.is_quantized else buffers
+
+
+def extend_kernel(s: Shape, num_tiles: int, num_tokens: int, interpret: Any) -> Any:
+    """A function of q, tiles, (pool, page_table, page_offset [1][, scales]) or (keys, values), and sinks if there are any."""
+
+    moves_registers = MOVES_REGISTERS and s.consumers > 1  # two warpgroups begin with all that a thread can have
+
+    def body(q: Any, tiles: Any, *refs: Any, **scratch: Any) -> None:
+        *refs, out = refs  # type: ignore[assignment]
+        sinks = refs[-1] if s.has_sinks else None
+        wg, index = lax.axis_index("wg"), lax.axis_index("tile")
+
+        def when_live(work: Callable[[], None]) -> None:
+            pl.when(tiles[index, END] > tiles[index, BEGIN])(work)
+
+        @pl.when(wg < s.consumers)
+        def _consumer() -> None:
+            if moves_registers:
+                plgpu.set_max_registers(s.config.consumer_registers, action="increase")
+            when_live(lambda: consume(s, wg if s.consumers > 1 else 0, tiles, q, sinks, out, scratch))
+
+        @pl.when(wg == s.consumers)
+        def _producer() -> None:
+            if moves_registers:
+                plgpu.set_max_registers(s.config.producer_registers, action="decrease")
+            if s.page_size is None:
+                when_live(lambda: produce(s, Tile.read(s, tiles), Contiguous(s, *refs[:2]), scratch))
+            elif s.is_quantized:
+                when_live(lambda: produce_converted(s, Tile.read(s, tiles), Pages(s, *refs[:4]), scratch))
+            else:
+                when_live(lambda: produce(s, Tile.read(s, tiles), Pages(s, *refs[:3]), scratch))
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((num_tokens, s.num_q_heads, s.head_dim_v), s.dtype),
+        scratch_types=_scratch(s),
+        grid=(num_tiles, cdiv(s.num_q_heads, s.heads)),
+        grid_names=("tile", "heads"),  # heads innermost: those that share a KV head run beside each other
+        num_threads=s.consumers + 1,
+        thread_name="wg",
+        compiler_params=compiler_params(),
+        interpret=interpret,
+        kernel_name="ragged_extend" if s.page_size is None else "paged_extend",
+    )

@@ -1,0 +1,205 @@
+"""Ragged paged attention on TPUs in Pallas: the calls of the kernel in tpu_kernel for a step that tpu_plan has divided."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxserve.kernels.pallas.tpu_kernel import LOG2_E, NO_WINDOW, NUM_BUFFERS, KernelShape, Refs, attention_kernel
+from jaxserve.kernels.pallas.tpu_layout import LANES, RowLayout, kept_in_hbm, pack_queries, token_of_row, unpack_queries
+from jaxserve.kernels.pallas.tpu_plan import PassPlan, TpuPlan
+from jaxserve.kernels.pallas.tpu_tuning import TYPICAL_CONTEXT, PassConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """What the passes of a step have in common."""
+
+    pool: jax.Array
+    scales: jax.Array | None
+    page_table: jax.Array  # [R, 1, max_pages]
+    page_offset: jax.typing.ArrayLike
+    layout: RowLayout
+    scale: float
+    sliding_window: Any
+    soft_cap: float | None
+    sinks: jax.Array | None
+    vmem_limit_bytes: int | None
+    interpret: Any
+
+    def shape(self, config: PassConfig) -> KernelShape:
+        return KernelShape(
+            layout=self.layout,
+            num_kv_heads=self.pool.shape[1],
+            page_size=self.pool.shape[2],
+            pages_per_row=self.page_table.shape[2],
+            config=config,
+            has_window=self.sliding_window is not None,
+            soft_cap=self.soft_cap,
+            has_sinks=self.sinks is not None,
+            has_scales=self.scales is not None,
+        )
+
+
+def paged_attention(
+    q: jax.Array,
+    pool: jax.Array,
+    scales: jax.Array | None,
+    plan: TpuPlan,
+    page_offset: jax.typing.ArrayLike,
+    *,
+    layout: RowLayout,
+    scale: float,
+    sliding_window: Any = None,
+    soft_cap: float | None = None,
+    sinks: jax.Array | None = None,
+    vmem_limit_bytes: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """q [T, Hq, key_dim] -> [T, Hq, value_dim], as AttentionBackend.ragged_paged_attention has it.
+
+    pool [P, Hkv, page_size, width] and its scales are tpu_write's. sliding_window may be an int32 scalar of the device.
+    """
+    (_, Hq, _), (_, Hkv, _, width) = q.shape, pool.shape
+    assert width == layout.width and Hq % Hkv == 0, f"pool {pool.shape} for queries {q.shape} and {layout}"
+    options = (scale, sliding_window, soft_cap, sinks, vmem_limit_bytes, interpret)
+    call = _Call(pool, scales, plan.page_table, page_offset, layout, *options)
+    if plan.extend is None:
+        return _run_pass(call, q, plan.decode, "paged_decode", num_items=q.shape[0])
+    assert plan.row_token is not None and plan.token_row is not None, "a plan with an extend pass knows the decode rows' tokens"
+    extended = _run_pass(call, q, plan.extend, "paged_extend", num_items=plan.extend.num_blocks)
+    decoded = _run_pass(call, q[plan.row_token], plan.decode, "paged_decode", num_items=plan.row_token.shape[0])
+    is_decode = (plan.token_row >= 0)[:, None, None]
+    return jnp.where(is_decode, decoded[jnp.maximum(plan.token_row, 0)], extended)
+
+
+def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: int) -> jax.Array:
+    """q [tokens of the pass, Hq, key_dim] -> [tokens, Hq, value_dim]; zeros for tokens that are in no item.
+
+    `num_items`: how many items to tell XLA of.
+    """
+    (T, Hq, _), Hkv, config, layout = q.shape, call.pool.shape[1], plan.config, call.layout
+    # tanh takes scores in units of the cap; else they go to base 2 at once.
+    folded = call.scale * LOG2_E if call.soft_cap is None else call.scale / call.soft_cap
+    scaled = (q.astype(jnp.float32) * folded).astype(q.dtype)
+    num_tiles = plan.num_blocks * (config.block_tokens // config.tile_tokens)
+    packed = pack_queries(scaled, Hkv, config.tile_tokens, num_tiles, layout.key_lanes)
+    row_token = jnp.asarray(token_of_row(config.tile_tokens, Hq // Hkv))
+    row_sinks = None if call.sinks is None else _sinks_of_rows(call.sinks, Hkv, config.tile_tokens, packed.shape[2])
+    window = NO_WINDOW if call.sliding_window is None else jnp.minimum(call.sliding_window, NO_WINDOW)
+    scalars = (
+        plan.block_items,
+        plan.item_block,
+        plan.item_row,
+        plan.q_start,
+        plan.q_len,
+        plan.kv_len,
+        jnp.asarray(call.page_offset, jnp.int32).reshape(1),
+        jnp.asarray(window, jnp.int32).reshape(1),
+    )
+    cost = _cost(call, q, num_items)
+    out = _call_kernel(call, config, scalars, packed, row_token, row_sinks, name, cost)
+    return unpack_queries(layout.value_of(out), config.tile_tokens, T, Hq)
+
+
+def _cost(call: _Call, q: jax.Array, num_items: int) -> pl.CostEstimate:
+    """What XLA schedules other work by.
+
+    Lengths are not known here. Assumed: no token is padding, each sees TYPICAL_CONTEXT keys (fewer if the page table or a
+    static window has fewer), and the keys are read once per item. The page table's capacity would be the upper bound, but
+    with 128k tokens per row it would say a hundred times what a usual step takes. In a mixed step every row counts as a
+    decode row and every token as one of the extend pass, as if neither pass knew of the other.
+    """
+    (T, Hq, _), (_, Hkv, page_size, width) = q.shape, call.pool.shape
+    layout, kv_bytes = call.layout, call.pool.dtype.itemsize
+    context = min(TYPICAL_CONTEXT, call.page_table.shape[2] * page_size)
+    if isinstance(call.sliding_window, int):
+        context = min(context, call.sliding_window)
+    scores = T * Hq * context
+    token_bytes = Hkv * (width * kv_bytes + (8 if call.scales is not None else 0))
+    query_bytes = T * Hq * (layout.key_lanes + layout.value_lanes) * q.dtype.itemsize
+    return pl.CostEstimate(
+        flops=2 * scores * (layout.key_lanes + layout.value_lanes),
+        transcendentals=scores * (1 if call.soft_cap is None else 2),
+        bytes_accessed=num_items * context * token_bytes + query_bytes,
+    )
+
+
+def _sinks_of_rows(sinks: jax.Array, num_kv_heads: int, tile_tokens: int, rows: int) -> jax.Array:
+    """sinks [Hq] -> float32 [Hkv, tile_rows, 128] in base 2."""
+    grouped = sinks.astype(jnp.float32).reshape(num_kv_heads, 1, -1) * LOG2_E
+    tiled = jnp.broadcast_to(grouped, (num_kv_heads, tile_tokens, grouped.shape[2])).reshape(num_kv_heads, -1)
+    tiled = jnp.pad(tiled, ((0, 0), (0, rows - tiled.shape[1])))
+    return jnp.broadcast_to(tiled[..., None], (*tiled.shape, LANES))
+
+
+def _call_kernel(
+    call: _Call,
+    config: PassConfig,
+    scalars: tuple[jax.Array, ...],
+    q: jax.Array,
+    row_token: jax.Array,
+    row_sinks: jax.Array | None,
+    name: str,
+    cost: pl.CostEstimate,
+) -> jax.Array:
+    """q as pack_queries has it -> the same with value_lanes."""
+    shape, layout = call.shape(config), call.layout
+    Hkv, num_tiles, rows, _ = q.shape
+    block_tiles = config.block_tokens // config.tile_tokens
+
+    def tiles(lanes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((Hkv, block_tiles, rows, lanes), lambda block, *_: (0, block, 0, 0))
+
+    whole, in_hbm = pl.BlockSpec(memory_space=pltpu.VMEM), pl.BlockSpec(memory_space=pltpu.HBM)
+    inputs = [
+        (q, tiles(layout.key_lanes)),
+        (row_token, whole),
+        (row_sinks, whole),
+        (kept_in_hbm(call.page_table, call.interpret), in_hbm),
+        (kept_in_hbm(call.pool, call.interpret), in_hbm),
+        (kept_in_hbm(call.scales, call.interpret), in_hbm),
+    ]
+    scratch = _scratch(shape, call.pool.dtype, (Hkv, block_tiles, rows))
+    present = [True] * len(scalars) + [x is not None for x, _ in inputs] + [True] + [x is not None for x in scratch]
+
+    def kernel(*given: Any) -> None:
+        remaining = iter(given)
+        attention_kernel(shape, Refs(*(next(remaining) if is_present else None for is_present in present)))
+
+    return pl.pallas_call(
+        kernel,
+        out_shape=jax.ShapeDtypeStruct((*q.shape[:3], layout.value_lanes), q.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(num_tiles // block_tiles,),
+            in_specs=[spec for x, spec in inputs if x is not None],
+            out_specs=tiles(layout.value_lanes),
+            scratch_shapes=[x for x in scratch if x is not None],
+        ),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=call.vmem_limit_bytes),
+        cost_estimate=cost,
+        interpret=call.interpret,
+        name=name,
+    )(*scalars, *(x for x, _ in inputs if x is not None))
+
+
+def _scratch(shape: KernelShape, kv_dtype: jax.typing.DTypeLike, block_rows: tuple[int, int, int]) -> list[Any]:
+    """In the order of Refs; None for what the shape does not have."""
+    heads, lanes, page_size = shape.num_kv_heads, shape.layout.value_lanes, shape.page_size
+    return [
+        pltpu.VMEM((NUM_BUFFERS, heads, shape.kv_block_tokens, shape.layout.width), kv_dtype),
+        pltpu.VMEM((NUM_BUFFERS, shape.block_pages, 2 * heads, page_size), jnp.float32) if shape.has_scales else None,
+        pltpu.VMEM((*block_rows, lanes), jnp.float32),
+        pltpu.VMEM((*block_rows, LANES), jnp.float32),
+        pltpu.VMEM((*block_rows, LANES), jnp.float32),
+        pltpu.SMEM((1,), jnp.int32),
+        pltpu.SMEM((2, 1, shape.pages_per_row), jnp.int32),
+        pltpu.SemaphoreType.DMA((NUM_BUFFERS,)),
+        pltpu.SemaphoreType.DMA((2,)),
+    ]

@@ -1,0 +1,130 @@
+"""PallasTpuAttention: the AttentionBackend of TPUs; puts together what the other tpu modules here hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.typing
+
+from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
+from jaxserve.kernels.pages import PageArray
+from jaxserve.kernels.pallas.tpu_attention import paged_attention
+from jaxserve.kernels.pallas.tpu_layout import RowLayout
+from jaxserve.kernels.pallas.tpu_plan import plan_step
+from jaxserve.kernels.pallas.tpu_tuning import TpuConfig, choose_config, unsupported
+from jaxserve.kernels.pallas.tpu_write import write_rows
+from jaxserve.kernels.rotary import Rotary, quantize_rows, split_and_rotate
+from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
+
+
+class TpuKV(NamedTuple):
+    """The KV cache; pages as tpu_layout has them."""
+
+    pool: jax.Array  # [P, Hkv, page_size, width]
+    scales: jax.Array | None  # float32 [P, 2 * Hkv, page_size]: what a quantized token's key and value are multiplied with
+
+
+@dataclasses.dataclass(frozen=True)
+class PallasTpuAttention:
+    """AttentionBackend in Pallas Mosaic TPU, for v5e, v5p, v6e and 7x."""
+
+    name: ClassVar[str] = "pallas"
+    platforms: ClassVar[tuple[str, ...]] = ("tpu",)
+    default_page_size: ClassVar[int] = 128  # a page is one copy, of 512 KiB for 8 KV heads of 128 in bfloat16
+
+    spec: AttentionSpec
+    interpret: Any = False  # pltpu.InterpretParams in tests
+    override: TpuConfig | None = None  # instead of what the cost model chooses
+
+    @classmethod
+    def supports(cls, spec: AttentionSpec) -> str | None:
+        return unsupported(spec)
+
+    @functools.cached_property
+    def config(self) -> TpuConfig:
+        return self.override or choose_config(self.spec)
+
+    @property
+    def layout(self) -> RowLayout:
+        return RowLayout.of(self.spec.head_dim)
+
+    def kv_pages(self) -> TpuKV:
+        spec = self.spec
+        assert spec.page_size is not None
+        pool = PageArray(self.layout.page_shape(spec.num_kv_heads, spec.page_size), jnp.dtype(spec.kv_dtype), 0)
+        scales = PageArray((2 * spec.num_kv_heads, spec.page_size), jnp.dtype(jnp.float32), 0)
+        return TpuKV(pool, scales if spec.kv_dtype in QUANTIZED_DTYPES else None)  # type: ignore[arg-type]
+
+    def plan(
+        self,
+        *,
+        kv_lens: jax.Array,
+        cu_q_lens: jax.Array,
+        page_table: jax.Array,
+        slot_pages: jax.Array,
+        slot_offsets: jax.Array,
+        decode_only: bool,
+    ) -> AttentionMetadata:
+        with jax.named_scope("plan_attention"):
+            is_live = live_tokens(kv_lens, cu_q_lens, slot_pages.shape[0], decode_only)
+            slot_pages = drop_padding(slot_pages, is_live)
+            work = plan_step(
+                kv_lens,
+                cu_q_lens,
+                page_table,
+                slot_pages,
+                slot_offsets,
+                decode_only=decode_only,
+                page_size=self.kv_pages().pool.shape[1],
+                config=self.config,
+            )
+        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_only)
+
+    def rope_and_write(
+        self,
+        qkv: jax.Array,
+        rotary: Rotary | None,
+        kv_cache: TpuKV,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+    ) -> tuple[jax.Array, TpuKV]:
+        q, k, v = split_and_rotate(qkv, rotary)
+        row_scales = None
+        with jax.named_scope("write_kv"):
+            if kv_cache.scales is not None:
+                (k, k_scale), (v, v_scale) = (quantize_rows(x, kv_cache.pool.dtype) for x in (k, v))
+                row_scales = jnp.stack([k_scale, v_scale], axis=2).reshape(k.shape[0], -1)
+            rows = self.layout.rows(k, v).astype(kv_cache.pool.dtype)
+            written = write_rows(*kv_cache, rows, row_scales, metadata.work.write, page_offset, interpret=self.interpret)
+        return q, TpuKV(*written)
+
+    def ragged_paged_attention(
+        self,
+        q: jax.Array,
+        kv_cache: TpuKV,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        *,
+        scale: float,
+        sliding_window: Any = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
+        with jax.named_scope("attention"):
+            return paged_attention(
+                q,
+                *kv_cache,
+                metadata.work,
+                page_offset,
+                layout=self.layout,
+                scale=scale,
+                sliding_window=sliding_window,
+                soft_cap=soft_cap,
+                sinks=sinks,
+                vmem_limit_bytes=self.config.vmem_limit_bytes,
+                interpret=self.interpret,
+            )

@@ -1,0 +1,383 @@
+"""The body of the TPU attention kernel: decode and extend, grouped heads and MLA are one kernel over different tiles.
+
+    for block of query tokens (the grid; queries and results are pipelined by Pallas):
+        for item, a row with tokens in the block:                trip count: this step's
+            for KV block of the item's pages:                    trip count: from the window's begin to the last query's key
+                start the copies of the next KV block (at the end: of the next item's first), wait for this one's
+                for chunk of it, for query tile that sees it:    exact bounds, causal and window
+                    for KV head: scores, online softmax, weighted values
+
+Softmax is the online one (Milakov & Gimelshein, arXiv 1805.02867), in float32 and to base 2: scale * log2(e) is folded into q,
+which saves a vector operation per score; by peak rates v6e and TPU7x spend more time on vector operations than on products.
+Running maximum and sum are kept in all 128 lanes, so that using them needs no broadcast.
+
+No view of a ref is reshaped or bitcast, so that Pallas' TPU interpreter can run the kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxserve.kernels.pallas.tpu_layout import LANES, RowLayout
+from jaxserve.kernels.pallas.tpu_tuning import PassConfig
+
+LOG2_E = 1.4426950408889634
+# The running maximum before the first score. A masked score is -inf, so its weight is 0 even where all scores are masked.
+NO_MAXIMUM = -1e30
+# Stands for "no sliding window" where only some layers have one; a position plus this is still an int32.
+NO_WINDOW = 1 << 30
+
+NUM_BUFFERS = 2  # one KV block is worked on while the next one comes
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelShape:
+    """What is known when the kernel is traced."""
+
+    layout: RowLayout
+    num_kv_heads: int
+    page_size: int
+    pages_per_row: int  # of the page table; its rows come to SMEM one at a time, where all of them might not fit
+    config: PassConfig
+    has_window: bool
+    soft_cap: float | None
+    has_sinks: bool
+    has_scales: bool
+
+    @property
+    def block_pages(self) -> int:
+        return max(1, self.config.kv_block_tokens // self.page_size)
+
+    @property
+    def kv_block_tokens(self) -> int:
+        return self.block_pages * self.page_size
+
+    @property
+    def chunk_tokens(self) -> int:
+        return min(self.config.kv_chunk_tokens, self.kv_block_tokens)
+
+
+class Refs(NamedTuple):
+    """In the order in which pallas_call hands them over; those that a shape does not have are None."""
+
+    # Scalars: the arrays of PassPlan.
+    block_items: Any
+    item_block: Any
+    item_row: Any
+    q_start: Any
+    q_len: Any
+    kv_len: Any
+    page_offset: Any  # [1]
+    window: Any  # [1]
+    # Inputs.
+    q: Any  # VMEM [Hkv, tiles of the block, tile_rows, key_lanes], scaled
+    token_of_row: Any  # VMEM int32 [tile_rows, 128]
+    sinks: Any  # VMEM float32 [Hkv, tile_rows, 128], in base 2
+    page_table: Any  # HBM int32 [R, 1, pages_per_row]
+    pool: Any  # HBM [P, Hkv, page_size, width]
+    scales: Any  # HBM float32 [P, 2 * Hkv, page_size]
+    # Output.
+    out: Any  # VMEM [Hkv, tiles of the block, tile_rows, value_lanes]
+    # Scratch.
+    kv: Any  # VMEM [buffers, Hkv, kv_block_tokens, width]
+    kv_scales: Any  # VMEM [buffers, block_pages, 2 * Hkv, page_size]
+    weighted: Any  # VMEM float32, shape of out
+    maximum: Any  # VMEM float32 [Hkv, tiles of the block, tile_rows, 128]
+    total: Any  # the same
+    blocks_done: Any  # SMEM int32 [1] KV blocks worked on so far: says which buffer is next
+    table_rows: Any  # SMEM int32 [2, 1, pages_per_row] of the item that is worked on and of the next one
+    copied: Any  # DMA semaphores [buffers] of pages
+    table_copied: Any  # DMA semaphores [2]
+
+
+class Item(NamedTuple):
+    """Scalars of one item."""
+
+    index: Any
+    row: Any
+    first_token: Any  # the tokens of this pass that belong to the item: first_token:end_token
+    end_token: Any
+    position_of_token: Any  # what to add to a token to get its position
+    first_page: Any  # pages that hold what the item's queries see: first_page:end_page, by position in the row
+    end_page: Any
+    kv_end: Any  # positions at or past this are seen by none of its queries
+
+
+def _read_item(shape: KernelShape, refs: Refs, index: Any) -> Item:
+    row, block = refs.item_row[index], refs.item_block[index]
+    B = shape.config.block_tokens
+    start, length, kv_len = refs.q_start[row], refs.q_len[row], refs.kv_len[row]
+    first_token = jnp.maximum(start, block * B)
+    end_token = jnp.minimum(start + length, (block + 1) * B)
+    position = kv_len - length - start
+    kv_end = end_token + position
+    first_page = jnp.int32(0)
+    if shape.has_window:
+        first_page = jnp.maximum(first_token + position - refs.window[0] + 1, 0) // shape.page_size
+    return Item(index, row, first_token, end_token, position, first_page, pl.cdiv(kv_end, shape.page_size), kv_end)
+
+
+def _num_kv_blocks(shape: KernelShape, item: Item) -> Any:
+    return pl.cdiv(item.end_page - item.first_page, shape.block_pages)
+
+
+def _for_pages(shape: KernelShape, refs: Refs, item: Item, kv_block: Any, do: Callable[[Any, Any], None]) -> None:
+    """Calls `do` with the number of each of a KV block's pages in the block, and in the row; none are past the item's end."""
+    first = item.first_page + kv_block * shape.block_pages
+    count = jnp.minimum(shape.block_pages, item.end_page - first)
+    jax.lax.fori_loop(0, count, lambda i, _: do(i, first + i), None)
+
+
+def _page_copies(shape: KernelShape, refs: Refs, page_id: Any, buffer: Any, i: Any) -> list[Any]:
+    """Of the pool's page `page_id` to page i of the buffer."""
+    slots = pl.ds(pl.multiple_of(i * shape.page_size, shape.page_size), shape.page_size)
+    copies = [(refs.pool.at[page_id], refs.kv.at[buffer, :, slots, :])]
+    if shape.has_scales:
+        copies.append((refs.scales.at[page_id], refs.kv_scales.at[buffer, i]))
+    return [pltpu.make_async_copy(source, target, refs.copied.at[buffer]) for source, target in copies]
+
+
+def _start_pages(shape: KernelShape, refs: Refs, item: Item, kv_block: Any, buffer: Any) -> None:
+    def page(i: Any, page_in_row: Any) -> None:
+        page_id = refs.page_offset[0] + refs.table_rows[item.index % 2, 0, page_in_row]
+        for copy in _page_copies(shape, refs, page_id, buffer, i):
+            copy.start()
+
+    _for_pages(shape, refs, item, kv_block, page)
+
+
+def _wait_for_pages(shape: KernelShape, refs: Refs, item: Item, kv_block: Any, buffer: Any) -> None:
+    def page(i: Any, _: Any) -> None:
+        for copy in _page_copies(shape, refs, 0, buffer, i):  # a wait asks for the size only; the table's row may be gone
+            copy.wait()
+
+    _for_pages(shape, refs, item, kv_block, page)
+
+
+def _table_copy(refs: Refs, index: Any) -> Any:
+    """Of an item's row of the page table."""
+    return pltpu.make_async_copy(
+        refs.page_table.at[refs.item_row[index]], refs.table_rows.at[index % 2], refs.table_copied.at[index % 2]
+    )
+
+
+def _start_item(shape: KernelShape, refs: Refs, index: Any, num_items: Any, buffer: Any) -> None:
+    """Starts the copies of an item's first pages, and of the next item's page table into the place of the one before."""
+    _table_copy(refs, index).wait()
+    _start_pages(shape, refs, _read_item(shape, refs, index), 0, buffer)
+    pl.when(index + 1 < num_items)(lambda: _table_copy(refs, index + 1).start())
+
+
+def attention_kernel(shape: KernelShape, refs: Refs) -> None:
+    block = pl.program_id(0)
+    num_items = refs.block_items[refs.block_items.shape[0] - 1]
+
+    @pl.when(block == 0)
+    def _first_step() -> None:
+        refs.blocks_done[0] = 0
+
+        @pl.when(num_items > 0)
+        def _() -> None:
+            _table_copy(refs, 0).start()
+            _start_item(shape, refs, 0, num_items, 0)
+
+    refs.weighted[...] = jnp.zeros(refs.weighted.shape, jnp.float32)
+    if shape.has_sinks:  # a sink is a score seen already, without a value
+        refs.maximum[...] = jnp.broadcast_to(refs.sinks[...][:, None], refs.maximum.shape)
+        refs.total[...] = jnp.ones(refs.total.shape, jnp.float32)
+    else:
+        refs.maximum[...] = jnp.full(refs.maximum.shape, NO_MAXIMUM)
+        refs.total[...] = jnp.zeros(refs.total.shape, jnp.float32)
+
+    jax.lax.fori_loop(
+        refs.block_items[block],
+        refs.block_items[block + 1],
+        lambda index, _: _attend_item(shape, refs, block, index, num_items),
+        None,
+    )
+    _write_out(shape, refs)
+
+
+def _write_out(shape: KernelShape, refs: Refs) -> None:
+    def tile(t: Any, _: None) -> None:
+        for head in range(shape.num_kv_heads):
+            total = jnp.maximum(refs.total[head, t], 1e-30)  # 0 for padding, whose weighted sum is 0 too
+            result = refs.weighted[head, t] / _to_lanes(total, refs.out.shape[-1])
+            refs.out[head, t] = result.astype(refs.out.dtype)
+
+    jax.lax.fori_loop(0, refs.out.shape[1], tile, None)
+
+
+def _attend_item(shape: KernelShape, refs: Refs, block: Any, index: Any, num_items: Any) -> None:
+    item = _read_item(shape, refs, index)
+    num_kv_blocks = _num_kv_blocks(shape, item)
+
+    def kv_block(j: Any, _: None) -> None:
+        done = refs.blocks_done[0]
+        buffer, other = done % NUM_BUFFERS, (done + 1) % NUM_BUFFERS
+        refs.blocks_done[0] = done + 1
+
+        @pl.when(j + 1 < num_kv_blocks)
+        def _next_of_item() -> None:
+            _start_pages(shape, refs, item, j + 1, other)
+
+        @pl.when((j + 1 == num_kv_blocks) & (index + 1 < num_items))
+        def _next_item() -> None:
+            _start_item(shape, refs, index + 1, num_items, other)
+
+        _wait_for_pages(shape, refs, item, j, buffer)
+        _attend_kv_block(shape, refs, item, block, j, buffer)
+
+    jax.lax.fori_loop(0, num_kv_blocks, kv_block, None)
+
+
+def _attend_kv_block(shape: KernelShape, refs: Refs, item: Item, block: Any, j: Any, buffer: Any) -> None:
+    position = (item.first_page + j * shape.block_pages) * shape.page_size
+    live = jnp.minimum(item.kv_end - position, shape.kv_block_tokens)
+    num_chunks = pl.cdiv(live, shape.chunk_tokens)
+    _clear_dead_values(shape, refs, buffer, num_chunks - 1, live)
+
+    def chunk(c: Any, _: None) -> None:
+        first, end = _tiles_that_see(shape, refs, item, block, position + c * shape.chunk_tokens)
+        attend = lambda t, _: _attend_tile(shape, refs, item, block, buffer, c, position, t)  # noqa: E731
+        jax.lax.fori_loop(first, end, attend, None)
+
+    jax.lax.fori_loop(0, num_chunks, chunk, None)
+
+
+def _chunk_slots(shape: KernelShape, chunk: Any) -> Any:
+    return pl.ds(pl.multiple_of(chunk * shape.chunk_tokens, shape.chunk_tokens), shape.chunk_tokens)
+
+
+def _clear_dead_values(shape: KernelShape, refs: Refs, buffer: Any, chunk: Any, live: Any) -> None:
+    """Zeros behind the last live row of the last chunk: their weights are 0, but 0 * NaN is not."""
+    layout = shape.layout
+    lanes = pl.ds(layout.first_value_lane, layout.value_lanes)
+    slots = _chunk_slots(shape, chunk)
+    remaining = live - chunk * shape.chunk_tokens
+
+    @pl.when(remaining < shape.chunk_tokens)
+    def _() -> None:
+        def head(h: Any, _: None) -> None:
+            values = refs.kv[buffer, h, slots, lanes]
+            row = jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
+            kept = jnp.where(row < remaining, values.astype(jnp.float32), 0.0)
+            refs.kv[buffer, h, slots, lanes] = kept.astype(values.dtype)
+
+        jax.lax.fori_loop(0, shape.num_kv_heads, head, None)
+
+
+def _tiles_that_see(shape: KernelShape, refs: Refs, item: Item, block: Any, position: Any) -> tuple[Any, Any]:
+    """First and end of the block's query tiles in which a query of the item sees a key of the chunk at `position`."""
+    tile_tokens, block_start = shape.config.tile_tokens, block * shape.config.block_tokens
+    first_token = jnp.maximum(item.first_token, position - item.position_of_token)
+    end_token = item.end_token
+    if shape.has_window:
+        last_seen_by = position + shape.chunk_tokens - 1 + refs.window[0] - 1
+        end_token = jnp.minimum(end_token, last_seen_by - item.position_of_token + 1)
+    return (first_token - block_start) // tile_tokens, pl.cdiv(end_token - block_start, tile_tokens)
+
+
+def _attend_tile(
+    shape: KernelShape, refs: Refs, item: Item, block: Any, buffer: Any, chunk: Any, block_position: Any, tile: Any
+) -> None:
+    """One query tile and one chunk of keys, all heads."""
+    config = shape.config
+    first_token = block * config.block_tokens + tile * config.tile_tokens
+    key_position = block_position + chunk * shape.chunk_tokens  # of the chunk's first key
+    # Columns (keys of the chunk) before `begin` and from `end` on are not seen, per row of the tile.
+    token = first_token + refs.token_of_row[...]
+    is_mine = (token >= item.first_token) & (token < item.end_token)
+    query_column = token + item.position_of_token - key_position
+    end = jnp.where(is_mine, query_column + 1, 0)
+    begin = query_column - refs.window[0] + 1 if shape.has_window else None
+
+    def heads(masked: bool) -> None:
+        column_end, column_begin = (end, begin) if masked else (None, None)
+        group = min(config.head_unroll, shape.num_kv_heads)
+
+        def step(g: Any, _: None) -> None:
+            for i in range(group):
+                _flash_step(shape, refs, buffer, chunk, tile, g * group + i, column_end, column_begin)
+
+        if group == shape.num_kv_heads:
+            step(0, None)
+        else:
+            assert shape.num_kv_heads % group == 0, f"{shape.num_kv_heads} heads, {group} at a time"
+            jax.lax.fori_loop(0, shape.num_kv_heads // group, step, None)
+
+    if not config.split_masked:
+        heads(masked=True)
+        return
+    last_token = first_token + config.tile_tokens - 1
+    sees_all = (
+        (first_token >= item.first_token)
+        & (last_token < item.end_token)
+        & (key_position + shape.chunk_tokens - 1 <= first_token + item.position_of_token)
+    )
+    if shape.has_window:
+        sees_all &= key_position > last_token + item.position_of_token - refs.window[0]
+    pl.when(sees_all)(lambda: heads(masked=False))
+    pl.when(~sees_all)(lambda: heads(masked=True))
+
+
+def _flash_step(
+    shape: KernelShape, refs: Refs, buffer: Any, chunk: Any, tile: Any, head: Any, column_end: Any, column_begin: Any
+) -> None:
+    """One query tile, one chunk of keys, one KV head. column_end int32 [tile_rows, 128]; None if all queries see all keys."""
+    layout, slots = shape.layout, _chunk_slots(shape, chunk)
+    q = refs.q[head, tile]
+    scores = _product(q, refs.kv[buffer, head, slots, pl.ds(0, layout.key_lanes)], transposed=True)
+    if shape.has_scales:
+        scores *= _chunk_scales(shape, refs, buffer, chunk, 2 * head)
+    if shape.soft_cap is not None:
+        scores = jnp.tanh(scores) * (shape.soft_cap * LOG2_E)
+    if column_end is not None:
+        column = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+        is_seen = column < _to_lanes(column_end, shape.chunk_tokens)
+        if column_begin is not None:
+            is_seen &= column >= _to_lanes(column_begin, shape.chunk_tokens)
+        scores = jnp.where(is_seen, scores, -jnp.inf)
+    before = refs.maximum[head, tile]
+    maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.exp2(scores - _to_lanes(maximum, shape.chunk_tokens))
+    shrink = jnp.exp2(before - maximum)
+    refs.maximum[head, tile] = maximum
+    refs.total[head, tile] = refs.total[head, tile] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+    if shape.has_scales:
+        value_scales = _chunk_scales(shape, refs, buffer, chunk, 2 * head + 1)
+        weights = jnp.where(weights > 0, weights * value_scales, 0.0)  # scales of dead slots may be NaN
+    values = refs.kv[buffer, head, slots, pl.ds(layout.first_value_lane, layout.value_lanes)]
+    weighted = _product(weights.astype(q.dtype), values, transposed=False)
+    refs.weighted[head, tile] = refs.weighted[head, tile] * _to_lanes(shrink, layout.value_lanes) + weighted
+
+
+def _product(left: jax.Array, right: jax.Array, *, transposed: bool) -> jax.Array:
+    """left @ right, or left @ right.T, in float32. Quantized keys and values are exact in bfloat16."""
+    if right.dtype != left.dtype:
+        right = right.astype(jnp.float32).astype(left.dtype)
+    contracted = (((1,), (1 if transposed else 0,)), ((), ()))
+    precision = jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
+    return jax.lax.dot_general(left, right, contracted, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _chunk_scales(shape: KernelShape, refs: Refs, buffer: Any, chunk: Any, row: Any) -> jax.Array:
+    """float32 [1, chunk_tokens]: the scales of the chunk's keys (row 2h) or values (row 2h + 1)."""
+    pages = shape.chunk_tokens // shape.page_size
+    parts = [refs.kv_scales[buffer, chunk * pages + i, pl.ds(row, 1), :] for i in range(pages)]
+    return parts[0] if pages == 1 else jnp.concatenate(parts, axis=1)
+
+
+def _to_lanes(x: jax.Array, lanes: int) -> jax.Array:
+    """x [rows, 128], the same in all lanes, with another number of them."""
+    if lanes <= LANES:
+        return x[:, :lanes]
+    assert lanes % LANES == 0, f"{lanes} lanes"
+    return jnp.concatenate([x] * (lanes // LANES), axis=1)

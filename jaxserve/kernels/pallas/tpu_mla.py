@@ -1,0 +1,83 @@
+"""Multi-head latent attention (DeepSeek) on TPUs, absorbed: all heads read one row per token, its latent and its rotated key.
+
+It is the kernel of tpu_kernel with one KV head and a row whose value is part of its key: decode and extend alike multiply the
+H heads of some tokens with rows of 576 (640 lanes). By absorption a prompt costs (576 + 512) / (192 + 128) times the products
+of the expanded form, but reads the cache as it is. A server that prefills long prompts without a cached prefix may prefer to
+expand them and use plain attention; that is the model's choice, not made here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.kernels.pallas.tpu_attention import paged_attention
+from jaxserve.kernels.pallas.tpu_layout import RowLayout
+from jaxserve.kernels.pallas.tpu_plan import TpuPlan, WritePlan
+from jaxserve.kernels.pallas.tpu_tuning import PassShape, TpuConfig, config_of
+from jaxserve.kernels.pallas.tpu_write import write_rows
+from jaxserve.kernels.rotary import quantize_rows
+
+
+def mla_config(
+    num_heads: int,
+    layout: RowLayout,
+    page_size: int,
+    dtype: str,
+    kv_dtype: str,
+    device_kind: str,
+) -> TpuConfig:
+    """Heads are those of one shard; the cache is the same on all of them."""
+    decode, extend = (PassShape(layout, num_heads, 1, page_size, dtype, kv_dtype, is_decode) for is_decode in (True, False))
+    return config_of(decode, extend, device_kind)
+
+
+def write_latents(
+    pool: jax.Array,
+    scales: jax.Array | None,
+    latents: jax.Array,
+    rotated_keys: jax.Array,
+    plan: WritePlan,
+    page_offset: jax.typing.ArrayLike,
+    *,
+    interpret: Any = False,
+) -> tuple[jax.Array, jax.Array | None]:
+    """latents [T, latent_dim] and rotated_keys [T, rope_dim] into pool [P, 1, page_size, width], in place. A quantized pool has
+    scales float32 [P, 2, page_size]: one per token, kept twice, for its row as key and as value."""
+    layout = RowLayout.latent(latents.shape[1], rotated_keys.shape[1])
+    rows = jnp.concatenate([latents, rotated_keys], axis=1)[:, None]
+    row_scales = None
+    if scales is not None:
+        rows, scale = quantize_rows(rows, pool.dtype)
+        row_scales = jnp.concatenate([scale, scale], axis=1)
+    rows = jnp.pad(rows.astype(pool.dtype), ((0, 0), (0, 0), (0, layout.width - layout.key_dim)))
+    return write_rows(pool, scales, rows, row_scales, plan, page_offset, interpret=interpret)
+
+
+def mla_attention(
+    q_latent: jax.Array,
+    q_rotated: jax.Array,
+    pool: jax.Array,
+    scales: jax.Array | None,
+    plan: TpuPlan,
+    page_offset: jax.typing.ArrayLike,
+    *,
+    scale: float,
+    vmem_limit_bytes: int | None = None,
+    interpret: Any = False,
+) -> jax.Array:
+    """q_latent [T, H, latent_dim] (queries times the key's up-projection), q_rotated [T, H, rope_dim] -> [T, H, latent_dim], to
+    be multiplied with the value's up-projection. `scale` is that of the expanded head, (nope_dim + rope_dim) ** -0.5."""
+    return paged_attention(
+        jnp.concatenate([q_latent, q_rotated], axis=2),
+        pool,
+        scales,
+        plan,
+        page_offset,
+        layout=RowLayout.latent(q_latent.shape[2], q_rotated.shape[2]),
+        scale=scale,
+        vmem_limit_bytes=vmem_limit_bytes,
+        interpret=interpret,
+    )

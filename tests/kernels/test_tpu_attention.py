@@ -1,0 +1,149 @@
+"""The TPU kernels in Pallas' TPU interpreter, against the definition; races and reads out of bounds fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import GARBAGE, Heads, Step, attend, expected, fill, make_step, nan_pool, pack_qkv, rounded, run, spec_of
+from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
+
+from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
+
+F32_ERROR = 2e-6
+bind_small = functools.partial(PallasTpuAttention, interpret=INTERPRET, override=SMALL)
+bind_wide = functools.partial(PallasTpuAttention, interpret=INTERPRET, override=WIDE)
+
+DECODE = ((1, 9), (0, 0), (1, 20), (1, 1), (1, 16))
+MIXED = ((1, 17), (0, 0), (21, 30), (1, 1), (3, 3), (2, 9))
+
+
+no_races = pytest.fixture(autouse=True)(fail_on_races)
+
+
+def check(step: Step, bind: Any = bind_small, **options: Any) -> None:
+    as_arrays = {name: jnp.asarray(value) if name == "sinks" else value for name, value in options.items()}
+    np.testing.assert_allclose(run(bind, step, **as_arrays), expected(step, **options), atol=F32_ERROR, rtol=0)
+
+
+def test_decode() -> None:
+    check(make_step(DECODE, Heads(4, 2, 16), decode_only=True))
+
+
+def test_mixed() -> None:
+    check(make_step(MIXED, Heads(4, 2, 16), num_tokens=40))
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 21}], ids=str)
+def test_tiles_at_the_borders_of_masks_and_rows(options: dict[str, Any]) -> None:
+    """Tiles begin at position 6, 14, 22: next to a chunk's last key, and 21 before another's first. Then rows share a tile."""
+    check(make_step(((24, 30), (3, 3), (5, 20), (2, 40)), Heads(2, 1, 16), num_tokens=40), **options)
+
+
+def test_nothing_to_do() -> None:
+    check(make_step([(0, 0), (0, 0)], Heads(2, 1, 16), decode_only=True, max_pages=2))
+    check(make_step([(0, 0), (0, 0)], Heads(2, 1, 16), num_tokens=16, max_pages=2))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 1},
+        {"sliding_window": 7},
+        {"sliding_window": 2**31 - 1},
+        {"soft_cap": 1.5, "scale": 0.7},
+        {"sinks": np.array([0.5, -3.0, 20.0, 0.0], np.float32)},
+        {"sliding_window": 9, "soft_cap": 3.0, "sinks": np.array([2.0, -1.0, 0.0, 9.0], np.float32)},
+    ],
+    ids=str,
+)
+def test_options(options: dict[str, Any]) -> None:
+    check(make_step(((1, 27), (0, 0), (10, 30), (6, 6)), Heads(4, 2, 16), num_tokens=24), **options)
+
+
+def test_pages_before_the_window_are_not_followed() -> None:
+    """Nor are those past the end, which every test checks."""
+    window, step = 6, make_step(((1, 30), (4, 25)), Heads(2, 1, 16), num_tokens=8)
+    want = expected(step, sliding_window=window)
+    backend = bind_small(spec_of(step, jnp.float32))
+    before = step.before(64)
+    new = [jnp.asarray(before.new(x)) for x in (step.keys, step.values)]
+    pool = fill(backend, nan_pool(backend, step.num_pages), *new, jnp.int32(0), before.plan_arguments())
+    arguments = step.plan_arguments()
+    table = step.page_table.copy()
+    for row, (query_len, kv_len) in enumerate(step.rows):
+        table[row, : (kv_len - query_len - window + 1) // step.page_size] = GARBAGE[0]
+    arguments["page_table"] = jnp.asarray(table)
+    now = [jnp.asarray(x) for x in (step.q, step.new(step.keys), step.new(step.values))]
+    out, _ = attend(backend, pool, *now, jnp.int32(0), arguments, False, 0.25, jnp.int32(window))
+    np.testing.assert_allclose(out, want, atol=F32_ERROR, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("heads", "page_size"),
+    [
+        (Heads(2, 2, 64), 16),  # key and value share 128 lanes
+        (Heads(3, 1, 80), 32),  # a group that divides nothing
+        (Heads(8, 1, 128), 64),
+        (Heads(2, 1, 192), 128),  # the value starts in the middle of 128 lanes
+        (Heads(4, 2, 256), 256),
+    ],
+    ids=str,
+)
+def test_shapes(heads: Heads, page_size: int) -> None:
+    rows = ((1, 2 * page_size), (19, page_size + 10), (1, 33), (5, 5))
+    step = make_step(rows, heads, page_size=page_size, num_tokens=32)
+    config = dataclasses.replace(WIDE, min_write_group=min(32, page_size))
+    check(step, functools.partial(PallasTpuAttention, interpret=INTERPRET, override=config))
+
+
+@pytest.mark.parametrize(("kv_dtype", "error"), [("bfloat16", 1e-2), ("int8", 1.5e-2), ("float8_e4m3fn", 5e-2)])
+def test_dtypes(kv_dtype: str, error: float) -> None:
+    """Errors are of the whole, ||got - expected|| / ||expected||: a value of float8_e4m3fn is off by up to 1/16."""
+    rows, page_size = ((1, 130), (9, 40), (0, 0), (3, 3)), 128
+    step = rounded(make_step(rows, Heads(4, 2, 64), page_size=page_size, num_tokens=16), jnp.bfloat16)
+
+    def bind(spec: Any) -> PallasTpuAttention:
+        return bind_wide(dataclasses.replace(spec, kv_dtype=kv_dtype))
+
+    got, want = run(bind, step, jnp.bfloat16), expected(step)
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < error
+    assert np.all(got[~step.is_live] == 0)
+
+
+@pytest.mark.parametrize("decode_only", [True, False])
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_a_write_changes_the_new_slots_of_one_layer_only(decode_only: bool, kv_dtype: str) -> None:
+    page_size, layers = 8, 3
+    rows = [(0, 0), (1, 9), (1, 8), (0, 0)] if decode_only else [(3, 9), (0, 0), (1, 4), (17, 20)]
+    step = make_step(rows, Heads(4, 2, 16), page_size=page_size, num_tokens=24, decode_only=decode_only)
+    backend = bind_small(spec_of(step, jnp.float32, kv_dtype=kv_dtype))
+    empty = nan_pool(backend, layers * step.num_pages)
+    arguments = step.plan_arguments()
+    new = [jnp.asarray(x) for x in (step.q, step.new(step.keys), step.new(step.values))]
+
+    @jax.jit
+    def write(cache: Any) -> Any:
+        metadata = backend.plan(**arguments, decode_only=decode_only)
+        return backend.rope_and_write(pack_qkv(*new), None, cache, metadata, jnp.int32(step.num_pages))[1]
+
+    changed = np.zeros((layers * step.num_pages, page_size), bool)
+    slots = (np.asarray(arguments[name])[step.is_live] for name in ("slot_pages", "slot_offsets"))
+    pages, offsets = slots
+    changed[pages + step.num_pages, offsets] = True
+    for got, was in zip(jax.tree.leaves(write(empty)), jax.tree.leaves(empty), strict=True):
+        same = np.asarray(got).view(np.uint8) == np.asarray(was).view(np.uint8)
+        slot_axis = got.shape.index(page_size)
+        per_slot = np.moveaxis(same.reshape(*got.shape, -1), slot_axis, 1).reshape(*changed.shape, -1)
+        np.testing.assert_array_equal(~per_slot.all(axis=2), changed)
+
+
+def test_a_layer_in_the_middle_of_the_pool() -> None:
+    step = make_step(MIXED, Heads(2, 1, 16), num_tokens=32)
+    got = run(bind_small, step, num_layers=3, layer=1)
+    np.testing.assert_allclose(got, expected(step), atol=F32_ERROR, rtol=0)

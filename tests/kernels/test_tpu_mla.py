@@ -1,0 +1,72 @@
+"""Latent attention of the TPU kernels, interpreted, against attention whose values are the first part of its keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import Heads, Step, expected, make_step, rounded
+from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
+
+from jaxserve.kernels.pallas.tpu_layout import RowLayout
+from jaxserve.kernels.pallas.tpu_mla import mla_attention, mla_config, write_latents
+from jaxserve.kernels.pallas.tpu_plan import plan_step
+from jaxserve.kernels.pallas.tpu_tuning import CHIPS, TpuConfig
+
+no_races = pytest.fixture(autouse=True)(fail_on_races)
+
+
+def mla_step(rows: Any, heads: int, key_dim: int, **more: Any) -> Step:
+    step = make_step(rows, Heads(heads, 1, key_dim), **more)
+    return dataclasses.replace(step, values=step.keys)
+
+
+def write_and_attend(step: Step, latent_dim: int, config: TpuConfig, dtype: Any, kv_dtype: Any) -> np.ndarray:
+    """float32 [T, H, latent_dim], from a pool of NaN but for what came before and the step's own tokens."""
+    layout = RowLayout.latent(latent_dim, step.heads.dim - latent_dim)
+    pool = jnp.full((step.num_pages, *layout.page_shape(1, step.page_size)), np.nan).astype(kv_dtype)
+    scales = None if dtype == kv_dtype else jnp.full((step.num_pages, 2, step.page_size), np.nan)
+
+    @jax.jit
+    def layer(pool: Any, scales: Any, keys: jax.Array, q: jax.Array | None, arguments: Any) -> Any:
+        names = ("kv_lens", "cu_q_lens", "page_table", "slot_pages", "slot_offsets")
+        is_decode = step.decode_only and q is not None
+        plan = plan_step(*(arguments[name] for name in names), decode_only=is_decode, page_size=step.page_size, config=config)
+        new = keys[:, 0, :latent_dim], keys[:, 0, latent_dim:]
+        pool, scales = write_latents(pool, scales, *new, plan.write, jnp.int32(0), interpret=INTERPRET)
+        if q is None:
+            return pool, scales
+        parts = q[..., :latent_dim], q[..., latent_dim:]
+        return mla_attention(*parts, pool, scales, plan, 0, scale=step.heads.dim**-0.5, interpret=INTERPRET)
+
+    before = step.before(64)
+    pool, scales = layer(pool, scales, jnp.asarray(before.new(step.keys), dtype), None, before.plan_arguments())
+    q, keys = jnp.asarray(step.q, dtype), jnp.asarray(step.new(step.keys), dtype)
+    return np.asarray(layer(pool, scales, keys, q, step.plan_arguments()), np.float32)
+
+
+@pytest.mark.parametrize("decode_only", [True, False])
+def test_latent_attention(decode_only: bool) -> None:
+    rows = ((1, 9), (0, 0), (1, 20)) if decode_only else ((1, 17), (0, 0), (9, 20), (2, 2))
+    step = mla_step(rows, 4, 48, num_tokens=16, decode_only=decode_only)
+    got = write_and_attend(step, 32, SMALL, jnp.float32, jnp.float32)
+    np.testing.assert_allclose(got, expected(step)[..., :32], atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("kv_dtype", "error"), [("bfloat16", 1e-2), ("float8_e4m3fn", 5e-2)])
+def test_the_rows_of_deepseek(kv_dtype: str, error: float) -> None:
+    step = rounded(mla_step(((1, 130), (3, 9)), 4, 576, page_size=128, num_tokens=8), jnp.bfloat16)
+    got = write_and_attend(step, 512, WIDE, jnp.bfloat16, jnp.dtype(kv_dtype))
+    want = expected(step)[..., :512]
+    assert np.linalg.norm(got - want) / np.linalg.norm(want) < error
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("num_heads", [16, 128])
+def test_something_fits(chip: str, num_heads: int) -> None:
+    config = mla_config(num_heads, RowLayout.latent(512, 64), 128, "bfloat16", "bfloat16", chip)
+    assert config.vmem_limit_bytes is not None and config.vmem_limit_bytes < CHIPS[chip].vmem_bytes
