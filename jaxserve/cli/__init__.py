@@ -1,1 +1,1 @@
-"""The command line: `jaxserve serve | generate | chat | convert | check-env`."""
+"""The command line: `jaxserve serve | generate | chat | convert | compile | check-env | bench`."""

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 
 import click
 
+from jaxserve.cli.bench import bench
 from jaxserve.cli.chat import chat
 from jaxserve.cli.check_env import check_env
+from jaxserve.cli.compile import compile_command
 from jaxserve.cli.convert import convert
 from jaxserve.cli.generate import generate
 from jaxserve.cli.serve import serve
@@ -31,7 +33,7 @@ def cli() -> None:
     """jaxserve: an LLM inference server on JAX."""
 
 
-for command in (serve, generate, chat, convert, check_env):
+for command in (serve, generate, chat, convert, compile_command, check_env, bench):
     cli.add_command(command)
 
 

@@ -1,0 +1,189 @@
+"""The least time a step can take on a chip: bytes, operations and messages, from the model's shapes, over the chip's peaks.
+
+Counted by us, since XLA's own numbers leave out what kernels do: weights read once, keys and values read and written, logits;
+products with weights and of attention; what all-reduces and the logits' all-gather send. Not counted: activations, norms,
+sampling, the latency of a collective or a launch. So a step takes longer than said here; how much, only the chip can tell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.aot.chips import ChipSpec
+from jaxserve.models import ModelConfig, abstract_params
+from jaxserve.models.params import TENSOR_AXIS, ArrayInfo
+
+LOGITS_BYTES = 4  # float32
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelShard:
+    """What one of `tp_size` devices holds of a model."""
+
+    config: ModelConfig
+    dtype: str
+    tp_size: int
+    kv_token_bytes: float  # of one token in one layer, scales included
+
+    @property
+    def weight_bytes(self) -> int:
+        return weight_bytes(self.config, self.dtype, self.tp_size)
+
+    @property
+    def num_heads(self) -> int:
+        return self.config.num_heads // self.tp_size
+
+    @property
+    def itemsize(self) -> int:
+        return int(jnp.dtype(self.dtype).itemsize)
+
+    def arrays(self) -> Any:
+        return abstract_params(self.config, jnp.dtype(self.dtype), self.tp_size)
+
+
+@functools.cache
+def weight_bytes(config: ModelConfig, dtype: str, tp_size: int) -> int:
+    """On each device."""
+    leaves: list[ArrayInfo] = jax.tree.leaves(abstract_params(config, jnp.dtype(dtype), tp_size))
+    return sum(_shard(info, info.num_bytes, tp_size) for info in leaves)
+
+
+def _shard(info: ArrayInfo, amount: int, tp_size: int) -> int:
+    return amount // tp_size if TENSOR_AXIS in info.spec else amount
+
+
+@dataclasses.dataclass(frozen=True)
+class StepShape:
+    """A step: `num_rows` sequences that bring `new_tokens` each, after which each is `context_len` tokens long."""
+
+    num_rows: int
+    new_tokens: int
+    context_len: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StepWork:
+    """Of one device in one step."""
+
+    weight_bytes: int
+    kv_read_bytes: int
+    kv_write_bytes: int
+    logits_bytes: int
+    matmul_flops: int
+    attention_flops: int
+    all_reduce_bytes: int  # the messages' sizes
+    all_gather_bytes: int  # of the whole result
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weight_bytes + self.kv_read_bytes + self.kv_write_bytes + self.logits_bytes
+
+    @property
+    def flops(self) -> int:
+        return self.matmul_flops + self.attention_flops
+
+
+def step_work(shard: ModelShard, step: StepShape) -> StepWork:
+    cfg, tp_size = shard.config, shard.tp_size
+    tokens = step.num_rows * step.new_tokens
+    arrays = shard.arrays()
+    embed, head = arrays["embed"], arrays.get("lm_head", arrays["embed"])
+    matrices = [info for info in jax.tree.leaves(arrays["layers"]) if len(info.shape) == 2]
+    layer_params = sum(_shard(info, math.prod(info.shape), tp_size) for info in matrices)
+    head_params = _shard(head, math.prod(head.shape), tp_size)
+    # The rows that are looked up; a table that is the output head too is read whole anyway.
+    embed_rows = 0 if "lm_head" not in arrays else tokens * cfg.hidden_size * shard.itemsize
+    untied_embed = 0 if "lm_head" not in arrays else _shard(embed, embed.num_bytes, tp_size)
+    pairs, keys = _attended(cfg.windows, step)
+    sharded = tp_size > 1
+    return StepWork(
+        weight_bytes=shard.weight_bytes - untied_embed + embed_rows,
+        kv_read_bytes=round(step.num_rows * keys * shard.kv_token_bytes),
+        kv_write_bytes=round(tokens * cfg.num_layers * shard.kv_token_bytes),
+        logits_bytes=step.num_rows * cfg.vocab_size * LOGITS_BYTES,
+        matmul_flops=2 * (tokens * layer_params + step.num_rows * head_params),
+        attention_flops=4 * step.num_rows * pairs * shard.num_heads * cfg.head_dim,
+        all_reduce_bytes=sharded * (2 * cfg.num_layers + 1) * tokens * cfg.hidden_size * shard.itemsize,
+        all_gather_bytes=sharded * step.num_rows * cfg.vocab_size * LOGITS_BYTES,
+    )
+
+
+def _attended(windows: Iterable[int | None], step: StepShape) -> tuple[int, int]:
+    """Of one sequence, summed over the layers: (pairs of a query and a key it sees, keys that some query sees)."""
+    pairs = keys = 0
+    first = step.context_len - step.new_tokens + 1  # positions that the first new token sees, and
+    last = step.context_len  # the last one
+    for window in windows:
+        limit = min(window or last, last)
+        growing = max(limit - first + 1, 0)  # tokens whose view still grows
+        pairs += growing * (first + limit) // 2 + (step.new_tokens - growing) * limit
+        keys += min(last, limit + step.new_tokens - 1)
+    return pairs, keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Interconnect:
+    """How the devices of a mesh reach each other."""
+
+    num_chips: int
+    devices_per_chip: int  # that take part
+    bytes_per_s: float  # one direction, over all the links of the chip that has the fewest
+    in_chip_bytes_per_s: float | None
+
+    @staticmethod
+    def of(chip: ChipSpec, num_devices: int, links: int) -> Interconnect:
+        per_chip = min(chip.devices_per_chip, num_devices)
+        return Interconnect(-(-num_devices // per_chip), per_chip, links * chip.link_bytes_per_s, chip.in_chip_bytes_per_s)
+
+    def all_reduce_s(self, num_bytes: int) -> float:
+        """Bandwidth-optimal: every chip sends and receives 2 (n - 1) / n of the message; a chip's devices add up first."""
+        seconds = 0.0
+        if self.num_chips > 1:
+            seconds += 2 * (self.num_chips - 1) / self.num_chips * num_bytes / self.bytes_per_s
+        if self.devices_per_chip > 1:
+            assert self.in_chip_bytes_per_s is not None
+            seconds += 2 * (self.devices_per_chip - 1) / self.devices_per_chip * num_bytes / self.in_chip_bytes_per_s
+        return seconds
+
+    def all_gather_s(self, num_bytes: int) -> float:
+        """`num_bytes` is the size of the result."""
+        seconds = 0.0
+        if self.num_chips > 1:
+            seconds += (self.num_chips - 1) / self.num_chips * num_bytes / self.bytes_per_s
+        if self.devices_per_chip > 1:
+            assert self.in_chip_bytes_per_s is not None
+            seconds += (self.devices_per_chip - 1) / self.devices_per_chip * num_bytes / self.in_chip_bytes_per_s
+        return seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Seconds at the chip's peaks. Memory and compute overlap; a collective's result is what the next product waits for."""
+
+    memory_s: float
+    compute_s: float
+    interconnect_s: float
+
+    @property
+    def step_s(self) -> float:
+        return max(self.memory_s, self.compute_s) + self.interconnect_s
+
+    @property
+    def bound(self) -> str:
+        parts = {"memory": self.memory_s, "compute": self.compute_s, "interconnect": self.interconnect_s}
+        return max(parts, key=lambda name: parts[name])
+
+
+def predict(work: StepWork, chip: ChipSpec, dtype: str, interconnect: Interconnect) -> Prediction:
+    return Prediction(
+        memory_s=work.memory_bytes / chip.hbm_bytes_per_s,
+        compute_s=work.flops / chip.flops_per_s(dtype),
+        interconnect_s=interconnect.all_reduce_s(work.all_reduce_bytes) + interconnect.all_gather_s(work.all_gather_bytes),
+    )

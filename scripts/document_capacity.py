@@ -1,0 +1,167 @@
+"""Writes docs/capacity.md from `jaxserve compile`: `python scripts/document_capacity.py > docs/capacity.md`.
+
+Compiles the largest steps of every case with the compilers of JAX 0.11.2 or newer (pip install 'jax[cuda13,tpu]'), for about a
+minute each on two idle cores. `--results DIR` keeps each plan as JSON and continues where an earlier run stopped; with
+`--estimate` cases that are not in it yet are planned from shapes, without compiling, and the table says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama-3.1-8B": {
+        **_LLAMA,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+    },
+    "Qwen3-32B": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 64,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": False,
+    },
+    "Llama-3.1-70B": {
+        **_LLAMA,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_attention_heads": 64,
+        "num_hidden_layers": 80,
+    },
+}
+# Topology and --tp-size.
+TARGETS = (
+    ("v5e:1x1", 1), ("v5e:2x2", 4), ("v5e:2x4", 8), ("v5e:4x4", 16),
+    ("v6e:1x1", 1), ("v6e:2x2", 4), ("v6e:2x4", 8),
+    ("tpu7x:1x1x1", 2), ("tpu7x:2x2x1", 8),
+    ("h200:1", 1), ("h200:4", 4), ("h200:8", 8),
+)  # fmt: skip
+OPTIONS = ("--programs", "largest", "--assumed-context", "4096")
+
+HEADER = """# Capacity
+
+What fits where, and how fast a decode step could be at most, from config.json alone: planned by `jaxserve compile`, by the
+target's own compilers on a machine without any accelerator. Nothing here was run or timed on the hardware.
+
+Every row is one command; this is what made the table, with {versions}:
+
+    jaxserve compile MODEL --topology TOPOLOGY --tp-size TP {options}
+
+* Weights and KV cache are bfloat16. **weights** and **KV cache** are GiB of each device, **KV tokens** all that the cache holds
+  with `--mem-fraction-static 0.9`, and **requests** how many of the model's full length that is. The largest prefill step
+  (8192 tokens), the largest decode step (256 requests) and the largest sampling program were compiled at full depth with
+  exactly that cache; **step** is the most that one of them takes beside it, in GiB ("not compiled": estimated from shapes).
+* **1 request** and **256 requests**: milliseconds of a decode step at the roofline, each request 4096 tokens long or as long as
+  the cache allows, and what bounds it. A step is no faster than its bytes over the memory's bandwidth, or its operations over
+  the peak, plus what it sends over the links' bandwidth ([`jaxserve/aot/roofline.py`](../jaxserve/aot/roofline.py) says what is
+  counted; peaks and their sources are in [`chips.py`](../jaxserve/aot/chips.py)). Launches, latencies of collectives and
+  everything a kernel loses come on top. **tokens/s** follows from the step of 256 requests and is a bound likewise.
+* A TPU7x chip is two devices; every other chip is one.
+"""
+
+
+def plan(folder: Path, model: str, topology: str, tp_size: int, options: tuple[str, ...]) -> dict[str, Any]:
+    """The JSON of one `jaxserve compile`; kept in `folder` if it was compiled."""
+    kept = folder / f"{model}_{topology.replace(':', '_')}_tp{tp_size}.json"
+    if not kept.exists():
+        config = folder / model
+        config.mkdir(exist_ok=True)
+        (config / "config.json").write_text(json.dumps(MODELS[model]))
+        line = [sys.executable, "-m", "jaxserve", "compile", str(config), "--topology", topology, "--tp-size", str(tp_size)]
+        print(f"{model} on {topology}, TP {tp_size}", file=sys.stderr)
+        done = subprocess.run([*line, *options, "--json"], stdout=subprocess.PIPE, text=True, check=False)
+        if not done.stdout:
+            raise SystemExit(f"{' '.join(line)} failed")
+        if options != OPTIONS:
+            estimate: dict[str, Any] = json.loads(done.stdout)
+            return estimate
+        kept.write_text(done.stdout)
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found
+
+
+def check(model: str, found: dict[str, Any]) -> None:
+    """The compiled steps have the collectives they should, and one KV cache, in place."""
+    tp_size, pool = found["options"]["tp_size"], found["memory_bytes"]["kv_pool"]
+    expected = {"all-reduce": 2 * MODELS[model]["num_hidden_layers"] + 1, "all-gather": 1} if tp_size > 1 else {}
+    for step in found["steps"]:
+        program = step["compiled"]
+        if program is not None:
+            assert program["collectives"] == expected, (model, found["topology"], step["name"], program["collectives"])
+            assert program["aliased_bytes"] >= pool and program["pool_copies"] == 0, (model, found["topology"], step["name"])
+
+
+def row(model: str, topology: str, tp_size: int, found: dict[str, Any]) -> str:
+    start = f"| {model} | {topology} | {tp_size} |"
+    memory, kv = found["memory_bytes"], found["kv_cache"]
+    if not found["fits"]:
+        sentence = found["failure"].split(". The smallest")[0].split(": ")[-1]
+        return f"{start} - | | | | | does not fit: {sentence} | | |"
+    check(model, found)
+    decode = [step for step in found["steps"] if step["decode_only"]]
+    one, most = decode[0]["roofline"], decode[-1]["roofline"]
+    rows, context = decode[-1]["assumed"]["num_rows"], decode[-1]["assumed"]["context_len"]
+    largest = f"{memory['largest_step'] / 2**30:.2f}" if found["compile_s"]["sum_over_programs"] else "not compiled"
+    note = "" if context == 4096 else f" (of {context} tokens)"
+    return (
+        f"{start} {memory['weights'] / 2**30:.2f} | {memory['kv_pool'] / 2**30:.2f} | {largest} | "
+        f"{kv['tokens']:,} | {kv['requests_of_full_length']} | {one['step_s'] * 1e3:.2f} {one['bound']} | "
+        f"{most['step_s'] * 1e3:.2f} {most['bound']}{note} | {rows / most['step_s']:,.0f} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, help="Folder that keeps each plan as JSON.")
+    parser.add_argument("--estimate", action="store_true", help="Do not compile; plan what is missing from shapes.")
+    arguments = parser.parse_args()
+    folder = arguments.results or Path(tempfile.mkdtemp())
+    options = ("--programs", "none", *OPTIONS[2:]) if arguments.estimate else OPTIONS
+    folder.mkdir(parents=True, exist_ok=True)
+    plans = [
+        (model, topology, tp, plan(folder, model, topology, tp, options))
+        for topology, tp in TARGETS
+        for model in MODELS
+        if not (topology == "v5e:4x4" and model != "Llama-3.1-70B")  # where it is the smallest that will do
+    ]
+    versions = plans[0][-1]["versions"]
+    tools = ", ".join(f"{name} {versions[name]}" for name in ("jax", "libtpu", "jax-cuda13-plugin") if name in versions)
+    print(HEADER.format(options=" ".join(OPTIONS), versions=tools))
+    print("| model | topology | TP | weights | KV cache | step | KV tokens | requests | 1 request | 256 requests | tokens/s |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for model in MODELS:
+        for case in plans:
+            if case[0] == model:
+                print(row(*case))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Whether weights fit, and what is said where they do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shapes import LLAMA_8B, LLAMA_70B, QWEN3_32B, config_of
+
+from jaxserve.aot.chips import H200, TPU7X, V5E, V6E
+from jaxserve.aot.fitting import Demand, smallest_fit, weights_too_large
+from jaxserve.aot.targets import parse_target
+
+
+def demand(folder: Path, raw: dict[str, Any], **changes: Any) -> Demand:
+    config = config_of(folder, raw)
+    made = Demand(config, "bfloat16", "bfloat16", context_len=8192, mem_fraction=0.9)
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("raw", "chip", "name"),
+    [
+        (LLAMA_8B, V5E, "v5e:2x2"),
+        (LLAMA_8B, V6E, "v6e:1x1"),
+        (LLAMA_70B, V5E, "v5e:4x4"),  # 8 KV heads, each on two devices
+        (LLAMA_70B, V6E, "v6e:2x4"),
+        (LLAMA_70B, TPU7X, "tpu7x:1x1x1"),
+        (LLAMA_70B, H200, "h200:2"),
+        (QWEN3_32B, V5E, "v5e:2x4"),
+    ],
+)
+def test_the_smallest_slice(raw: dict[str, Any], chip: Any, name: str, tmp_path: Path) -> None:
+    found = smallest_fit(demand(tmp_path, raw), chip)
+    assert found is not None and found.name == name
+
+
+def test_a_sentence_with_numbers(tmp_path: Path) -> None:
+    wanted = demand(tmp_path, LLAMA_8B)
+    sentence = weights_too_large(wanted, parse_target("v5e:1x1"), 1)
+    assert sentence is not None
+    weights, allowed, missing = (float(x) for x in re.findall(r"([\d.]+) GiB", sentence))
+    assert weights == pytest.approx(16.06e9 / 2**30, abs=0.1)
+    assert allowed == pytest.approx(0.9 * 15.75, abs=0.1)
+    assert missing == pytest.approx(weights - allowed, abs=0.11)
+    assert "one request of 8192 tokens is v5e:2x2 with --tp-size 4" in sentence
+    assert weights_too_large(wanted, parse_target("v5e:2x2"), 4) is None
+
+
+def test_where_no_slice_of_the_chip_will_do(tmp_path: Path) -> None:
+    wanted = demand(tmp_path, {**LLAMA_70B, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4096})
+    sentence = weights_too_large(wanted, parse_target("v5e:2x2"), 2)
+    assert sentence is not None and "The smallest known slice" in sentence and "tpu7x:1x1x1" in sentence
+    huge = demand(tmp_path, {**LLAMA_70B, "intermediate_size": 1 << 24})
+    sentence = weights_too_large(huge, parse_target("v5e:1x1"), 1)
+    assert sentence is not None and "No known slice" in sentence
+
+
+def test_quantized_caches_carry_scales(tmp_path: Path) -> None:
+    plain, int8 = demand(tmp_path, LLAMA_8B), demand(tmp_path, LLAMA_8B, kv_dtype="int8")
+    assert plain.request_bytes(8) == 8192 * 32 * 2 * 128 * 2
+    assert int8.request_bytes(8) == 8192 * 32 * (2 * 128 + 8)
+    assert plain.request_bytes(16) == plain.request_bytes(8)  # a KV head is kept twice

@@ -1,0 +1,41 @@
+"""What is read out of HLO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shapes import TINY, config_of
+
+from jaxserve.aot.hlo import copies_of, count_collectives, expected_collectives, tpu_kernels
+from jaxserve.config import ServerArgs
+from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.mesh import make_mesh
+
+HLO = """
+%sum.clone (a: f32[], b: f32[]) -> f32[] {
+%psum.1 = bf16[8,32]{1,0:T(8,128)(2,1)S(1)} all-reduce(%fusion.60), channel_id=1, to_apply=%sum.clone, metadata={op_name="x/psum"}
+%ag = (f32[8,50]{1,0}, f32[8,100]{1,0}) all-gather-start(%all-reduce.7), dimensions={1}
+%agd = f32[8,100]{1,0} all-gather-done(%ag)
+%gte = f32[8] get-tuple-element(%all-to-all.3), index=0
+%k.1 = bf16[4] custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(run)/attend/write_kv/pallas_call"}, backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"300"},{"memory_space":"0","offset":"0","size":"7"}]}
+%k.2 = bf16[4] custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(run)/attend/write_kv/pallas_call"}, backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"200"}]}
+%copy.1 = bf16[1024,1,128,256]{3,2,1,0} copy(%p)
+%copy.2 = bf16[1024,1,128]{2,1,0} copy(%p)
+"""  # noqa: E501
+
+
+def test_reading() -> None:
+    assert count_collectives(HLO) == {"all-reduce": 1, "all-gather": 1}
+    assert tpu_kernels(HLO) == {"write_kv": 300}
+    assert len(copies_of(HLO, (1024, 1, 128, 256))) == 1
+    assert copies_of(HLO, (1024, 1)) == []
+
+
+def test_a_step_has_the_collectives_it_should(tmp_path: Path) -> None:
+    tp_size = 2
+    config = config_of(tmp_path, TINY)
+    args = ServerArgs(model_path=str(tmp_path), tp_size=tp_size, prefill_token_buckets=(16,), decode_row_buckets=(2,))
+    blueprint = Blueprint.draw(args.replace(max_running_requests=2, chunked_prefill_size=16), config, make_mesh(tp_size))
+    for bucket in blueprint.buckets.all:
+        hlo = blueprint.lower(bucket, 8).compile().as_text()
+        assert count_collectives(hlo) == expected_collectives(config, tp_size), bucket

@@ -1,0 +1,124 @@
+"""A whole plan, with this machine's CPU in place of a chip: its compiler is always there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shapes import TINY, config_of, cpu_target
+
+from jaxserve.aot import planner
+from jaxserve.aot.planner import CapacityPlan, PlanOptions, plan_capacity
+from jaxserve.aot.report import plan_json, plan_text, table
+from jaxserve.config import ServerArgs
+
+OPTIONS = PlanOptions(show_progress=False)
+SMALL = {"max_running_requests": 4, "decode_row_buckets": (2, 4), "prefill_token_buckets": (16, 64), "chunked_prefill_size": 64}
+
+
+@pytest.fixture(autouse=True)
+def _keep_jax_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "without_devices", lambda: None)
+
+
+def plan(folder: Path, hbm_bytes: int = 1 << 30, tp_size: int = 1, compile: str = "none", **changes: Any) -> CapacityPlan:
+    config = config_of(folder, TINY)
+    args = ServerArgs(model_path=str(folder), tp_size=tp_size, **{**SMALL, **changes})
+    options = dataclasses.replace(OPTIONS, compile=compile, assumed_context=32)
+    return plan_capacity(args, config, cpu_target(tp_size, hbm_bytes), options)
+
+
+def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
+    made = plan(tmp_path, compile="all", tp_size=2, decode_row_buckets=(4,), prefill_token_buckets=(64,))
+    assert made.failure is None and made.memory is not None
+    buckets = [step.bucket.name for step in made.steps]
+    assert buckets == ["extend T=64 R=4", "decode R=4"]
+    names = [program.name for program in made.others]
+    assert len(names) == 4 + 2 and {"sample greedy R=4", "sample everything R=4", "page table", "row tables"} <= set(names)
+    for step in made.steps:
+        program = step.program
+        assert program is not None and program.error is None and program.compile_s > 0
+        assert program.argument_bytes >= made.memory.weights + made.memory.kv_pool
+        assert program.aliased_bytes >= made.memory.kv_pool
+    assert made.memory.free > 0
+    text = plan_text(made)
+    assert "decode R=4" in text and "Other programs" in text and f"{made.kv_tokens} tokens" in text
+    found = json.loads(json.dumps(plan_json(made)))
+    assert found["fits"] and found["kv_cache"]["tokens"] == made.kv_tokens
+    assert found["steps"][0]["compiled"]["collectives"] == {"all-reduce": 5, "all-gather": 1}
+
+
+def test_the_pool_is_what_a_server_would_take(tmp_path: Path) -> None:
+    made = plan(tmp_path, hbm_bytes=1 << 30)
+    assert made.memory is not None and made.args.page_size is not None
+    rest = 0.5 * (1 << 30) - made.memory.weights - made.memory.state
+    assert made.memory.kv_pool == pytest.approx(rest, rel=0.001)
+    assert made.kv_tokens == made.num_pages * made.args.page_size
+    assert made.full_requests == made.kv_tokens // 64
+    assert made.server_pages == 2 * 4 * 64 // made.args.page_size
+    assert "requests can use" in plan_text(made)
+
+
+def test_a_pool_that_leaves_no_room_is_cut(tmp_path: Path) -> None:
+    """With all memory promised to weights and cache, the steps' temporaries are measured and taken off."""
+    promised, cut = plan(tmp_path, mem_fraction_static=1.0), plan(tmp_path, mem_fraction_static=1.0, compile="largest")
+    assert cut.failure is None and cut.memory is not None
+    assert cut.num_pages < promised.num_pages
+    assert 0 <= cut.memory.free < 0.05 * cut.memory.hbm
+
+
+def test_a_pool_that_was_asked_for(tmp_path: Path) -> None:
+    assert plan(tmp_path, max_total_tokens=640).kv_tokens == 640
+    too_much = plan(tmp_path, max_total_tokens=100_000_000)
+    assert too_much.failure is not None and "are missing on each device" in too_much.failure
+
+
+def test_no_room_for_a_page(tmp_path: Path) -> None:
+    made = plan(tmp_path, hbm_bytes=250_000)
+    assert made.failure is not None
+    assert "No memory is left for the KV cache" in made.failure and "The smallest known slice" in made.failure
+
+
+def test_weights_that_do_not_fit_are_not_compiled(tmp_path: Path) -> None:
+    made = plan(tmp_path, hbm_bytes=20_000)
+    assert made.failure is not None and made.failure.startswith("The weights take") and not made.steps
+    assert "fits" in plan_json(made) and plan_text(made)
+
+
+def test_what_was_asked_wrongly(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TINY)
+    args = ServerArgs(model_path=str(tmp_path), tp_size=8)
+    with pytest.raises(ValueError, match="needs as many devices; pretended:4 has 4"):
+        plan_capacity(args, config, cpu_target(4, 1 << 30), OPTIONS)
+    with pytest.raises(ValueError, match="must divide the model's num_heads=4"):
+        plan_capacity(args.replace(tp_size=3), config, cpu_target(4, 1 << 30), OPTIONS)
+
+
+def test_compiled_programs_are_written(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    config = config_of(tmp_path, TINY)
+    options = dataclasses.replace(OPTIONS, compile="largest", save_to=out)
+    made = plan_capacity(ServerArgs(model_path=str(tmp_path), **SMALL), config, cpu_target(1, 1 << 30), options)
+    assert made.failure is None
+    assert sorted(file.name for file in out.iterdir()) == ["decode_R4.xla", "extend_T64_R4.xla", "sample_everything_R4.xla"]
+
+
+def test_notes(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TINY)
+    made = plan_capacity(
+        ServerArgs(model_path=str(tmp_path), tp_size=4, **SMALL),
+        config,
+        cpu_target(8, 1 << 30),
+        dataclasses.replace(OPTIONS, compile="none"),
+    )
+    text = plan_text(made)
+    assert "4 of the 8 devices stay idle" in text
+    assert "Each of the 2 KV heads is kept on 2 devices" in text
+
+
+def test_columns_are_aligned() -> None:
+    assert table(("a", "bb"), [("xyz", "1"), ("x", "333")]) == ["  a     bb", "  xyz    1", "  x    333"]

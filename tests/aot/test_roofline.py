@@ -1,0 +1,84 @@
+"""The roofline's arithmetic, against counts by definition and numbers one can work out by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import jax
+import pytest
+from shapes import LLAMA_8B, TINY, config_of
+
+from jaxserve.aot.chips import H200, TPU7X, V6E
+from jaxserve.aot.roofline import Interconnect, ModelShard, Prediction, StepShape, _attended, predict, step_work, weight_bytes
+from jaxserve.models import abstract_params
+
+
+@pytest.mark.parametrize("windows", [(None,), (3,), (1, None, 7)])
+@pytest.mark.parametrize(("new", "context"), [(1, 1), (1, 9), (4, 4), (5, 12), (12, 12)])
+def test_what_is_attended_to(windows: tuple[int | None, ...], new: int, context: int) -> None:
+    pairs, keys = 0, 0
+    for window in windows:
+        seen = [range(max(p - (window or context) + 1, 0), p + 1) for p in range(context - new, context)]
+        pairs += sum(map(len, seen))
+        keys += len(set().union(*seen))
+    assert _attended(windows, StepShape(1, new, context)) == (pairs, keys)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_of_one_device(tied: bool, tmp_path: Path) -> None:
+    config = config_of(tmp_path, {**TINY, "tie_word_embeddings": tied})
+    whole = sum(info.num_bytes for info in jax.tree.leaves(abstract_params(config, "bfloat16", 1)))
+    assert weight_bytes(config, "bfloat16", 1) == whole
+    norms = (2 * 2 + 1) * 32 * 2  # not split
+    assert weight_bytes(config, "bfloat16", 2) == (whole - norms) // 2 + norms
+
+
+def test_a_decode_step_counted_by_hand(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TINY)
+    rows, context, token_bytes = 3, 10, 2 * 1 * 8 * 2  # K and V of one of the two KV heads
+    work = step_work(ModelShard(config, "bfloat16", 2, token_bytes), StepShape(rows, 1, context))
+    layer = 32 * (2 + 1 + 1) * 8 + 2 * 8 * 32 + 3 * 32 * 32  # qkv, o, and the MLP's three, of one of two devices
+    assert work.matmul_flops == 2 * rows * (2 * layer + 32 * 50)
+    assert work.attention_flops == 2 * 4 * rows * context * 2 * 8  # two layers, two heads of 8
+    assert work.kv_read_bytes == 2 * rows * context * token_bytes
+    assert work.kv_write_bytes == 2 * rows * token_bytes
+    assert work.logits_bytes == work.all_gather_bytes == rows * 100 * 4
+    assert work.all_reduce_bytes == 5 * rows * 32 * 2
+    embedding = 100 * 32 * 2
+    assert work.weight_bytes == weight_bytes(config, "bfloat16", 2) - embedding // 2 + rows * 32 * 2
+
+
+def test_one_device_sends_nothing(tmp_path: Path) -> None:
+    work = step_work(ModelShard(config_of(tmp_path, TINY), "float32", 1, 64), StepShape(1, 1, 1))
+    assert (work.all_reduce_bytes, work.all_gather_bytes) == (0, 0)
+    assert predict(work, V6E, "float32", Interconnect.of(V6E, 1, 0)).interconnect_s == 0
+
+
+def test_sums_over_links() -> None:
+    ring = Interconnect.of(V6E, 8, 2)
+    assert ring.all_reduce_s(10**9) == pytest.approx(2 * 7 / 8 * 1e9 / 200e9)
+    assert ring.all_gather_s(10**9) == pytest.approx(7 / 8 * 1e9 / 200e9)
+    assert Interconnect.of(H200, 4, 1).all_reduce_s(10**9) == pytest.approx(2 * 3 / 4 * 1e9 / 450e9)
+    halves = Interconnect.of(TPU7X, 8, 2)  # the two halves of a chip first, then four chips
+    assert halves.all_reduce_s(10**9) == pytest.approx(2 * 3 / 4 * 1e9 / 200e9 + 1e9 / 600e9)
+    assert Interconnect.of(TPU7X, 2, 0).all_gather_s(10**9) == pytest.approx(0.5 * 1e9 / 600e9)
+
+
+def test_bounds() -> None:
+    assert Prediction(3, 2, 1).bound == "memory"
+    assert Prediction(1, 2, 1).bound == "compute"
+    assert Prediction(1, 2, 3).bound == "interconnect"
+    assert Prediction(1, 2, 3).step_s == 5
+
+
+def test_llama_8b_on_one_h200_reads_its_weights(tmp_path: Path) -> None:
+    config = config_of(tmp_path, LLAMA_8B)
+    shard = ModelShard(config, "bfloat16", 1, 2 * 8 * 128 * 2)
+    assert shard.weight_bytes == pytest.approx(8.03e9 * 2, rel=0.001)
+    one = predict(step_work(shard, StepShape(1, 1, 1)), H200, "bfloat16", Interconnect.of(H200, 1, 1))
+    assert one.bound == "memory"
+    assert one.step_s == pytest.approx((8.03e9 - 128256 * 4096) * 2 / 4.8e12, rel=0.001)
+    prompt = predict(step_work(shard, StepShape(1, 8192, 8192)), H200, "bfloat16", Interconnect.of(H200, 1, 1))
+    assert prompt.bound == "compute"
+    assert math.isclose(prompt.step_s, (2 * 8192 * 6.98e9 + 4 * 32 * 128 * 32 * 8192**2 / 2) / 989.5e12, rel_tol=0.01)

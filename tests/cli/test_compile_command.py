@@ -1,0 +1,90 @@
+"""`jaxserve compile`: what is asked wrongly, what cannot work, and what is printed and written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve.aot import planner, targets
+from jaxserve.cli.main import run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "aot"))
+from shapes import LLAMA_70B, TINY, cpu_target, write_config
+
+SMALL = ["--max-running-requests", "2", "--prefill-token-buckets", "16", "--chunked-prefill-size", "16"]
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every topology is two devices of this CPU."""
+    monkeypatch.setattr(planner, "without_devices", lambda: None)
+    monkeypatch.setattr(targets, "parse_target", lambda text: cpu_target(2, 1 << 30))
+
+
+def test_an_unknown_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compile", str(write_config(tmp_path, TINY)), "--topology", "v9:2x2"]) == 2
+    assert "Known are: v5e:1x1" in capsys.readouterr().err
+
+
+def test_missing_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compile", str(tmp_path)]) == 2
+    assert "--topology" in capsys.readouterr().err
+    assert run(["compile", "--topology", "v6e:1x1"]) == 2
+    assert "A model is needed" in capsys.readouterr().err
+    assert run(["compile", str(tmp_path), "--topology", "v6e:1x1"]) == 1
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_a_model_that_is_too_large(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "without_devices", lambda: None)
+    assert run(["compile", str(write_config(tmp_path, LLAMA_70B)), "--topology", "v5e:2x4", "--context-length", "8192"]) == 1
+    error = capsys.readouterr().err
+    assert "The weights take" in error and "v5e:4x4 with --tp-size 16" in error
+
+
+def test_a_missing_compiler(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "without_devices", lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    targets._tpu_devices.cache_clear()
+    assert run(["compile", str(write_config(tmp_path, TINY)), "--topology", "v6e:1x1"]) == 1
+    assert "pip install 'jax[tpu]'" in capsys.readouterr().err
+
+
+def test_heads_that_do_not_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu: None) -> None:
+    line = ["compile", str(write_config(tmp_path, {**TINY, "num_attention_heads": 3, "num_key_value_heads": 3}))]
+    assert run([*line, "--topology", "any"]) == 1
+    assert "--tp-size must divide the model's num_heads=3; got 2." in capsys.readouterr().err
+
+
+def test_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu: None) -> None:
+    out = tmp_path / "plan"
+    line = [
+        "compile",
+        str(write_config(tmp_path, TINY)),
+        "--topology",
+        "any",
+        "--out",
+        str(out),
+        "--programs",
+        "largest",
+        *SMALL,
+    ]
+    assert run(line) == 0
+    printed = capsys.readouterr()
+    assert "decode R=2" in printed.out and "KV cache" in printed.out and f"Written to {out}" in printed.out
+    written = json.loads((out / "plan.json").read_text())
+    assert written["fits"] and written["options"]["tp_size"] == 2
+    assert (out / "decode_R2.xla").exists()
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu: None) -> None:
+    line = ["compile", str(write_config(tmp_path, TINY)), "--topology", "any", "--json", "--programs", "none", *SMALL]
+    assert run(line) == 0
+    assert json.loads(capsys.readouterr().out)["kv_cache"]["tokens"] > 0
+    assert run([*line, "--max-total-tokens", "100000000"]) == 1
+    printed = capsys.readouterr()
+    assert not json.loads(printed.out)["fits"] and "are missing on each device" in printed.err
