@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.kernels import reference_pages
-from jaxserve.kernels.api import AttentionMetadata
+from jaxserve.kernels.api import AttentionMetadata, AttentionSpec, Chip
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.reference_loop import ReferenceTuning
+from jaxserve.kernels.reference_pages import ReferenceKV
 
 NUM_LAYERS = 2
 LARGEST_DENSE_BYTES = 1 << 30
@@ -104,7 +105,7 @@ class DenseAttention(ReferenceAttention):
     max_q_len: int = 1
 
     def ragged_paged_attention(
-        self, q: jax.Array, kv_cache: jax.Array, metadata: AttentionMetadata, page_offset: Any, *, scale: float, **_: Any
+        self, q: jax.Array, kv_cache: ReferenceKV, metadata: AttentionMetadata, page_offset: Any, *, scale: float, **_: Any
     ) -> jax.Array:
         T, Hq, D = q.shape
         keys = reference_pages.read(kv_cache, metadata.page_table + page_offset, reference_pages.KEYS)
@@ -127,23 +128,24 @@ def prepare(backend: ReferenceAttention, case: Case, dtype: Any, page_size: int)
     num_pages = sum(-(-kv_len // page_size) for _, kv_len in case.rows)
     metadata = step_metadata(backend, case, page_size, num_pages)
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.standard_normal((metadata.num_tokens, heads, D)), dtype) for heads in (Hq, Hkv, Hkv))
-    shape = (NUM_LAYERS * num_pages, *backend.kv_page_shape(Hkv, D, page_size))
-    pool = jnp.zeros(shape, backend.kv_storage_dtype(dtype, jax.default_backend()))
+    # Every KV head's queries, key and value; the queries of the second layer are the results of the first.
+    qkv = jnp.asarray(rng.standard_normal((metadata.num_tokens, Hkv, Hq // Hkv + 2, D)), dtype)
+    pool = jax.tree.map(lambda page: jnp.zeros((NUM_LAYERS * num_pages, *page.shape), page.dtype), backend.kv_pages())
 
-    def run_layers(pool: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def run_layers(pool: ReferenceKV, qkv: jax.Array) -> tuple[ReferenceKV, jax.Array]:
         def layer(carry: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             pool, x = carry
-            pool = backend.write_kv(pool, k, v, metadata, index * num_pages)
-            return (pool, x + backend.ragged_paged_attention(x, pool, metadata, index * num_pages, scale=D**-0.5)), None
+            q, pool = backend.rope_and_write(x, None, pool, metadata, index * num_pages)
+            out = backend.ragged_paged_attention(q, pool, metadata, index * num_pages, scale=D**-0.5)
+            return (pool, x.at[:, :, :-2].add(out.reshape(len(x), Hkv, -1, D))), None
 
-        return jax.lax.scan(layer, (pool, q), jnp.arange(NUM_LAYERS, dtype=jnp.int32))[0]
+        return jax.lax.scan(layer, (pool, qkv), jnp.arange(NUM_LAYERS, dtype=jnp.int32))[0]
 
-    compiled = jax.jit(run_layers, donate_argnums=0).lower(pool, q).compile()
+    compiled = jax.jit(run_layers, donate_argnums=0).lower(pool, qkv).compile()
     state = [pool]
 
     def run() -> None:
-        state[0], _ = jax.block_until_ready(compiled(state[0], q))
+        state[0], _ = jax.block_until_ready(compiled(state[0], qkv))
 
     run()
     return run
@@ -164,13 +166,14 @@ def best_us(variants: dict[str, Timed], rounds: int) -> dict[str, tuple[float, f
 
 
 def variants_of(case: Case, options: argparse.Namespace) -> dict[str, ReferenceAttention]:
+    Hq, Hkv, D = case.heads
+    spec = AttentionSpec(Chip.of(jax.devices()[0]), Hq, Hkv, D, options.dtype, options.dtype, options.page_size)
     variants: dict[str, ReferenceAttention] = {}
     for chunk, tile, kib in itertools.product(options.kv_chunk_tokens, options.q_tile_tokens, options.block_kib):
         tuning = ReferenceTuning(kv_chunk_tokens=chunk, q_tile_tokens=tile, block_bytes=kib << 10)
-        variants[f"chunk {chunk} tile {tile} block {kib} KiB"] = ReferenceAttention(tuning)
-    _, Hkv, D = case.heads
+        variants[f"chunk {chunk} tile {tile} block {kib} KiB"] = ReferenceAttention(spec, tuning)
     if options.dense and 8 * len(case.rows) * case.context_len * Hkv * D <= LARGEST_DENSE_BYTES:
-        variants["dense"] = DenseAttention(max_q_len=max(query_len for query_len, _ in case.rows))
+        variants["dense"] = DenseAttention(spec, max_q_len=max(query_len for query_len, _ in case.rows))
     return variants
 
 
@@ -179,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default="", help="only cases whose name contains this")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--page-size", type=int, default=ReferenceAttention().default_page_size)
+    parser.add_argument("--page-size", type=int, default=ReferenceAttention.default_page_size)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--dense", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--kv-chunk-tokens", type=int, nargs="+", default=[default.kv_chunk_tokens])

@@ -1,0 +1,141 @@
+"""Compile time of every step, unrolled against stacked layers: `python -m benchmarks.compile_time --topology v6e:2x4`.
+
+One program at a time, so that seconds compare; CPU seconds are those of the process, of all its threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from jaxserve.aot.report import compiler_versions, table
+from jaxserve.aot.targets import parse_target, without_devices
+from jaxserve.config import ServerArgs
+from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.forward_batch import Bucket
+from jaxserve.executor.kv_cache import KVCacheLayout
+from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.programs import StepPrograms
+from jaxserve.executor.sampler import SamplingMode
+from jaxserve.executor.step import Step
+from jaxserve.models import ModelConfig, abstract_params, build_decoder, param_specs
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+}
+NUM_PAGES = 1024
+
+
+def lower_step(blueprint: Blueprint, bucket: Bucket, *, stacked: bool) -> Any:
+    config, args = blueprint.config, blueprint.args
+    dtype = jnp.dtype(args.dtype)
+    specs = param_specs(config, dtype, args.tp_size, stacked=stacked)
+    params = jax.tree.map(
+        lambda info, spec: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(blueprint.mesh, spec)),
+        abstract_params(config, dtype, args.tp_size, stacked=stacked),
+        specs,
+    )
+    programs = StepPrograms(
+        Step(build_decoder(config, args.tp_size, stacked=stacked), blueprint.backend, NUM_PAGES, blueprint.page_size),
+        specs,
+        KVCacheLayout(blueprint.backend.kv_pages(), config.num_layers * NUM_PAGES, args.tp_size),
+        blueprint.spec(NUM_PAGES),
+        blueprint.mesh,
+    )
+    return programs.lower_forward(bucket, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A program and what compiling it took; CPU seconds are of the compilation."""
+
+    kind: str
+    name: str
+    lower_s: float
+    compile_s: float
+    cpu_s: float
+    temp_bytes: int
+
+
+def timed(kind: str, name: str, lower: Callable[[], Any], options: dict[str, str] | None) -> Timed:
+    start_s = time.perf_counter()
+    lowered = lower()
+    lowered_s, cpu_s = time.perf_counter(), time.process_time()
+    compiled = lowered.compile(compiler_options=options)
+    end_s, cpu_end_s = time.perf_counter(), time.process_time()
+    temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+    print(f"{name} {kind}: {end_s - lowered_s:.1f} s", file=sys.stderr)
+    return Timed(kind, name, lowered_s - start_s, end_s - lowered_s, cpu_end_s - cpu_s, temp_bytes)
+
+
+def llama_on(topology: str, num_layers: int) -> Blueprint:
+    target = parse_target(topology)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": num_layers}))
+        config = ModelConfig.from_pretrained(folder)
+    args = ServerArgs(model_path="Llama-3.1-8B", tp_size=target.num_devices)
+    return Blueprint.draw(args, config, make_mesh(target.num_devices, list(target.devices())))
+
+
+def measure(blueprint: Blueprint, kinds: list[str]) -> Iterator[Timed]:
+    options = {"xla_gpu_autotune_level": "0"} if blueprint.platform == "gpu" else None
+    for bucket in blueprint.buckets.all:
+        for kind in ("unrolled", "stacked"):
+            if kind in kinds:
+                lower = functools.partial(lower_step, blueprint, bucket, stacked=kind == "stacked")
+                yield timed(kind, bucket.name, lower, options)
+    if "sampling" in kinds:
+        programs = blueprint.programs(NUM_PAGES)
+        for count in sorted({bucket.num_rows for bucket in blueprint.buckets.all}):
+            for mode in SamplingMode:
+                lower = functools.partial(programs.lower_sampling, count, mode)
+                yield timed("sampling", f"{mode.name.lower()} R={count}", lower, options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topology", default="v6e:2x4")
+    parser.add_argument("--num-layers", type=int, default=32)
+    parser.add_argument("--kinds", nargs="+", default=["unrolled", "stacked", "sampling"])
+    options = parser.parse_args()
+    without_devices()
+    measured = list(measure(llama_on(options.topology, options.num_layers), options.kinds))
+    print(f"Llama-3.1-8B, {options.num_layers} layers, {options.topology}; {os.cpu_count()} CPUs; {compiler_versions()}")
+    lines = [
+        (one.name, one.kind, *(f"{x:.1f}" for x in (one.lower_s, one.compile_s, one.cpu_s, one.temp_bytes / 2**20)))
+        for one in measured
+    ]
+    print("\n".join(table(("program", "kind", "lower s", "compile s", "CPU s", "temp MiB"), lines)))
+    for kind in options.kinds:
+        of_kind = [one for one in measured if one.kind == kind]
+        print(
+            f"all {len(of_kind)} {kind}: {sum(one.lower_s for one in of_kind):.0f} s of lowering, "
+            f"{sum(one.compile_s for one in of_kind):.0f} s of compilation, {sum(one.cpu_s for one in of_kind):.0f} s of CPU"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Every kernel against the float32 reference, on fresh random inputs over a matrix of shapes and features.
+
+Rows are ragged and awkward: no tokens, one token, exactly a page, a page and one. A check runs twice and must give the same
+bits. Workers share the device here, so nothing is timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.device import check_write
+from benchmarks.device.case import Case, NotHereError, Setting
+from benchmarks.device.compare import compare
+from benchmarks.device.kernels import config_for
+from benchmarks.device.mla import mla_case
+from benchmarks.device.reference import expected, make_step
+from jaxserve.bench.attention import MAKERS
+from jaxserve.bench.inputs import AttentionCase
+
+Shapes = dict[str, AttentionCase]
+PADDING_TOKENS = 7
+
+
+def check_attention(op: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
+    """`op` is a key of MAKERS; padding tokens are only for extend, the others pad with rows of no tokens."""
+    seed = time.time_ns() % (1 << 31)
+    step = make_step(case, seed, padding_tokens=PADDING_TOKENS if "extend" in op else 0)
+    want = expected(step)
+    try:
+        runnable = MAKERS[op](case, step.inputs, config_for(op, case, setting), setting.interpret)
+        program = jax.jit(lambda operands: runnable.call(jnp.int32(1), runnable.carry, operands))
+        found = compare(lambda: program(runnable.operands).reshape(want.shape), want)
+    except NotImplementedError as error:
+        raise NotHereError(str(error)) from error
+    return {"seed": seed, **found.as_dict(case.dtype)}
+
+
+def edge_lens(page_size: int, q_len: int = 1) -> tuple[int, ...]:
+    """Lengths at which kernels go wrong, around pages and tiles of 64 and 128."""
+    lens = (0, q_len, page_size, page_size + 1, 63, 64, 65, 127, 129, 1000, 1500)
+    return tuple(kv_len for kv_len in lens if kv_len == 0 or kv_len >= q_len)
+
+
+def decode_rows(page_size: int = 64, q_len: int = 1) -> tuple[tuple[int, int], ...]:
+    return tuple((q_len, kv_len) for kv_len in edge_lens(page_size, q_len))
+
+
+# (queries, tokens with them): fresh prompts, chunks on prefixes, single queries, rows without tokens between them.
+EXTEND_ROWS = ((1, 1), (70, 70), (0, 0), (64, 64), (129, 300), (1, 513), (333, 333), (17, 1040), (256, 1280))
+
+
+def decode_shapes() -> Shapes:
+    shapes: Shapes = {}
+
+    def add(name: str, rows: tuple[tuple[int, int], ...] | None = None, **shape: Any) -> None:
+        shapes[f"decode {name}"] = AttentionCase(rows or decode_rows(shape.get("page_size", 64)), **shape)
+
+    add("32/8 D 128")
+    add("float16", dtype="float16", kv_dtype="float16")
+    for page_size in (8, 16, 32, 128, 256):
+        add(f"pages of {page_size}", page_size=page_size)
+    for dim in (64, 80, 96, 256):
+        add(f"D {dim}", head_dim=dim, head_dim_v=dim)
+    add("D 192/128", head_dim=192, head_dim_v=128)
+    for heads, kv_heads in ((8, 8), (8, 1), (16, 1), (12, 4), (40, 8), (28, 4), (6, 2)):
+        add(f"{heads}/{kv_heads} heads", num_heads=heads, num_kv_heads=kv_heads)
+    for window in (1, 100, 128, 1024):
+        add(f"window {window}", sliding_window=window)
+    add("soft cap", soft_cap=30.0)
+    add("sinks", uses_sinks=True)
+    add("soft cap, sinks, window 77", soft_cap=20.0, uses_sinks=True, sliding_window=77)
+    for q_len in (2, 3, 4):
+        add(f"{q_len} queries", decode_rows(64, q_len))
+    add("4 queries, window 100, pages of 16", decode_rows(16, 4), sliding_window=100, page_size=16)
+    for kv_dtype in ("float8_e4m3fn", "int8"):
+        add(f"{kv_dtype} KV", kv_dtype=kv_dtype)
+        add(f"{kv_dtype} KV, D 64, pages of 32", kv_dtype=kv_dtype, head_dim=64, head_dim_v=64, page_size=32)
+        add(f"{kv_dtype} KV, 16/1 heads, window 100", kv_dtype=kv_dtype, num_heads=16, num_kv_heads=1, sliding_window=100)
+    add("many short rows", tuple((1, 1 + 37 * row % 200) for row in range(100)))
+    add("one long row", ((1, 20000),))
+    return shapes
+
+
+def extend_shapes() -> Shapes:
+    shapes: Shapes = {}
+
+    def add(name: str, rows: tuple[tuple[int, int], ...] = EXTEND_ROWS, **shape: Any) -> None:
+        shapes[f"extend {name}"] = AttentionCase(rows, **shape)
+
+    add("32/8 D 128")
+    add("float16", dtype="float16", kv_dtype="float16")
+    for page_size in (8, 16, 32, 128, 256):
+        add(f"pages of {page_size}", page_size=page_size)
+    for dim in (64, 80, 96, 256):
+        add(f"D {dim}", head_dim=dim, head_dim_v=dim)
+    add("D 192/128", num_heads=16, num_kv_heads=16, head_dim=192, head_dim_v=128)
+    for heads, kv_heads in ((8, 8), (16, 1), (12, 4), (28, 4)):
+        add(f"{heads}/{kv_heads} heads", num_heads=heads, num_kv_heads=kv_heads)
+    for window in (1, 100, 1024):
+        add(f"window {window}", sliding_window=window)
+    add("soft cap", soft_cap=30.0)
+    add("sinks", uses_sinks=True)
+    add("soft cap, sinks, window 77, pages of 16", soft_cap=20.0, uses_sinks=True, sliding_window=77, page_size=16)
+    for kv_dtype in ("float8_e4m3fn", "int8"):
+        add(f"{kv_dtype} KV", kv_dtype=kv_dtype)
+    add("one row of 3000", ((3000, 3000),))
+    add("chunk of 100 on 6000", ((100, 6100),))
+    return shapes
+
+
+def ragged_shapes() -> Shapes:
+    """Over contiguous keys. Padding tokens stand behind the rows here, too."""
+    heads: dict[str, Any] = {"head_dim": 192, "head_dim_v": 128}
+    return {
+        "ragged 16/16 heads, D 192/128": AttentionCase(EXTEND_ROWS, 16, 16, **heads),
+        "ragged 32/8 heads, D 128": AttentionCase(EXTEND_ROWS),
+        "ragged window 100": AttentionCase(EXTEND_ROWS, 16, 16, **heads, sliding_window=100),
+        "ragged one row of 3000": AttentionCase(((3000, 3000),), 16, 16, **heads),
+    }
+
+
+def mla_shapes() -> Shapes:
+    shapes = {}
+    for num_heads, page_size, q_len in ((16, 64, 1), (128, 64, 1), (8, 16, 1), (64, 128, 1), (16, 64, 2), (32, 32, 4)):
+        one = mla_case(1, 64, num_heads, page_size, q_len)
+        name = f"mla decode {num_heads} heads, pages of {page_size}, {q_len} queries"
+        shapes[name] = AttentionCase(**{**vars(one), "rows": decode_rows(page_size, q_len)})
+    return shapes
+
+
+def _smoke_shapes() -> dict[str, Shapes]:
+    small: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64, "head_dim_v": 64, "page_size": 16}
+    decode = AttentionCase(((1, 0), (1, 17), (1, 40)), sliding_window=30, uses_sinks=True, **small)
+    extend = AttentionCase(((9, 9), (0, 0), (3, 20)), **small)
+    mla = mla_case(1, 20, 8, page_size=16)
+    ragged = AttentionCase(((5, 20), (9, 9)), 1, 1, head_dim=64, head_dim_v=64, page_size=16)
+    return {
+        "decode": {"decode small": decode},
+        "extend": {"extend small": extend},
+        "mla decode": {"mla decode small": mla},
+        "ragged extend": {"ragged small": ragged},
+    }
+
+
+def cases(setting: Setting) -> list[Case]:
+    full = {
+        "decode": decode_shapes,
+        "extend": extend_shapes,
+        "mla decode": mla_shapes,
+        "ragged extend": ragged_shapes,
+    }
+    shapes = _smoke_shapes() if setting.smoke else {op: make() for op, make in full.items()}
+    found = [Case(name, run) for name, run in _runs(shapes, setting)]
+    found += [Case(name, functools.partial(run, setting)) for name, run in check_write.checks(setting).items()]
+    # Kernels take turns, so that a budget that ends early has seen all of them.
+    order = np.argsort([_place(case.name, found) for case in found], kind="stable")
+    return [found[index] for index in order]
+
+
+def _runs(shapes: dict[str, Shapes], setting: Setting) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    for op, named in shapes.items():
+        for name, case in named.items():
+            yield name, functools.partial(check_attention, op, case, setting)
+
+
+def _place(name: str, cases: list[Case]) -> float:
+    """Where in its own kernel's list a case stands, from 0 to 1."""
+    own = [case.name for case in cases if case.name.split()[0] == name.split()[0]]
+    return own.index(name) / len(own)

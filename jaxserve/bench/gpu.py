@@ -1,0 +1,49 @@
+"""The GPU kernels, as jaxserve.bench.kernels times and tunes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from jaxserve.bench.attention import time_attention
+from jaxserve.bench.inputs import AttentionCase
+from jaxserve.bench.shapes import Shape
+from jaxserve.bench.timing import Plan
+from jaxserve.kernels import tuning
+from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
+from jaxserve.kernels.spec import Chip
+
+# Fields and the values that are tried. What does not fit the chip's memory or registers fails to compile and drops out.
+GRIDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "decode": {"streams": (1, 2), "stages": (2, 3, 4), "block_kv": (64, 128), "min_tiles": (1, 2, 4)},
+    "extend": {"block_kv": (64, 128), "num_stages": (2, 3), "max_heads_per_tile": (4, 16)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuKernels:
+    default_page_size: ClassVar[int] = PallasGpuAttention.default_page_size
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16")
+
+    chip: Chip
+
+    def unsupported(self, shape: Shape) -> str | None:
+        return PallasGpuAttention.supports(shape.spec(self.chip))
+
+    def default_config(self, op: str, shape: Shape) -> Any:
+        make = tuning.decode_config if op == "decode" else tuning.extend_config
+        return make(self.chip.kind, shape.kernel_shape)
+
+    def tunable(self, op: str) -> tuple[str, ...]:
+        return tuple(GRIDS[op])
+
+    def others(self, op: str, shape: Shape, default: Any) -> Iterator[Any]:
+        for values in itertools.product(*GRIDS[op].values()):
+            config = dataclasses.replace(default, **dict(zip(GRIDS[op], values, strict=True)))
+            if config != default:
+                yield config
+
+    def time_case(self, op: str, case: AttentionCase, config: Any) -> float:
+        return time_attention(op, case, config, Plan(repeats=5)).us
