@@ -5,10 +5,16 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TESTS  ?= tests
 
-.PHONY: help setup demo serve test lint types bench clean
+# The accelerator lane: Python 3.12 or newer, the oldest JAX that can compile our GPU kernels and the newest there is.
+AOT_PYTHON ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python python3.13 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$python && break; done)
+AOT_TESTS  ?= tests/accelerator
+AOT_JOBS   ?= 2
+
+.PHONY: help setup demo serve test aot lint types clean
 
 help:            ## show this list
-	@grep -E '^[a-z]+: .*##|^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,6 +33,18 @@ serve: $(STAMP)  ## serve the built-in model until Ctrl-C
 test: $(STAMP)   ## run all tests
 	$(BIN)/python -m pytest $(TESTS)
 
+aot: .venv-aot/.installed .venv-aot-latest/.installed  ## compile kernels and steps for H200 and TPU, interpret them; no device needed
+	.venv-aot/bin/python -m pytest -n $(AOT_JOBS) $(AOT_TESTS)
+	.venv-aot-latest/bin/python -m pytest -n $(AOT_JOBS) $(AOT_TESTS) -m compile
+
+.venv-aot/.installed: JAX_PIN := ==0.11.2
+.venv-aot/.installed .venv-aot-latest/.installed: pyproject.toml
+	@test -n "$(AOT_PYTHON)" || { echo "make aot needs Python 3.12 or newer: set AOT_PYTHON to one"; exit 1; }
+	@test -x $(@D)/bin/python || $(AOT_PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]' 'jax[cuda13,tpu]$(JAX_PIN)'
+	@touch $@
+
 lint: $(STAMP)   ## ruff: style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,4 +53,4 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
 clean:           ## remove what setup and tests left behind
-	rm -rf $(VENV) .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-aot .venv-aot-latest .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -1,0 +1,72 @@
+"""Tests of the accelerator lane: they need JAX 0.11.2 or newer with jax[cuda13] and libtpu, but no accelerator.
+
+`make aot` runs them; where JAX is older they are not collected, since its GPU interpreter and compiler lack what they test.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Autotuning needs a real device.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+NEEDED = (0, 11, 2)
+
+if jax.__version_info__ < NEEDED:
+    collect_ignore_glob = ["*"]
+
+
+@pytest.fixture(scope="session")
+def h200() -> Mesh:
+    """A mesh of one H200 that is not there: what is lowered for it is compiled down to ptxas for sm_90a."""
+    from jaxserve.aot.targets import gpu_devices
+
+    return Mesh(np.array(gpu_devices("h200", 1)).reshape(1, 1), ("data", "tensor"))
+
+
+@pytest.fixture(scope="session")
+def compile_for_h200(h200: Mesh) -> Callable[..., Any]:
+    """`compile_for_h200(function, *arguments)` -> (executable, ptxas reports); arguments are arrays or shapes and dtypes."""
+    from jaxserve.aot.ptxas import compile_with_report
+
+    def compile_(function: Callable[..., Any], *arguments: Any) -> Any:
+        replicated = NamedSharding(h200, PartitionSpec())
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), arguments)
+        with jax.sharding.use_abstract_mesh(h200.abstract_mesh):
+            lowered = jax.jit(function).trace(*shapes).lower()
+        return compile_with_report(lowered)
+
+    return compile_
+
+
+@pytest.fixture
+def interpret(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Parameters of the GPU interpreter: uninitialised memory is NaN, and a data race in any kernel fails the test."""
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    states: list[Any] = []
+
+    class Kept(gpu_callbacks.GPURaceDetectionState):  # one per kernel; the interpreter itself keeps only the last
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            states.append(self)
+
+    monkeypatch.setattr(gpu_callbacks, "GPURaceDetectionState", Kept)
+    yield plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
+    gpu_callbacks.reset_gpu_interpret_mode_state()
+    assert not any(state.races_found for state in states), "a kernel has a data race"
+
+
+def relative_error(got: Any, expected: Any) -> float:
+    """||got - expected|| / ||expected|| in float64; NaN anywhere gives NaN."""
+    got, expected = np.asarray(jnp.asarray(got, jnp.float32), np.float64), np.asarray(expected, np.float64)
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))

@@ -1,0 +1,66 @@
+"""The GPU backend as the executor drives it, interpreted: write, then attend, decode and mixed steps, against the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import Heads, expected, make_step, rounded, run, spec_of
+
+from jaxserve.kernels.api import BACKENDS, AttentionSpec, Chip, choose_backend
+from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
+from tests.accelerator.conftest import relative_error
+
+H200 = Chip("gpu", "NVIDIA H200", (9, 0), 132)
+TINY = Chip("gpu", "NVIDIA H200", (9, 0), 2)  # the interpreter runs every multiprocessor in turn
+HEADS = Heads(4, 2, 64)
+BF16_ERROR = 1e-2
+
+DECODE = [(1, 70), (0, 0), (1, 1), (1, 16), (1, 130)]
+MIXED = [(1, 70), (20, 60), (0, 0), (1, 1), (33, 33), (2, 17)]
+
+
+@pytest.mark.parametrize(("rows", "decode_only"), [(DECODE, True), (MIXED, False)], ids=["decode", "mixed"])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_steps(rows: list[tuple[int, int]], decode_only: bool, page_size: int, interpret: Any) -> None:
+    step = make_step(rows, HEADS, page_size=page_size, decode_only=decode_only, num_tokens=None if decode_only else 64)
+    step = rounded(step, jnp.bfloat16)
+
+    def bind(spec: AttentionSpec) -> PallasGpuAttention:
+        return PallasGpuAttention(dataclasses.replace(spec, chip=TINY), interpret)
+
+    out = run(bind, step, jnp.bfloat16, num_layers=2, layer=1)
+    assert relative_error(out, expected(step)) < BF16_ERROR
+    assert not np.any(out[~step.is_live])
+
+
+def supported(**changes: Any) -> AttentionSpec:
+    step = make_step([(1, 1)], Heads(32, 8, 128))
+    return spec_of(step, jnp.bfloat16, H200, **{"page_size": 64, **changes})
+
+
+def test_auto_takes_it_on_hopper() -> None:
+    assert choose_backend("auto", supported()).name == "pallas"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"chip": Chip("gpu", "NVIDIA A100", (8, 0), 108)}, "A100 has compute capability 8.0.*wgmma"),
+        ({"chip": Chip("gpu", "NVIDIA B200", (10, 0), 148)}, "B200 has compute capability 10.0.*tcgen05"),
+        ({"page_size": 4}, "page"),
+        ({"head_dim": 72}, "head_dim"),
+        ({"dtype": "float32", "kv_dtype": "float32"}, "float32"),
+        ({"num_heads": 9}, "not a multiple"),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_do_is_said_by_name(changes: dict[str, Any], reason: str) -> None:
+    spec = dataclasses.replace(supported(), **changes)
+    with pytest.raises(NotImplementedError, match=reason):
+        choose_backend("pallas", spec)
+    if spec.num_heads % spec.num_kv_heads == 0:
+        assert choose_backend("auto", spec, BACKENDS).name == "reference"

@@ -1,0 +1,89 @@
+"""Whole steps of real model shapes, compiled for H200 from shapes alone: kernels present, the KV cache in place, no spills."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxserve.aot.ptxas import compile_with_report
+from jaxserve.aot.targets import gpu_devices
+from jaxserve.config import ServerArgs
+from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.build import step_temp_bytes
+from jaxserve.executor.forward_batch import Bucket
+from jaxserve.executor.mesh import make_mesh
+from jaxserve.models import ModelConfig
+
+pytestmark = pytest.mark.compile
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_hidden_layers": 2,  # of 32: they are alike
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+NUM_PAGES = 4096
+
+
+def blueprint(folder: Path, config: dict[str, Any], tp_size: int, **options: Any) -> Blueprint:
+    (folder / "config.json").write_text(json.dumps(config))
+    args = ServerArgs(model_path=str(folder), tp_size=tp_size, **options)
+    return Blueprint.draw(args, ModelConfig.from_pretrained(folder), make_mesh(tp_size, list(gpu_devices("h200", tp_size))))
+
+
+def check_step(plan: Blueprint, bucket: Bucket) -> None:
+    compiled, reports = compile_with_report(plan.lower(bucket, NUM_PAGES))
+    memory: Any = compiled.memory_analysis()
+    pool_bytes = plan.page_bytes * NUM_PAGES
+    assert memory.alias_size_in_bytes >= pool_bytes, bucket
+    assert memory.temp_size_in_bytes < pool_bytes, f"{bucket}: {memory.temp_size_in_bytes} temporary bytes"
+    text = compiled.as_text()
+    assert not pool_copies(text, plan), pool_copies(text, plan)
+    # The host would have to wait for the device before it could take a branch, or leave a loop whose end only the device knows.
+    assert " conditional(" not in text and text.count(" while(") == text.count("known_trip_count")
+    wanted = {"paged_decode", "rope_and_write"} | (set() if bucket.decode_only else {"paged_extend"})
+    assert all(name in text for name in wanted), f"{bucket}: {sorted(set(re.findall('kernel_name[^,]*', text)))}"
+    assert all(report.spill_bytes == 0 and not report.warnings for report in reports), reports
+
+
+@pytest.mark.parametrize("tp_size", [1, 4])
+def test_a_step_on_h200_keeps_the_cache_in_place(tp_size: int, tmp_path: Path) -> None:
+    plan = blueprint(tmp_path, LLAMA_8B, tp_size)
+    assert plan.backend.name == "pallas" and plan.page_size == 64
+    check_step(plan, plan.buckets.decode[-1])
+    check_step(plan, plan.buckets.extend[-2])
+
+
+def test_heads_that_fill_no_tile_and_a_quantized_cache(tmp_path: Path) -> None:
+    """Qwen2.5-7B's 28 and 4 heads over 4 devices, one row, and the smallest prefill."""
+    config = {**LLAMA_8B, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+    plan = blueprint(tmp_path, config, 4, kv_cache_dtype="int8")
+    check_step(plan, plan.buckets.decode[0])
+    check_step(plan, plan.buckets.extend[0])
+
+
+def pool_copies(text: str, plan: Blueprint) -> list[str]:
+    """HLO instructions that make another array of the cache's size."""
+    (page, *_) = jax.tree.leaves(plan.backend.kv_pages())
+    dims = ",".join(map(str, (plan.config.num_layers * NUM_PAGES, *page.shape)))
+    return re.findall(rf"= \w+\[{dims}\]\S* (?:copy|convert|transpose|fusion|dynamic-update-slice)\(.*", text)
+
+
+def test_what_a_step_takes_is_known_before_the_pool_is_sized(tmp_path: Path) -> None:
+    plan = blueprint(tmp_path, LLAMA_8B, 1, chunked_prefill_size=1024, max_running_requests=32)
+    logits_bytes = 32 * LLAMA_8B["vocab_size"] * 4
+    assert logits_bytes < step_temp_bytes(plan) < 64 * logits_bytes
