@@ -6,7 +6,7 @@ Written for JAX 0.11.2 up to 0.12.0: out_type and scratch_types, an explicit num
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,8 @@ LOG2E = math.log2(math.e)
 # Shared memory that one block may use on sm_90: 228 KB of an SM less 1 KB that the driver keeps.
 SMEM_BYTES = 227 * 1024
 
-# JAX 0.12 has kernels compiled as relocatable code, where ptxas gives no warpgroup more registers than all have at the entry:
-# set_max_registers is obeyed, but code that needs what it asks for spills.
+# JAX 0.12 has kernels compiled as relocatable code, where ptxas gives no warpgroup more registers than all have at the entry
+# and says that it ignores setmaxnreg.
 MOVES_REGISTERS = jax.__version_info__ < (0, 12)
 
 # TMA boxes and SMEM slices of a swizzled buffer move whole groups of this many rows.
@@ -53,3 +53,9 @@ def value_transforms(tokens: int, columns: int, dtype: Any) -> tuple[Any, Any]:
 def compiler_params() -> Any:
     """Approximate math: exp2 and tanh are the hardware's instructions (tanh's relative error is about 2**-11)."""
     return plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+
+
+def set_max_registers(count: int, action: Literal["increase", "decrease"]) -> None:
+    """This warpgroup's registers per thread from here on, where the compiler allows warpgroups to have different numbers."""
+    if MOVES_REGISTERS:
+        plgpu.set_max_registers(count, action=action)

@@ -25,7 +25,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxserve.kernels.pallas import gpu_decode_load as loading
 from jaxserve.kernels.pallas import gpu_dequant
 from jaxserve.kernels.pallas import gpu_softmax as softmax
-from jaxserve.kernels.pallas.gpu_common import LOG2E, ROW_GROUP, SMEM_BYTES, compiler_params, round_up, transforms
+from jaxserve.kernels.pallas.gpu_common import (
+    LOG2E,
+    ROW_GROUP,
+    SMEM_BYTES,
+    compiler_params,
+    round_up,
+    set_max_registers,
+    transforms,
+)
 from jaxserve.kernels.pallas.gpu_decode_plan import (
     DecodeConfig,
     DecodePlan,
@@ -193,7 +201,7 @@ def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype:
 def _set_registers(config: DecodeConfig, count: int, action: Any) -> None:
     """Nothing to share out where two warpgroups have the SM to themselves: each thread has the most a thread can have."""
     if config.streams > 1:
-        plgpu.set_max_registers(count, action=action)
+        set_max_registers(count, action)
 
 
 def _load_queries(shape: Shape, q: Any, q_smem: Any, barrier: Any, segment: Segment) -> None:

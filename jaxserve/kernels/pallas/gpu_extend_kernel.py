@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, cdiv, compiler_params, transforms
+from jaxserve.kernels.pallas.gpu_common import cdiv, compiler_params, set_max_registers, transforms
 from jaxserve.kernels.pallas.gpu_extend_consume import consume
 from jaxserve.kernels.pallas.gpu_extend_load import Contiguous, Pages, produce, produce_converted
 from jaxserve.kernels.pallas.gpu_extend_plan import BEGIN, END, ROWS
@@ -74,7 +74,7 @@ def _scratch(s: Shape) -> dict[str, Any]:
 def extend_kernel(s: Shape, num_tiles: int, num_tokens: int, interpret: Any) -> Any:
     """A function of q, tiles, (pool, page_table, page_offset [1][, scales]) or (keys, values), and sinks if there are any."""
 
-    moves_registers = MOVES_REGISTERS and s.consumers > 1  # two warpgroups begin with all that a thread can have
+    shares_registers = s.consumers > 1  # two warpgroups begin with all that a thread can have
 
     def body(q: Any, tiles: Any, *refs: Any, **scratch: Any) -> None:
         *refs, out = refs  # type: ignore[assignment]
@@ -86,14 +86,14 @@ def extend_kernel(s: Shape, num_tiles: int, num_tokens: int, interpret: Any) -> 
 
         @pl.when(wg < s.consumers)
         def _consumer() -> None:
-            if moves_registers:
-                plgpu.set_max_registers(s.config.consumer_registers, action="increase")
+            if shares_registers:
+                set_max_registers(s.config.consumer_registers, "increase")
             when_live(lambda: consume(s, wg if s.consumers > 1 else 0, tiles, q, sinks, out, scratch))
 
         @pl.when(wg == s.consumers)
         def _producer() -> None:
-            if moves_registers:
-                plgpu.set_max_registers(s.config.producer_registers, action="decrease")
+            if shares_registers:
+                set_max_registers(s.config.producer_registers, "decrease")
             if s.page_size is None:
                 when_live(lambda: produce(s, Tile.read(s, tiles), Contiguous(s, *refs[:2]), scratch))
             elif s.is_quantized:
