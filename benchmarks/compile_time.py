@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
 import os
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from benchmarks.model_configs import LLAMA_8B, write_config
 from jaxserve.aot.report import compiler_versions, table
 from jaxserve.aot.targets import parse_target, without_devices
 from jaxserve.config import ServerArgs
@@ -33,19 +33,6 @@ from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.step import Step
 from jaxserve.models import ModelConfig, abstract_params, build_decoder, param_specs
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "num_hidden_layers": 32,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-}
 NUM_PAGES = 1024
 
 
@@ -94,8 +81,7 @@ def timed(kind: str, name: str, lower: Callable[[], Any], options: dict[str, str
 def llama_on(topology: str, num_layers: int) -> Blueprint:
     target = parse_target(topology)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps({**LLAMA_8B, "num_hidden_layers": num_layers}))
-        config = ModelConfig.from_pretrained(folder)
+        config = ModelConfig.from_pretrained(write_config(Path(folder), {**LLAMA_8B, "num_hidden_layers": num_layers}))
     args = ServerArgs(model_path="Llama-3.1-8B", tp_size=target.num_devices)
     return Blueprint.draw(args, config, make_mesh(target.num_devices, list(target.devices())))
 

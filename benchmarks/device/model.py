@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import statistics
 import tempfile
 import time
@@ -20,26 +19,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.device.case import Case, NotHereError, Setting
+from benchmarks.model_configs import LLAMA_8B, write_config
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 131072,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-}
 _SMALLER = {
     "vocab_size": 128,
     "hidden_size": 64,
@@ -48,7 +29,7 @@ _SMALLER = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "torch_dtype": "float32",
+    "dtype": "float32",
 }
 
 
@@ -107,7 +88,7 @@ class Driver:
             raise NotHereError(f"{error.name} is not installed") from error
         self.plan = plan
         folder = Path(tempfile.mkdtemp())
-        (folder / "config.json").write_text(json.dumps(plan.config))
+        write_config(folder, plan.config)
         args = ServerArgs(
             model_path=str(folder),
             load_format="dummy",
@@ -129,13 +110,13 @@ class Driver:
     def weight_bytes(self) -> int:
         """What a decode step reads: all but the embedding table."""
         config = self.plan.config
-        itemsize = np.dtype("float32").itemsize if config["torch_dtype"] == "float32" else 2
+        itemsize = np.dtype("float32").itemsize if config["dtype"] == "float32" else 2
         total = self.runner.internal_state()["memory_usage"]["weight_gb"] * 1e9
         return int(total) - config["vocab_size"] * config["hidden_size"] * itemsize
 
     def kv_bytes(self, tokens: int) -> int:
         config = self.plan.config
-        itemsize = 4 if config["torch_dtype"] == "float32" else 2
+        itemsize = 4 if config["dtype"] == "float32" else 2
         return tokens * config["num_hidden_layers"] * config["num_key_value_heads"] * 2 * config["head_dim"] * itemsize
 
     def prefill(self, rows: list[int]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import re
 from collections.abc import Mapping
 
@@ -20,7 +21,7 @@ COLLECTIVES = (
 # An opcode stands in front of its parenthesis; names of instructions begin with a percent sign.
 _COLLECTIVE = re.compile(rf"(?<![%\w.-])({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _KERNEL_NAME = re.compile(r'op_name="[^"]*?/(\w+)/pallas_call')
-_VMEM = re.compile(r'"used_scoped_memory_configs":\[(.*?)\]')
+_TOLD_BYTES = re.compile(r'"cost_estimate":{[^}]*"bytes_accessed":"(\d+)"')
 _VMEM_SIZE = re.compile(r'"memory_space":"1","offset":"\d+","size":"(\d+)"')  # memory space 1 is VMEM
 
 
@@ -41,20 +42,33 @@ def expected_collectives(config: ModelConfig, tp_size: int, *, stacked: bool = F
     return {"all-reduce": 2 * (1 if stacked else config.num_layers) + 1, "all-gather": 1}
 
 
-def tpu_kernels(hlo: str) -> dict[str, int]:
-    """Name of a Pallas TPU kernel -> the most VMEM a call of it takes, in bytes."""
-    found: dict[str, int] = {}
-    for line in hlo.splitlines():
-        if 'custom_call_target="tpu_custom_call"' in line:
-            name, vmem = _KERNEL_NAME.search(line), _VMEM.search(line)
-            size = sum(map(int, _VMEM_SIZE.findall(vmem[1]))) if vmem else 0
-            key = name[1] if name else "unnamed"
-            found[key] = max(size, found.get(key, 0))
-    return found
+@dataclasses.dataclass(frozen=True)
+class TpuKernel:
+    """A call of a Pallas TPU kernel."""
+
+    name: str
+    vmem_bytes: int
+    vmem_limit_bytes: int
+    told_bytes: int  # of HBM that it moves, by the estimate that XLA schedules with; 0 if it has none
+
+
+def tpu_kernels(hlo: str) -> list[TpuKernel]:
+    return [_tpu_kernel(line) for line in hlo.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
+
+
+def _tpu_kernel(line: str) -> TpuKernel:
+    name, told = _KERNEL_NAME.search(line), _TOLD_BYTES.search(line)
+    sizes = [_vmem_bytes(line, field) for field in ("used_scoped_memory_configs", "scoped_memory_configs")]
+    return TpuKernel(name[1] if name else "unnamed", *sizes, int(told[1]) if told else 0)
+
+
+def _vmem_bytes(line: str, field: str) -> int:
+    entries = re.search(rf'"{field}":\[(.*?)\]', line)
+    return sum(int(size) for size in _VMEM_SIZE.findall(entries[1])) if entries else 0
 
 
 def copies_of(hlo: str, shape: tuple[int, ...]) -> list[str]:
     """Instructions that make another array of this shape, such as a second KV cache."""
     dims = ",".join(map(str, shape))
-    made = rf"= \(?\w+\[{dims}\]\S* (?:copy|copy-start|convert|transpose|fusion|dynamic-update-slice)\("
+    made = rf"= \w+\[{dims}\]\S* (?:copy|copy-done|convert|transpose|fusion|dynamic-update-slice)\("
     return [line.strip()[:200] for line in hlo.splitlines() if re.search(made, line)]

@@ -74,9 +74,17 @@ class Compilation:
             xla_flops=cost.get("flops"),
             xla_bytes=cost.get("bytes accessed"),
             collectives=count_collectives(hlo),
-            kernel_vmem=tpu_kernels(hlo),
+            kernel_vmem=_kernel_vmem(hlo),
             pool_copies=sum(len(copies_of(hlo, shape)) for shape in self.pool_shapes),
         )
+
+
+def _kernel_vmem(hlo: str) -> dict[str, int]:
+    """The most of a kernel's calls."""
+    found: dict[str, int] = {}
+    for kernel in tpu_kernels(hlo):
+        found[kernel.name] = max(kernel.vmem_bytes, found.get(kernel.name, 0))
+    return found
 
 
 def _first_line(error: Exception) -> str:

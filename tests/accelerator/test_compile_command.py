@@ -1,13 +1,12 @@
 """`jaxserve compile` and what it promises, through the real compilers: collectives, the KV cache in place, memory that fits.
 
 Models have real heads but two layers (they are alike), small buckets and, mostly, narrow products; one case is a real model at
-full depth. scripts/document_capacity.py compiles the full matrix.
+full depth. benchmarks/capacity.py compiles the full matrix.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from jax.experimental import mesh_utils
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.model_configs import LLAMA_8B, LLAMA_70B, QWEN3_32B, write_config
 from jaxserve.aot.chips import CHIPS
 from jaxserve.aot.hlo import copies_of, count_collectives, expected_collectives, tpu_kernels
 from jaxserve.aot.targets import known_targets, parse_target
@@ -26,9 +26,7 @@ from jaxserve.cli.main import run
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.mesh import make_mesh
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "aot"))
-from shapes import LLAMA_8B, LLAMA_70B, QWEN3_32B, config_of, write_config
+from jaxserve.models import ModelConfig
 
 pytestmark = pytest.mark.compile
 pytest.importorskip("libtpu", reason="pip install 'jax[tpu]' brings libtpu, which compiles for TPUs")
@@ -48,7 +46,7 @@ def check_steps(
     folder: Path, raw: dict[str, Any], topology: str, tp_size: int, expected: dict[str, int] | None = None, **options: Any
 ) -> None:
     """The decode step and the extend step: collectives, aliasing, no second KV cache, our kernels."""
-    config = config_of(folder, {**raw, "num_hidden_layers": 2})
+    config = ModelConfig.from_pretrained(write_config(folder, {**raw, "num_hidden_layers": 2}))
     args = ServerArgs(model_path=str(folder), tp_size=tp_size, **{**SMALL, **options})
     blueprint = Blueprint.draw(args, config, make_mesh(tp_size, list(parse_target(topology).devices())))
     assert blueprint.backend.name == "pallas"
@@ -60,7 +58,7 @@ def check_steps(
         for page in jax.tree.leaves(blueprint.backend.kv_pages()):
             assert not copies_of(hlo, (config.num_layers * NUM_PAGES, *page.shape)), bucket
         wanted = {"paged_decode", "write_kv"} | (set() if bucket.decode_only else {"paged_extend"})
-        assert tpu_kernels(hlo).keys() == wanted, bucket
+        assert {kernel.name for kernel in tpu_kernels(hlo)} == wanted, bucket
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import re
 from typing import Any
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -19,6 +18,7 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.aot.hlo import copies_of, tpu_kernels
 from jaxserve.bench.inputs import AttentionCase, make_inputs
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.tpu import TpuKernels
@@ -65,16 +65,6 @@ class Case:
         return AttentionSpec(chip, *heads, "bfloat16", self.kv_dtype, self.page_size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """A TPU kernel in compiled HLO."""
-
-    name: str
-    vmem_used: int
-    vmem_limit: int
-    told_bytes: int  # that it accesses, by the estimate that XLA schedules with
-
-
 def inputs_of(case: Case, num_tokens: int) -> tuple[Any, dict[str, Any], Any]:
     """Shapes of the KV cache and of a plan's arguments, and what makes more of them."""
     replicated = NamedSharding(one_chip(case.chip), PartitionSpec())
@@ -119,32 +109,6 @@ def compile_layer(case: Case, decode_only: bool) -> tuple[Any, Any]:
     return lowered.compile(), cache
 
 
-def kernels(hlo: str) -> list[Kernel]:
-    found = []
-    for line in hlo.splitlines():
-        if 'custom_call_target="tpu_custom_call"' in line:
-            name = re.search(r'op_name="[^"]*?/(\w+)/pallas_call', line)
-            assert name, line[:300]
-            told = re.search(r'"cost_estimate":{[^}]*"bytes_accessed":"(\d+)"', line)
-            vmem = [_vmem(line, field) for field in ("used_scoped_memory_configs", "scoped_memory_configs")]
-            found.append(Kernel(name.group(1), *vmem, int(told.group(1)) if told else 0))
-    return found
-
-
-def _vmem(line: str, field: str) -> int:
-    """Bytes that a custom call's line has for memory space 1, which is VMEM; 0 if it has none."""
-    entries = re.search(rf'"{field}":\[(.*?)\]', line)
-    assert entries, f"no {field} in the compiled HLO"
-    return sum(int(size) for size in re.findall(r'"memory_space":"1","offset":"\d+","size":"(\d+)"', entries.group(1)))
-
-
-def copies_of(hlo: str, shape: tuple[int, ...]) -> list[str]:
-    """Also those that move an array to VMEM."""
-    text = f"[{','.join(map(str, shape))}]"
-    lines = [line.strip()[:200] for line in hlo.splitlines()]
-    return [line for line in lines if re.search(r" copy(-done)?\(", line) and text in line]
-
-
 def check_in_place(executable: Any, cache: Any) -> None:
     hlo = executable.as_text()
     pool = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
@@ -159,12 +123,12 @@ def check_compiled(
     """`shapes` and the config's parts are those of the decode and the extend pass."""
     check_in_place(executable, cache)
     passes = dict(zip(("paged_decode", "paged_extend"), zip(shapes, (config.decode, config.extend), strict=True), strict=True))
-    for kernel in kernels(executable.as_text()):
+    for kernel in tpu_kernels(executable.as_text()):
         print(kernel)
         assert kernel.told_bytes > 0, f"XLA knows no cost of {kernel.name}"
-        assert kernel.vmem_used <= kernel.vmem_limit <= CHIPS[device_kind].vmem_bytes, kernel
+        assert kernel.vmem_bytes <= kernel.vmem_limit_bytes <= CHIPS[device_kind].vmem_bytes, kernel
         if kernel.name in passes:
-            assert kernel.vmem_used <= 1.1 * vmem_bytes(*passes[kernel.name]) + (1 << 20), (kernel, passes[kernel.name])
+            assert kernel.vmem_bytes <= 1.1 * vmem_bytes(*passes[kernel.name]) + (1 << 20), (kernel, passes[kernel.name])
 
 
 def check(case: Case, decode_only: bool) -> None:
@@ -172,7 +136,7 @@ def check(case: Case, decode_only: bool) -> None:
     backend = PallasTpuAttention(case.spec)
     check_compiled(executable, cache, case.spec.chip.kind, pass_shapes(case.spec), backend.config)
     expected_names = ["paged_decode", "write_kv"] if decode_only else ["paged_decode", "paged_extend", "write_kv"]
-    assert sorted(kernel.name for kernel in kernels(executable.as_text())) == expected_names
+    assert sorted(kernel.name for kernel in tpu_kernels(executable.as_text())) == expected_names
 
 
 @pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])
@@ -185,7 +149,7 @@ def test_what_xla_is_told_of_costs() -> None:
     """64 rows that see 2048 keys of 512 bytes per KV head, or as many as the page table or the window has."""
     for more, keys in (({}, 2048), ({"max_pages": 4}, 512), ({"window": 100}, 100)):
         executable, _ = compile_layer(Case("v6e", 8, 2, 128, **more), decode_only=True)
-        told = {kernel.name: kernel.told_bytes for kernel in kernels(executable.as_text())}
+        told = {kernel.name: kernel.told_bytes for kernel in tpu_kernels(executable.as_text())}
         queries_and_results = 64 * 8 * 256 * 2
         assert told["paged_decode"] == 64 * keys * 2 * 512 + queries_and_results
         assert told["write_kv"] == 64 * 2 * 512 * (1 + 2 * 16)  # a new row; a group of 16 tokens, read and written
@@ -244,8 +208,8 @@ def test_what_tuning_would_try(op: str) -> None:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), arguments)
         with jax.sharding.use_abstract_mesh(replicated.mesh.abstract_mesh):
             executable = jax.jit(runnable.call).trace(*shapes).lower().compile()
-        for kernel in kernels(executable.as_text()):
-            assert kernel.vmem_used <= kernel.vmem_limit, (config, kernel)
+        for kernel in tpu_kernels(executable.as_text()):
+            assert kernel.vmem_bytes <= kernel.vmem_limit_bytes, (config, kernel)
 
 
 def test_a_page_table_larger_than_scalar_memory() -> None:

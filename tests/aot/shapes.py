@@ -1,60 +1,20 @@
-"""Shapes of models that are planned for, and a target made of this machine's CPU devices."""
+"""A tiny model to plan for, and a target made of this machine's CPU devices."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from benchmarks.model_configs import LLAMA_8B, write_config
 from jaxserve.aot.chips import V6E
 from jaxserve.aot.targets import Target
 from jaxserve.models import ModelConfig
 
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-}
-LLAMA_8B = {
-    **_LLAMA,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-}
-LLAMA_70B = {
-    **_LLAMA,
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 80,
-}
-QWEN3_32B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "num_hidden_layers": 64,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-}
 TINY = {
-    **_LLAMA,
+    **LLAMA_8B,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_attention_heads": 4,
@@ -64,11 +24,6 @@ TINY = {
     "vocab_size": 100,
     "max_position_embeddings": 64,
 }
-
-
-def write_config(folder: Path, raw: dict[str, Any]) -> Path:
-    (folder / "config.json").write_text(json.dumps(raw))
-    return folder
 
 
 def config_of(folder: Path, raw: dict[str, Any]) -> ModelConfig:

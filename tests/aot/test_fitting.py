@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shapes import LLAMA_8B, LLAMA_70B, QWEN3_32B, config_of
+from shapes import config_of
 
+from benchmarks.model_configs import LLAMA_8B, LLAMA_70B, QWEN3_32B
 from jaxserve.aot.chips import H200, TPU7X, V5E, V6E
 from jaxserve.aot.fitting import Demand, smallest_fit, weights_too_large
 from jaxserve.aot.targets import parse_target

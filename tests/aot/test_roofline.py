@@ -7,8 +7,9 @@ from pathlib import Path
 
 import jax
 import pytest
-from shapes import LLAMA_8B, TINY, config_of
+from shapes import TINY, config_of
 
+from benchmarks.model_configs import LLAMA_8B
 from jaxserve.aot.chips import H200, TPU7X, V6E
 from jaxserve.aot.roofline import Interconnect, ModelShard, Prediction, StepShape, _attended, predict, step_work, weight_bytes
 from jaxserve.models import abstract_params

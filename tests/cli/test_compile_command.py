@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.model_configs import LLAMA_70B, write_config
 from jaxserve.aot import planner, targets
 from jaxserve.cli.main import run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "aot"))
-from shapes import LLAMA_70B, TINY, cpu_target, write_config
+from shapes import TINY, cpu_target
 
 SMALL = ["--max-running-requests", "2", "--prefill-token-buckets", "16", "--chunked-prefill-size", "16"]
 

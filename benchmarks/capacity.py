@@ -1,4 +1,4 @@
-"""Writes docs/capacity.md from `jaxserve compile`: `python scripts/document_capacity.py > docs/capacity.md`.
+"""Writes docs/capacity.md from `jaxserve compile`: `python -m benchmarks.capacity > docs/capacity.md`.
 
 Compiles the largest steps of every case with the compilers of JAX 0.11.2 or newer (pip install 'jax[cuda13,tpu]'), for about a
 minute each on two idle cores. `--results DIR` keeps each plan as JSON and continues where an earlier run stopped; with
@@ -15,48 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "Llama-3.1-8B": {
-        **_LLAMA,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-    },
-    "Qwen3-32B": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": 5120,
-        "intermediate_size": 25600,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "num_hidden_layers": 64,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": False,
-    },
-    "Llama-3.1-70B": {
-        **_LLAMA,
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_attention_heads": 64,
-        "num_hidden_layers": 80,
-    },
-}
+from benchmarks.model_configs import LLAMA_8B, LLAMA_70B, QWEN3_32B, write_config
+
+MODELS = {"Llama-3.1-8B": LLAMA_8B, "Qwen3-32B": QWEN3_32B, "Llama-3.1-70B": LLAMA_70B}
 # Topology and --tp-size.
 TARGETS = (
     ("v5e:1x1", 1), ("v5e:2x2", 4), ("v5e:2x4", 8), ("v5e:4x4", 16),
@@ -92,9 +53,7 @@ def plan(folder: Path, model: str, topology: str, tp_size: int, options: tuple[s
     """The JSON of one `jaxserve compile`; kept in `folder` if it was compiled."""
     kept = folder / f"{model}_{topology.replace(':', '_')}_tp{tp_size}.json"
     if not kept.exists():
-        config = folder / model
-        config.mkdir(exist_ok=True)
-        (config / "config.json").write_text(json.dumps(MODELS[model]))
+        config = write_config(folder / model, MODELS[model])
         line = [sys.executable, "-m", "jaxserve", "compile", str(config), "--topology", topology, "--tp-size", str(tp_size)]
         print(f"{model} on {topology}, TP {tp_size}", file=sys.stderr)
         done = subprocess.run([*line, *options, "--json"], stdout=subprocess.PIPE, text=True, check=False)
