@@ -4,16 +4,15 @@ Order: adjust (penalties, held-back stop tokens, biases) -> greedy, or temperatu
 Everything is a function of one row alone: (logits, parameters, seed, sequence length). So a seeded request gets the same
 tokens alone or in any batch, whatever SamplingMode that batch runs in.
 
-top_k and top_p need no sort: both keep the tokens whose probability reaches a threshold, and the threshold is found by
-bisection over the bits of float32, 31 passes of compare-and-sum over [R, V], exact to the last bit. Ties at the threshold
-are all kept (as Transformers does for top_k).
+top_k and top_p need no sort: both keep the tokens whose probability reaches a threshold, and the threshold is found digit by
+digit in the bits of float32: ten passes of compare-and-sum over [R, V], each for seven thresholds at once, exact to the last
+bit. Ties at the threshold are all kept (as Transformers does for top_k).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,8 @@ import jax.numpy as jnp
 from jaxserve.executor.row_params import RowParams
 from jaxserve.types import UNLIMITED_TOP_K
 
-_INF_BITS = 0x7F800000  # float32 infinity; non-negative floats order like their bits
+# Non-negative floats order like their bits, and those of probabilities lie below 2.0's, 1 << 30.
+_THRESHOLD_BITS, _DIGIT_BITS = 30, 3
 
 
 class SamplingMode(enum.Enum):
@@ -71,36 +71,32 @@ def _draw(logits: jax.Array, params: RowParams, seq_lens: jax.Array, has_limits:
 
 def _kept_tokens(probs: jax.Array, params: RowParams) -> jax.Array:
     """bool [R, V]: the tokens that survive top_k, then top_p of what is left, then min_p."""
-    top_k = jnp.minimum(params.top_k, UNLIMITED_TOP_K)[:, None]
-
-    def enough_tokens(threshold: jax.Array) -> jax.Array:
-        return jnp.sum(probs >= threshold, axis=-1, keepdims=True, dtype=jnp.int32) >= top_k
-
-    k_threshold = jnp.where(top_k < probs.shape[1], _largest_threshold(enough_tokens, probs.shape[0]), 0.0)
-    kept = jnp.where(probs >= k_threshold, probs, 0.0)
-    wanted_mass = params.top_p[:, None] * jnp.sum(kept, axis=-1, keepdims=True)
-
-    def enough_mass(threshold: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.where(kept >= threshold, kept, 0.0), axis=-1, keepdims=True) >= wanted_mass
-
-    p_threshold = jnp.where(params.top_p[:, None] < 1, _largest_threshold(enough_mass, probs.shape[0]), 0.0)
-    min_p_threshold = params.min_p[:, None] * jnp.max(probs, axis=-1, keepdims=True)
-    return (kept > 0) & (kept >= p_threshold) & (kept >= min_p_threshold)
+    top_k, top_p = jnp.minimum(params.top_k, UNLIMITED_TOP_K), params.top_p
+    k_threshold = _largest_threshold(probs, jnp.ones_like(probs, jnp.int32), top_k)
+    kept = jnp.where(probs >= jnp.where(top_k < probs.shape[1], k_threshold, 0.0)[:, None], probs, 0.0)
+    p_threshold = _largest_threshold(kept, kept, top_p * jnp.sum(kept, axis=-1))
+    p_threshold = jnp.where(top_p < 1, p_threshold, 0.0)
+    min_p_threshold = params.min_p * jnp.max(probs, axis=-1)
+    return (kept > 0) & (kept >= jnp.maximum(p_threshold, min_p_threshold)[:, None])
 
 
-def _largest_threshold(holds: Callable[[jax.Array], jax.Array], num_rows: int) -> jax.Array:
-    """float32 [R, 1]: per row the largest threshold t >= 0 with holds(t). `holds` is true at 0 and falls as t grows."""
+def _largest_threshold(probs: jax.Array, amounts: jax.Array, wanted: jax.Array) -> jax.Array:
+    """float32 [R]: per row the largest t >= 0 such that the amounts [R, V] of all probabilities >= t add up to `wanted` [R]."""
+    num_rows, digits = probs.shape[0], range(1, 1 << _DIGIT_BITS)
 
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds  # holds(low), not holds(high)
-        middle = low + (high - low) // 2
-        ok = holds(jax.lax.bitcast_convert_type(middle, jnp.float32))
-        return jnp.where(ok, middle, low), jnp.where(ok, high, middle)
+    def totals(thresholds: list[jax.Array]) -> list[jax.Array]:
+        """One reduction, so that probabilities are read once."""
+        parts = [jnp.where(probs >= threshold[:, None], amounts, 0) for threshold in thresholds]
+        zeros = [jnp.zeros((), amounts.dtype)] * len(parts)
+        return jax.lax.reduce(parts, zeros, lambda sums, more: [a + b for a, b in zip(sums, more, strict=True)], (1,))
 
-    low = jnp.zeros((num_rows, 1), jnp.int32)
-    high = jnp.full((num_rows, 1), _INF_BITS, jnp.int32)
-    low, _ = jax.lax.fori_loop(0, 31, halve, (low, high))
-    return jax.lax.bitcast_convert_type(low, jnp.float32)
+    def add_digit(step: jax.Array, found: jax.Array) -> jax.Array:
+        shift = _THRESHOLD_BITS - (step + 1) * _DIGIT_BITS
+        sums = totals([jax.lax.bitcast_convert_type(found + (digit << shift), jnp.float32) for digit in digits])
+        return found + (sum((total >= wanted).astype(jnp.int32) for total in sums) << shift)
+
+    found = jax.lax.fori_loop(0, _THRESHOLD_BITS // _DIGIT_BITS, add_digit, jnp.zeros((num_rows,), jnp.int32))
+    return jax.lax.bitcast_convert_type(found, jnp.float32)
 
 
 def _gumbel(params: RowParams, seq_lens: jax.Array, vocab_size: int) -> jax.Array:
