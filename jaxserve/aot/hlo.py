@@ -58,8 +58,12 @@ def tpu_kernels(hlo: str) -> list[TpuKernel]:
 
 def _tpu_kernel(line: str) -> TpuKernel:
     name, told = _KERNEL_NAME.search(line), _TOLD_BYTES.search(line)
-    sizes = [_vmem_bytes(line, field) for field in ("used_scoped_memory_configs", "scoped_memory_configs")]
-    return TpuKernel(name[1] if name else "unnamed", *sizes, int(told[1]) if told else 0)
+    return TpuKernel(
+        name[1] if name else "unnamed",
+        vmem_bytes=_vmem_bytes(line, "used_scoped_memory_configs"),
+        vmem_limit_bytes=_vmem_bytes(line, "scoped_memory_configs"),
+        told_bytes=int(told[1]) if told else 0,
+    )
 
 
 def _vmem_bytes(line: str, field: str) -> int:

@@ -1,8 +1,8 @@
-"""What libtpu's compiler scheduled: a TPU kernel's loops and the cycles of a turn, read from its dump of final bundles.
+"""What libtpu's compiler scheduled: a TPU kernel's code and the cycles it takes, read from its dump of final bundles.
 
-A TPU core issues one bundle of instructions per cycle, and the compiler knows all latencies but those of memory beyond VMEM; so
-the bundles of a loop's body are the cycles of a turn, if its copies have arrived. This is how a kernel's compute is known here
-without a TPU. Nothing of it is documented: it holds for the libtpu versions that the tests of this module pass with.
+A TPU core issues one bundle of instructions per cycle, and the compiler knows all latencies but those of memory beyond VMEM:
+a block's bundles are its cycles, if the copies it waits for have arrived. This is how a kernel's compute is known here without
+a TPU. The dump is not documented: this holds for the libtpu versions that the accelerator lane passes with.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _ARGS = "LIBTPU_INIT_ARGS"
-# "   0x2e8 LB: >>>>> { instructions }": address, what stands here (a loop's body begins at LB), a mark per loop around it.
-_BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+(LB)?\w*\s*:\s*(>*)\s*(\{.*)")
+# "   0x2e8 LB: >>>>> { instructions }": address, what a branch comes here for, a mark per loop around it.
+_BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?P<label>LH|LB|LE|PB|PF|CT)?\s*:\s*(?P<loops>>*)\s*(?P<body>\{.*)")
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    depth: int  # 1: not inside another
-    bundles: int  # of its body, inner loops left out
-    products: int  # instructions that start a matrix product
-    copies: int  # instructions that start a copy from HBM
+class Block:
+    """Bundles that are issued one after the other, between two branches."""
 
-    @property
-    def cycles(self) -> int:
-        return self.bundles
+    depth: int  # loops around it
+    cycles: int
+    products: int  # instructions that multiply in a matrix unit
 
 
 @contextmanager
@@ -38,7 +35,7 @@ def dumped_schedules() -> Iterator[Path]:
 
     RuntimeError if libtpu has been loaded already: it reads its arguments then.
     """
-    if "tpu" in _loaded_libtpu():
+    if _is_libtpu_loaded():
         raise RuntimeError("libtpu is loaded already: its schedules can be dumped only by a process that asks for it first.")
     before = os.environ.get(_ARGS)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,36 +49,45 @@ def dumped_schedules() -> Iterator[Path]:
                 os.environ[_ARGS] = before
 
 
-def _loaded_libtpu() -> str:
+def _is_libtpu_loaded() -> bool:
     maps = Path("/proc/self/maps")
-    return "tpu" if maps.exists() and "libtpu.so" in maps.read_text() else ""
+    return maps.exists() and "libtpu.so" in maps.read_text()
 
 
-def take_loops(folder: Path, kernel: str) -> list[Loop]:
-    """Of a kernel compiled since the last call, outermost and first ones first; empties the folder. KeyError if it has none."""
-    files = sorted(folder.glob(f"*-{kernel}.*final_bundles.txt"))
-    files = [file for file in files if "schedule-analysis" not in file.name]
-    found = [loops(file.read_text()) for file in files]
+def take_blocks(folder: Path, kernel: str) -> list[Block]:
+    """Of the kernel compiled last, in the order of its code; empties the folder. KeyError if libtpu dumped nothing of it."""
+    files = [file for file in sorted(folder.glob(f"*-{kernel}.*final_bundles.txt")) if "analysis" not in file.name]
+    texts = [file.read_text() for file in files]
     for file in folder.iterdir():
         file.unlink()
-    if not found:
+    if not texts:
         raise KeyError(f"libtpu dumped no schedule of {kernel!r}.")
-    return found[-1]
+    return blocks(texts[-1])
 
 
-def loops(text: str) -> list[Loop]:
-    """Of a dump of final bundles."""
-    bundles = [(match[2] == "LB", len(match[3]), match[4]) for match in map(_BUNDLE.match, text.splitlines()) if match]
-    found = []
-    for first, (is_begin, depth, _) in enumerate(bundles):
-        if is_begin:
-            end = first + 1
-            while end < len(bundles) and bundles[end][1] >= depth and not (bundles[end][0] and bundles[end][1] == depth):
-                end += 1
-            own = [body for _, inner, body in bundles[first:end] if inner == depth]
-            found.append(Loop(depth, len(own), _count("vmatmul", own), _count(r"dma\.hbm_to_vmem", own)))
+def blocks(text: str) -> list[Block]:
+    """Of a dump of final bundles. The slots behind a branch, marked as outside of all loops, end a block."""
+    found: list[Block] = []
+    bodies: list[str] = []
+    depth = 0
+
+    def end() -> None:
+        if bodies:
+            found.append(Block(depth, len(bodies), len(re.findall("vmatmul", " ".join(bodies)))))
+            bodies.clear()
+
+    for match in map(_BUNDLE.match, text.splitlines()):
+        if match:
+            if match["label"] or len(match["loops"]) != depth:
+                end()
+            depth = len(match["loops"])
+            bodies.append(match["body"])
+    end()
     return found
 
 
-def _count(instruction: str, bodies: list[str]) -> int:
-    return sum(len(re.findall(instruction, body)) for body in bodies)
+def products(found: list[Block]) -> list[Block]:
+    """Those that multiply, the ones in most loops only: what a kernel spends its time on."""
+    multiplying = [block for block in found if block.products]
+    deepest = max((block.depth for block in multiplying), default=0)
+    return [block for block in multiplying if block.depth == deepest]

@@ -9,7 +9,8 @@
 
 Softmax is the online one (Milakov & Gimelshein, arXiv 1805.02867), in float32 and to base 2: scale * log2(e) is folded into q,
 which saves a vector operation per score; by peak rates v6e and TPU7x spend more time on vector operations than on products.
-Running maximum and sum are kept in all 128 lanes, so that using them needs no broadcast.
+The running maximum is kept in all 128 lanes, so that using it needs no broadcast; the running sum is 128 sums, one per lane,
+that are added up at the end.
 
 No view of a ref is reshaped or bitcast, so that Pallas' TPU interpreter can run the kernel.
 """
@@ -17,6 +18,8 @@ No view of a ref is reshaped or bitcast, so that Pallas' TPU interpreter can run
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxserve.kernels.pallas.tpu_layout import LANES, RowLayout
-from jaxserve.kernels.pallas.tpu_tuning import PassConfig
+from jaxserve.kernels.pallas.tpu_tuning import PRODUCT_ROWS, PassConfig
 
 LOG2_E = 1.4426950408889634
 # The running maximum before the first score. A masked score is -inf, so its weight is 0 even where all scores are masked.
@@ -191,7 +194,8 @@ def attention_kernel(shape: KernelShape, refs: Refs) -> None:
     refs.weighted[...] = jnp.zeros(refs.weighted.shape, jnp.float32)
     if shape.has_sinks:  # a sink is a score seen already, without a value
         refs.maximum[...] = jnp.broadcast_to(refs.sinks[...][:, None], refs.maximum.shape)
-        refs.total[...] = jnp.ones(refs.total.shape, jnp.float32)
+        lane = jax.lax.broadcasted_iota(jnp.int32, refs.total.shape, refs.total.ndim - 1)
+        refs.total[...] = jnp.where(lane == 0, 1.0, 0.0)
     else:
         refs.maximum[...] = jnp.full(refs.maximum.shape, NO_MAXIMUM)
         refs.total[...] = jnp.zeros(refs.total.shape, jnp.float32)
@@ -208,8 +212,8 @@ def attention_kernel(shape: KernelShape, refs: Refs) -> None:
 def _write_out(shape: KernelShape, refs: Refs) -> None:
     def tile(t: Any, _: None) -> None:
         for head in range(shape.num_kv_heads):
-            total = jnp.maximum(refs.total[head, t], 1e-30)  # 0 for padding, whose weighted sum is 0 too
-            result = refs.weighted[head, t] / _to_lanes(total, refs.out.shape[-1])
+            total = jnp.sum(refs.total[head, t], axis=1, keepdims=True)
+            result = refs.weighted[head, t] / jnp.maximum(total, 1e-30)  # 0 for padding, whose weighted sum is 0 too
             refs.out[head, t] = result.astype(refs.out.dtype)
 
     jax.lax.fori_loop(0, refs.out.shape[1], tile, None)
@@ -292,20 +296,21 @@ def _attend_tile(
     config = shape.config
     first_token = block * config.block_tokens + tile * config.tile_tokens
     key_position = block_position + chunk * shape.chunk_tokens  # of the chunk's first key
-    # Columns (keys of the chunk) before `begin` and from `end` on are not seen, per row of the tile.
-    token = first_token + refs.token_of_row[...]
-    is_mine = (token >= item.first_token) & (token < item.end_token)
-    query_column = token + item.position_of_token - key_position
-    end = jnp.where(is_mine, query_column + 1, 0)
-    begin = query_column - refs.window[0] + 1 if shape.has_window else None
+    row_slices = [slice(first, first + PRODUCT_ROWS) for first in range(0, refs.q.shape[2], PRODUCT_ROWS)]
 
-    def heads(masked: bool) -> None:
-        column_end, column_begin = (end, begin) if masked else (None, None)
+    def all_heads(masked: bool) -> None:
+        columns = _seen_columns(shape, refs, item, first_token, key_position) if masked else None
         group = min(config.head_unroll, shape.num_kv_heads)
 
         def step(g: Any, _: None) -> None:
-            for i in range(group):
-                _flash_step(shape, refs, buffer, chunk, tile, g * group + i, column_end, column_begin)
+            heads = [g * group + i for i in range(group)]
+            parts = [_Part(refs, buffer, chunk, tile, head, rows) for head in heads for rows in row_slices]
+            # A part's product stands before the softmax of the part before it, beside which it can run.
+            scores = _scores(shape, parts[0], columns)
+            for part, following in itertools.zip_longest(parts, parts[1:]):
+                next_scores = _scores(shape, following, columns) if following else scores
+                _absorb(shape, part, scores)
+                scores = next_scores
 
         if group == shape.num_kv_heads:
             step(0, None)
@@ -314,7 +319,7 @@ def _attend_tile(
             jax.lax.fori_loop(0, shape.num_kv_heads // group, step, None)
 
     if not config.split_masked:
-        heads(masked=True)
+        all_heads(masked=True)
         return
     last_token = first_token + config.tile_tokens - 1
     sees_all = (
@@ -324,55 +329,106 @@ def _attend_tile(
     )
     if shape.has_window:
         sees_all &= key_position > last_token + item.position_of_token - refs.window[0]
-    pl.when(sees_all)(lambda: heads(masked=False))
-    pl.when(~sees_all)(lambda: heads(masked=True))
+    pl.when(sees_all)(lambda: all_heads(masked=False))
+    pl.when(~sees_all)(lambda: all_heads(masked=True))
 
 
-def _flash_step(
-    shape: KernelShape, refs: Refs, buffer: Any, chunk: Any, tile: Any, head: Any, column_end: Any, column_begin: Any
-) -> None:
-    """One query tile, one chunk of keys, one KV head. column_end int32 [tile_rows, 128]; None if all queries see all keys."""
-    layout, slots = shape.layout, _chunk_slots(shape, chunk)
-    q = refs.q[head, tile]
-    scores = _product(q, refs.kv[buffer, head, slots, pl.ds(0, layout.key_lanes)], transposed=True)
+class _Columns(NamedTuple):
+    """Keys of a chunk that the rows of a tile see, int32 [tile_rows, 128]: begin:end, or :end if `begin` is None."""
+
+    begin: Any
+    end: Any
+
+
+def _seen_columns(shape: KernelShape, refs: Refs, item: Item, first_token: Any, key_position: Any) -> _Columns:
+    """For a tile that begins with `first_token` and a chunk that begins at `key_position`."""
+    token = first_token + refs.token_of_row[...]
+    is_mine = (token >= item.first_token) & (token < item.end_token)
+    query_column = token + item.position_of_token - key_position
+    begin = query_column - refs.window[0] + 1 if shape.has_window else None
+    return _Columns(begin, jnp.where(is_mine, query_column + 1, 0))
+
+
+class _Part(NamedTuple):
+    """One KV head and rows of one query tile, against one chunk of keys."""
+
+    refs: Refs
+    buffer: Any
+    chunk: Any
+    tile: Any
+    head: Any
+    rows: slice
+
+
+def _scores(shape: KernelShape, part: _Part, columns: _Columns | None) -> jax.Array:
+    """float32 [rows, chunk_tokens], in base 2. `columns` is None if all queries see all keys."""
+    layout, slots = shape.layout, _chunk_slots(shape, part.chunk)
+    q = part.refs.q[part.head, part.tile, part.rows]
+    scores = _product(shape, q, part.refs.kv[part.buffer, part.head, slots, pl.ds(0, layout.key_lanes)], transposed=True)
     if shape.has_scales:
-        scores *= _chunk_scales(shape, refs, buffer, chunk, 2 * head)
+        scores *= _chunk_scales(shape, part, 2 * part.head)
     if shape.soft_cap is not None:
         scores = jnp.tanh(scores) * (shape.soft_cap * LOG2_E)
-    if column_end is not None:
+    if columns is not None:
         column = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
-        is_seen = column < _to_lanes(column_end, shape.chunk_tokens)
-        if column_begin is not None:
-            is_seen &= column >= _to_lanes(column_begin, shape.chunk_tokens)
+        is_seen = column < _to_lanes(columns.end[part.rows], shape.chunk_tokens)
+        if columns.begin is not None:
+            is_seen &= column >= _to_lanes(columns.begin[part.rows], shape.chunk_tokens)
         scores = jnp.where(is_seen, scores, -jnp.inf)
-    before = refs.maximum[head, tile]
+    return scores
+
+
+def _absorb(shape: KernelShape, part: _Part, scores: jax.Array) -> None:
+    """Online softmax, and the weighted values."""
+    layout, refs, here = shape.layout, part.refs, (part.head, part.tile, part.rows)
+    before = refs.maximum[here]
     maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
     weights = jnp.exp2(scores - _to_lanes(maximum, shape.chunk_tokens))
     shrink = jnp.exp2(before - maximum)
-    refs.maximum[head, tile] = maximum
-    refs.total[head, tile] = refs.total[head, tile] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+    refs.maximum[here] = maximum
+    refs.total[here] = refs.total[here] * shrink + _sum_to_lanes(weights)
     if shape.has_scales:
-        value_scales = _chunk_scales(shape, refs, buffer, chunk, 2 * head + 1)
+        value_scales = _chunk_scales(shape, part, 2 * part.head + 1)
         weights = jnp.where(weights > 0, weights * value_scales, 0.0)  # scales of dead slots may be NaN
-    values = refs.kv[buffer, head, slots, pl.ds(layout.first_value_lane, layout.value_lanes)]
-    weighted = _product(weights.astype(q.dtype), values, transposed=False)
-    refs.weighted[head, tile] = refs.weighted[head, tile] * _to_lanes(shrink, layout.value_lanes) + weighted
+    lanes = pl.ds(layout.first_value_lane, layout.value_lanes)
+    values = refs.kv[part.buffer, part.head, _chunk_slots(shape, part.chunk), lanes]
+    weighted = _product(shape, weights.astype(refs.q.dtype), values, transposed=False)
+    refs.weighted[here] = refs.weighted[here] * _to_lanes(shrink, layout.value_lanes) + weighted
 
 
-def _product(left: jax.Array, right: jax.Array, *, transposed: bool) -> jax.Array:
+def _product(shape: KernelShape, left: jax.Array, right: jax.Array, *, transposed: bool) -> jax.Array:
     """left @ right, or left @ right.T, in float32. Quantized keys and values are exact in bfloat16."""
     if right.dtype != left.dtype:
-        right = right.astype(jnp.float32).astype(left.dtype)
+        by_bits = shape.config.float8_by_bits and right.dtype == jnp.float8_e4m3fn and left.dtype == jnp.bfloat16
+        right = _float8_to_bfloat16(right) if by_bits else right.astype(left.dtype)
     contracted = (((1,), (1 if transposed else 0,)), ((), ()))
     precision = jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
     return jax.lax.dot_general(left, right, contracted, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _chunk_scales(shape: KernelShape, refs: Refs, buffer: Any, chunk: Any, row: Any) -> jax.Array:
+def _float8_to_bfloat16(x: jax.Array) -> jax.Array:
+    """float8_e4m3fn: sign, exponent and mantissa moved to their places, then multiplied by the difference of exponent biases.
+
+    A TPU takes what is subnormal, below 2**-6 of at most 448, for zero.
+    """
+    widened = jax.lax.bitcast_convert_type(x, jnp.int8).astype(jnp.int16)  # the sign fills the upper byte
+    # bfloat16's sign, the lower four bits of its exponent, the upper three of its mantissa.
+    bits = (widened << 4) & jnp.int16(0x87F0 - 0x10000)
+    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16) * jnp.bfloat16(2.0 ** (127 - 7))
+
+
+def _chunk_scales(shape: KernelShape, part: _Part, row: Any) -> jax.Array:
     """float32 [1, chunk_tokens]: the scales of the chunk's keys (row 2h) or values (row 2h + 1)."""
     pages = shape.chunk_tokens // shape.page_size
-    parts = [refs.kv_scales[buffer, chunk * pages + i, pl.ds(row, 1), :] for i in range(pages)]
-    return parts[0] if pages == 1 else jnp.concatenate(parts, axis=1)
+    scales = [part.refs.kv_scales[part.buffer, part.chunk * pages + i, pl.ds(row, 1), :] for i in range(pages)]
+    return scales[0] if pages == 1 else jnp.concatenate(scales, axis=1)
+
+
+def _sum_to_lanes(x: jax.Array) -> jax.Array:
+    """x [rows, columns] -> [rows, 128]: the columns of a lane added up."""
+    if x.shape[1] < LANES:
+        return jnp.pad(x, ((0, 0), (0, LANES - x.shape[1])))
+    return functools.reduce(jnp.add, [x[:, lane : lane + LANES] for lane in range(0, x.shape[1], LANES)])
 
 
 def _to_lanes(x: jax.Array, lanes: int) -> jax.Array:

@@ -1,8 +1,9 @@
 """Block sizes of the TPU kernels: what can run, what a cost model thinks of it, and a table that knows better where one exists.
 
-Nothing here has been timed on a TPU. The model counts bytes, products and vector operations per loop step and adds fixed costs
-that are guesses (marked); it serves to choose among sizes that fit, not to predict times. What is measured on a TPU goes to the
-tables of jaxserve.kernels.tuning, which name fields of PassConfig.
+Nothing here has been timed on a TPU. The model counts bytes, products and vector operations per loop step; what these take was
+read from the schedules that libtpu makes (`python -m benchmarks.tpu_schedule`), fixed costs are guesses (marked). It serves to
+choose among sizes that fit, not to predict times. What is measured on a TPU goes to the tables of jaxserve.kernels.tuning,
+which name fields of PassConfig.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jaxserve.kernels import tuning
 from jaxserve.kernels.pallas.tpu_layout import LANES, SUBLANES, RowLayout, align
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
 
+PRODUCT_ROWS = 512  # a query tile with more is multiplied part by part, so that one's products hide another's softmax
 _WRITE_BYTES = 1 << 20  # of a group of tokens that is written at once, as float32
 
 
@@ -32,13 +34,14 @@ class TpuChip:
     mxu_size: int
     # 4 vector units of 8 x 128 lanes at the clock that the matrix units' peak implies.
     vector_ops_per_s: float
+    converts_float8: bool = False  # by an instruction
 
 
 CHIPS = {
     "TPU v5 lite": TpuChip(128 << 20, 1 << 20, 0.82e12, 197e12, 128, 6.2e12),
     "TPU v5": TpuChip(64 << 20, 1 << 20, 1.38e12, 229e12, 128, 7.2e12),
     "TPU v6 lite": TpuChip(128 << 20, 1 << 20, 1.64e12, 918e12, 256, 7.2e12),
-    "TPU7x": TpuChip(64 << 20, 1 << 20, 3.69e12, 1153e12, 256, 9.0e12),
+    "TPU7x": TpuChip(64 << 20, 1 << 20, 3.69e12, 1153e12, 256, 9.0e12, converts_float8=True),
 }
 
 
@@ -52,6 +55,7 @@ class PassConfig:
     kv_chunk_tokens: int  # keys per product. Divides kv_block_tokens, or is as large
     head_unroll: int  # KV heads side by side in the code, so that one's products hide another's softmax. Divides their number
     split_masked: bool  # have a second copy of the code for tiles that need no mask
+    float8_by_bits: bool = False  # shift float8 keys and values into bfloat16: faster where the chip has no instruction for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +174,7 @@ def with_limits(
 
 def problem_of(shape: PassShape, config: PassConfig) -> str | None:
     """Why the kernel can't run with a config that the cost model did not make, or None. Whether it fits is not asked."""
-    sizes = {name: value for name, value in dataclasses.asdict(config).items() if name != "split_masked"}
+    sizes = {name: value for name, value in dataclasses.asdict(config).items() if not isinstance(value, bool)}
     for name, value in sizes.items():
         if value < 1:
             return f"{name} must be at least 1; got {value}."
@@ -198,11 +202,13 @@ def _cheapest(shape: PassShape, chip: TpuChip) -> PassConfig:
 def candidates(shape: PassShape) -> Iterator[PassConfig]:
     """Sizes worth considering, in an order that breaks ties.
 
-    The model would always take the largest, for it knows neither the compiler's time nor its spills. So a product has at most
-    256 rows (more only for one token with many heads), and a buffer 4 MiB: its copy takes longer than a copy's latency.
+    The model would always take the largest, for it knows neither the compiler's time nor its spills. So what stands side by
+    side has no more rows than four products with PRODUCT_ROWS, and a buffer 4 MiB: its copy takes longer than a copy's latency.
     """
     unrolls = [n for n in (1, 2, 4, 8) if shape.num_kv_heads % n == 0]
-    for kv_block, kv_chunk in itertools.product((128, 256, 512, 1024, 2048), (128, 256, 512)):
+    ways = (False, True) if shape.kv_dtype == "float8_e4m3fn" else (False,)
+    chunks = (128, 256, 512, 1024) if shape.is_decode else (128, 256, 512)
+    for kv_block, kv_chunk, by_bits in itertools.product((128, 256, 512, 1024, 2048), chunks, ways):
         kv_block = max(kv_block, shape.page_size)
         buffer = kv_block * shape.num_kv_heads * shape.layout.width * shape.kv_bytes
         if (
@@ -214,13 +220,13 @@ def candidates(shape: PassShape) -> Iterator[PassConfig]:
             continue
         if shape.is_decode:
             for rows in (16, 8, 4, 2, 1):  # per step of the grid: only VMEM speaks against more
-                yield PassConfig(rows, 1, kv_block, kv_chunk, unrolls[-1], False)
+                yield PassConfig(rows, 1, kv_block, kv_chunk, unrolls[-1], False, by_bits)
         else:
-            for tile_tokens, tiles in itertools.product((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 2, 4, 8)):
+            for tile_tokens, tiles in itertools.product((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 2)):
                 rows = tile_tokens * shape.group
-                if rows % SUBLANES == 0 and (rows <= 256 or tile_tokens == 1):
-                    # One head at a time: so many rows are independent work enough for the compiler to interleave.
-                    yield PassConfig(tile_tokens * tiles, tile_tokens, kv_block, kv_chunk, 1, True)
+                if rows % SUBLANES == 0 and (rows <= 4 * PRODUCT_ROWS or tile_tokens == 1):
+                    unroll = max(n for n in unrolls if n == 1 or n * rows <= 4 * PRODUCT_ROWS)
+                    yield PassConfig(tile_tokens * tiles, tile_tokens, kv_block, kv_chunk, unroll, True, by_bits)
 
 
 def neighbours(shape: PassShape, config: PassConfig, device_kind: str) -> Iterator[PassConfig]:
@@ -242,6 +248,10 @@ def neighbours(shape: PassShape, config: PassConfig, device_kind: str) -> Iterat
     yield dataclasses.replace(config, split_masked=not config.split_masked)
 
 
+def _num_products(rows: int) -> int:
+    return -(-rows // PRODUCT_ROWS)
+
+
 def _tile_rows(shape: PassShape, config: PassConfig) -> int:
     return align(config.tile_tokens * shape.group, SUBLANES)
 
@@ -256,15 +266,18 @@ def vmem_bytes(shape: PassShape, config: PassConfig) -> int:
         kv += 2 * 2 * Hkv * config.kv_block_tokens * 4
     in_and_out = 2 * block_rows * (layout.key_lanes + layout.value_lanes) * jnp.dtype(shape.dtype).itemsize
     running = block_rows * (layout.value_lanes + 2 * LANES) * 4
-    scores = 3 * config.head_unroll * rows * config.kv_chunk_tokens * 4
+    scores = 3 * 2 * min(rows, PRODUCT_ROWS) * config.kv_chunk_tokens * 4  # of a product and the next one
     return int(kv + in_and_out + running + scores)
 
 
-# Vector operations per score: mask (2), maximum, subtraction, exponential, sum, conversion.
-_VECTOR_OPS_PER_SCORE = 7
-# Guesses: the latency of a chain of products and reductions that nothing hides; starting a page's copy; a loop's turn and its
-# semaphore; a step of the grid.
-_CHAIN_S, _COPY_S, _KV_BLOCK_S, _GRID_S = 0.5e-6, 0.05e-6, 0.3e-6, 0.4e-6
+# As scheduled: vector operations per score (mask, maximum, subtraction, exponential, sum, conversion, and what waits for a
+# matrix unit's results), per element that is converted to bfloat16; what a product costs beside that, and the latency of its
+# chain, which the products beside it hide.
+_VECTOR_OPS_PER_SCORE = 7.5
+_CONVERT_OPS, _FLOAT8_BY_BITS_OPS, _FLOAT8_EMULATED_OPS = 0.5, 2.0, 5.5
+_PRODUCT_S, _CHAIN_S = 0.016e-6, 0.12e-6
+# Guesses: starting a page's copy; a loop's turn and its semaphore; a step of the grid.
+_COPY_S, _KV_BLOCK_S, _GRID_S = 0.05e-6, 0.3e-6, 0.4e-6
 # The steps that are compared: 32 rows with 2048 tokens each, or a prompt of 4096.
 _DECODE_ROWS, TYPICAL_CONTEXT, _PROMPT = 32, 2048, 4096
 
@@ -273,32 +286,42 @@ def predicted_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> fl
     """Of one layer of a typical step."""
     token_bytes = shape.num_kv_heads * shape.layout.width * shape.kv_bytes
     if shape.is_decode:
-        num_items, mean_context, pairs_per_item = _DECODE_ROWS, float(TYPICAL_CONTEXT), 1.0
-        grid_steps = _DECODE_ROWS / config.block_tokens
+        num_items, seen_keys, pairs_per_item = _DECODE_ROWS, float(TYPICAL_CONTEXT), 1.0
+        mean_context, grid_steps = seen_keys, _DECODE_ROWS / config.block_tokens
     else:
-        num_items = max(1, _PROMPT // config.block_tokens)
-        mean_context = (_PROMPT + config.block_tokens) / 2
+        num_items = grid_steps = max(1, _PROMPT // config.block_tokens)
+        mean_context, seen_keys = (_PROMPT + config.block_tokens) / 2, (_PROMPT + config.tile_tokens) / 2
         pairs_per_item = config.block_tokens / config.tile_tokens
-        grid_steps = num_items
-    # Half a block and half a chunk are wasted at the end of each context, on the diagonal half a tile too.
+    # Half a page and half a chunk are wasted at the end of each context.
     copies = mean_context + (0 if shape.is_decode else shape.page_size / 2)
-    chunks = (mean_context + config.kv_chunk_tokens / 2) / config.kv_chunk_tokens
+    chunks = (seen_keys + config.kv_chunk_tokens / 2) / config.kv_chunk_tokens
     memory_s = num_items * copies * token_bytes / chip.hbm_bytes_per_s
     compute_s = num_items * pairs_per_item * chunks * _chunk_seconds(shape, config, chip)
     kv_blocks = num_items * (mean_context / config.kv_block_tokens + 0.5)
     fixed_s = kv_blocks * _KV_BLOCK_S + num_items * copies / shape.page_size * _COPY_S + grid_steps * _GRID_S
     first_block_s = config.kv_block_tokens * token_bytes / chip.hbm_bytes_per_s  # nothing to hide it behind
-    return max(memory_s, compute_s) + fixed_s + first_block_s
+    # The less there is to hide, the better it is hidden.
+    return max(memory_s, compute_s) + 0.1 * min(memory_s, compute_s) + fixed_s + first_block_s
 
 
 def _chunk_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> float:
     """Of one query tile and one chunk of keys, all KV heads."""
-    layout, rows = shape.layout, _tile_rows(shape, config)
-    # Bringing keys into a matrix unit takes as long as a product with as many rows as it is wide.
-    flops = 2 * max(rows, chip.mxu_size) * config.kv_chunk_tokens * (layout.key_lanes + layout.value_lanes)
+    layout, num_products = shape.layout, _num_products(_tile_rows(shape, config))
+    rows = _tile_rows(shape, config) / num_products  # of a product
+    # Bringing keys into a matrix unit takes as long as a product with as many rows as it is wide; one that is narrower than
+    # the unit takes as long as one that is not.
+    lanes = align(layout.key_lanes, chip.mxu_size) + align(layout.value_lanes, chip.mxu_size)
+    flops = 2 * max(rows, chip.mxu_size / 2) * config.kv_chunk_tokens * lanes
     vector_ops = rows * (config.kv_chunk_tokens * _VECTOR_OPS_PER_SCORE + 2 * layout.value_lanes + 8 * LANES)
     if shape.kv_dtype in QUANTIZED_DTYPES:
-        vector_ops += 4 * config.kv_chunk_tokens * layout.width + 2 * rows * config.kv_chunk_tokens
-    chains = config.head_unroll * max(1, rows // 64)  # that are independent, and hide each other
-    per_head = max(flops / chip.bf16_flops_per_s, vector_ops / chip.vector_ops_per_s) + _CHAIN_S / chains
-    return per_head * shape.num_kv_heads
+        vector_ops += _convert_ops(shape, config, chip) * config.kv_chunk_tokens * layout.width
+        vector_ops += 2 * rows * config.kv_chunk_tokens
+    chain_s = _PRODUCT_S + _CHAIN_S * min(1, rows / 256) / (config.head_unroll * num_products)
+    product_s = max(flops / chip.bf16_flops_per_s, vector_ops / chip.vector_ops_per_s) + chain_s
+    return product_s * num_products * shape.num_kv_heads
+
+
+def _convert_ops(shape: PassShape, config: PassConfig, chip: TpuChip) -> float:
+    if shape.kv_dtype != "float8_e4m3fn" or (chip.converts_float8 and not config.float8_by_bits):
+        return _CONVERT_OPS
+    return _FLOAT8_BY_BITS_OPS if config.float8_by_bits else _FLOAT8_EMULATED_OPS
