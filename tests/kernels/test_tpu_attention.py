@@ -13,6 +13,7 @@ import pytest
 from attention_cases import GARBAGE, Heads, Step, attend, expected, fill, make_step, nan_pool, pack_qkv, rounded, run, spec_of
 from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 
+from jaxserve.kernels.pallas import tpu_kernel
 from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
 
 F32_ERROR = 2e-6
@@ -43,6 +44,16 @@ def test_mixed() -> None:
 def test_tiles_at_the_borders_of_masks_and_rows(options: dict[str, Any]) -> None:
     """Tiles begin at position 6, 14, 22: next to a chunk's last key, and 21 before another's first. Then rows share a tile."""
     check(make_step(((24, 30), (3, 3), (5, 20), (2, 40)), Heads(2, 1, 16), num_tokens=40), **options)
+
+
+@pytest.mark.parametrize("split_masked", [False, True])
+def test_a_tile_of_several_heads_and_products(monkeypatch: pytest.MonkeyPatch, split_masked: bool) -> None:
+    """16 rows per head and tile, 8 per product: two heads are four parts, each begun before the one before it is through."""
+    monkeypatch.setattr(tpu_kernel, "PRODUCT_ROWS", 8)
+    extend = dataclasses.replace(SMALL.extend, head_unroll=2, split_masked=split_masked)
+    bind = functools.partial(bind_small, override=dataclasses.replace(SMALL, extend=extend))
+    sinks = np.array([0.5, -3.0, 20.0, 0.0], np.float32)
+    check(make_step(((24, 30), (3, 3), (0, 0), (2, 40)), Heads(4, 2, 16), num_tokens=40), bind, sliding_window=21, sinks=sinks)
 
 
 def test_nothing_to_do() -> None:
@@ -114,6 +125,32 @@ def test_dtypes(kv_dtype: str, error: float) -> None:
     got, want = run(bind, step, jnp.bfloat16), expected(step)
     assert np.linalg.norm(got - want) / np.linalg.norm(want) < error
     assert np.all(got[~step.is_live] == 0)
+
+
+def test_float8_by_bits() -> None:
+    """The same as by conversion: the few subnormal keys and values that it takes for zero are too small to be seen."""
+    step = rounded(make_step(((1, 130), (9, 40), (3, 3)), Heads(4, 2, 64), page_size=128, num_tokens=16), jnp.bfloat16)
+    results = []
+    for by_bits in (False, True):
+        passes = [dataclasses.replace(config, float8_by_bits=by_bits) for config in (WIDE.decode, WIDE.extend)]
+        override = dataclasses.replace(WIDE, decode=passes[0], extend=passes[1])
+
+        def bind(spec: Any, override: Any = override) -> PallasTpuAttention:
+            return bind_wide(dataclasses.replace(spec, kv_dtype="float8_e4m3fn"), override=override)
+
+        results.append(run(bind, step, jnp.bfloat16))
+    converted, by_bits_too = results
+    assert np.linalg.norm(by_bits_too - converted) / np.linalg.norm(converted) < 1e-3
+
+
+def test_float8_by_bits_is_exact_for_normal_values() -> None:
+    values = jax.lax.bitcast_convert_type(jnp.arange(256, dtype=jnp.uint8), jnp.float8_e4m3fn)
+    want = values.astype(jnp.float32)
+    is_normal = jnp.abs(want) >= 2.0**-6  # false for both NaNs
+    got = tpu_kernel._float8_to_bfloat16(values).astype(jnp.float32)
+    np.testing.assert_array_equal(got[is_normal], want[is_normal])
+    assert jnp.sum(is_normal) == 2 * (15 * 8 - 1)
+    assert jnp.all(jnp.abs(got[jnp.abs(want) < 2.0**-6]) < 2.0**-6)
 
 
 @pytest.mark.parametrize("decode_only", [True, False])
