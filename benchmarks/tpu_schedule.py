@@ -8,12 +8,13 @@ two branches (jaxserve.aot.tpu_schedule).
 
 decode: beside them, the cycles in which HBM brings the keys and values of a turn; a share above 1 means that the kernel
 computes longer than it waits. extend: the share of the matrix units' peak. Half of it is all there is where head_dim is 128,
-which fills half the width of a v6e's or TPU7x's matrix unit, and a quarter where it is 64.
+which fills half the width of a v6e's or TPU7x's matrix unit, and a quarter where it is 64. MLA has rows of 512 + 64.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Iterator
@@ -27,24 +28,27 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.aot.targets import parse_target, without_devices
 from jaxserve.aot.tpu_schedule import dumped_schedules, products, take_blocks
-from jaxserve.bench.inputs import AttentionCase, make_inputs
-from jaxserve.bench.shapes import Shape
-from jaxserve.bench.tpu import TpuKernels
+from jaxserve.kernels.pallas.tpu_attention import paged_attention
 from jaxserve.kernels.pallas.tpu_layout import RowLayout
-from jaxserve.kernels.pallas.tpu_tuning import CHIPS, TpuChip
-from jaxserve.kernels.spec import Chip
+from jaxserve.kernels.pallas.tpu_plan import plan_step
+from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassConfig, PassShape, TpuChip, TpuConfig, config_of
+from jaxserve.kernels.spec import QUANTIZED_DTYPES
 
 TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
+PAGE_SIZE, DTYPE = 128, "bfloat16"
+OPS = ("decode", "extend")
+# Layout of a row, query heads, KV heads, type of the KV cache.
 SHAPES = {
-    "32/8 heads": Shape(32, 8, page_size=128),
-    "8/1 heads": Shape(8, 1, page_size=128),
-    "16/16 heads": Shape(16, 16, page_size=128),
-    "D 64": Shape(32, 8, 64, page_size=128),
-    "D 256": Shape(16, 4, 256, page_size=128),
-    "int8 KV": Shape(page_size=128, kv_dtype="int8"),
-    "fp8 KV": Shape(page_size=128, kv_dtype="float8_e4m3fn"),
+    "32/8 heads": (RowLayout.of(128), 32, 8, DTYPE),
+    "8/1 heads": (RowLayout.of(128), 8, 1, DTYPE),
+    "16/16 heads": (RowLayout.of(128), 16, 16, DTYPE),
+    "D 64": (RowLayout.of(64), 32, 8, DTYPE),
+    "D 256": (RowLayout.of(256), 16, 4, DTYPE),
+    "int8 KV": (RowLayout.of(128), 32, 8, "int8"),
+    "fp8 KV": (RowLayout.of(128), 32, 8, "float8_e4m3fn"),
+    "MLA, 128": (RowLayout.latent(512, 64), 128, 1, DTYPE),
+    "MLA, 16": (RowLayout.latent(512, 64), 16, 1, DTYPE),
 }
-ROWS = {"decode": ((1, 600),) * 16, "extend": ((250, 600), (6, 6))}
 VECTOR_LANES = 4 * 8 * 128  # of all vector units, in one cycle
 
 
@@ -54,34 +58,48 @@ def clock_hz(chip: TpuChip) -> float:
 
 def measure(chip_name: str, shape_name: str, op: str, folder: Path) -> dict[str, Any]:
     device = parse_target(TOPOLOGIES[chip_name]).devices()[0]
-    kernels, shape, chip = TpuKernels(Chip.of(device)), SHAPES[shape_name], CHIPS[device.device_kind]
-    config, layout = kernels.default_config(op, shape), RowLayout.of(shape.head_dim)
-    _compile(kernels, op, shape, device)
+    chip = CHIPS[device.device_kind]
+    layout, num_heads, num_kv_heads, kv_dtype = SHAPES[shape_name]
+    passes = [PassShape(layout, num_heads, num_kv_heads, PAGE_SIZE, DTYPE, kv_dtype, is_decode) for is_decode in (True, False)]
+    decode, extend = passes
+    both = config_of(decode, extend, device.device_kind)
+    _compile(extend, both, device, decode_only=op == "decode")
+    config: PassConfig = getattr(both, op)
     turns = products(take_blocks(folder, f"paged_{op}"))
-    rows = config.tile_tokens * shape.num_heads // shape.num_kv_heads
+    rows, keys = config.tile_tokens * decode.group, config.kv_chunk_tokens
     cycles = turns[0].cycles / config.head_unroll
     if op == "decode":
-        kv_bytes = config.kv_chunk_tokens * layout.width * jnp.dtype(shape.kv_dtype).itemsize
+        kv_bytes = keys * layout.width * decode.kv_bytes
         found = {"hbm_cycles": kv_bytes / chip.hbm_bytes_per_s * clock_hz(chip)}
         found["share"] = cycles / found["hbm_cycles"]
     else:
-        flops = 4 * rows * config.kv_chunk_tokens * shape.head_dim
+        flops = 2 * rows * keys * (layout.key_dim + layout.value_dim)
         found = {"mxu_cycles": flops / chip.bf16_flops_per_s * clock_hz(chip)}
         found["share"] = found["mxu_cycles"] / cycles
-    sizes = {"rows": rows, "keys": config.kv_chunk_tokens, "heads_side_by_side": config.head_unroll}
+    sizes = {"rows": rows, "keys": keys, "heads_side_by_side": config.head_unroll}
     return {"chip": chip_name, "shape": shape_name, "op": op, **sizes, "cycles": cycles, **found}
 
 
-def _compile(kernels: TpuKernels, op: str, shape: Shape, device: jax.Device) -> None:
-    heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    case = AttentionCase(ROWS[op], *heads, shape.head_dim, page_size=shape.page_size, kv_dtype=shape.kv_dtype)
-    inputs = make_inputs(case, calls=1, row_dim=RowLayout.of(shape.head_dim).width)
-    runnable = kernels.runnable(op, case, inputs, kernels.default_config(op, shape))
+def _compile(shape: PassShape, config: TpuConfig, device: jax.Device, *, decode_only: bool) -> None:
+    """A step of 64 rows, for a chip that is not there."""
     replicated = NamedSharding(Mesh(np.array([device]), ("tensor",)), PartitionSpec())
-    arguments = (jnp.int32(0), runnable.carry, runnable.operands)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), arguments)
+    array = functools.partial(jax.ShapeDtypeStruct, sharding=replicated)
+    num_rows, num_tokens, num_pages, layout = 64, 64 if decode_only else 1024, 512, shape.layout
+
+    def step(q: jax.Array, pool: jax.Array, scales: jax.Array | None, batch: Any) -> jax.Array:
+        plan = plan_step(**batch, decode_only=decode_only, page_size=PAGE_SIZE, config=config)
+        limit = config.vmem_limit_bytes
+        return paged_attention(q, pool, scales, plan, 0, layout=layout, scale=0.1, vmem_limit_bytes=limit)
+
+    q = array((num_tokens, shape.num_heads, layout.key_dim), jnp.dtype(shape.dtype))
+    pool = array((num_pages, *layout.page_shape(shape.num_kv_heads, PAGE_SIZE)), jnp.dtype(shape.kv_dtype))
+    is_quantized = shape.kv_dtype in QUANTIZED_DTYPES
+    scales = array((num_pages, 2 * shape.num_kv_heads, PAGE_SIZE), jnp.float32) if is_quantized else None
+    sizes = {"kv_lens": (num_rows,), "cu_q_lens": (num_rows + 1,), "page_table": (num_rows, 32)}
+    sizes |= {"slot_pages": (num_tokens,), "slot_offsets": (num_tokens,)}
+    batch = {name: array(size, jnp.int32) for name, size in sizes.items()}
     with jax.sharding.use_abstract_mesh(replicated.mesh.abstract_mesh):
-        jax.jit(runnable.call).trace(*shapes).lower().compile()
+        jax.jit(step).trace(q, pool, scales, batch).lower().compile()
 
 
 def study(chips: list[str], ops: list[str], shapes: list[str]) -> Iterator[dict[str, Any]]:
@@ -96,7 +114,7 @@ def study(chips: list[str], ops: list[str], shapes: list[str]) -> Iterator[dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chips", nargs="+", choices=TOPOLOGIES, default=list(TOPOLOGIES))
-    parser.add_argument("--ops", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table")
     arguments = parser.parse_args()
