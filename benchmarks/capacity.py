@@ -32,7 +32,7 @@ HEADER = """# Capacity
 What fits where, and how fast a decode step could be at most, from config.json alone: planned by `jaxserve compile`, by the
 target's own compilers on a machine without any accelerator. Nothing here was run or timed on the hardware.
 
-Every row is one command; this is what made the table, with {versions}:
+`python -m benchmarks.capacity` made the table, with {versions}. Each row is one command:
 
     jaxserve compile MODEL --topology TOPOLOGY --tp-size TP {options}
 

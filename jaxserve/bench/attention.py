@@ -16,6 +16,17 @@ from jaxserve.bench.timing import Plan, Rotation, Timing
 from jaxserve.kernels.pallas import gpu_decode, gpu_extend, gpu_mla
 
 
+def _options(case: AttentionCase, config: Any, interpret: Any) -> dict[str, Any]:
+    """What all kernels take."""
+    return {
+        "scale": case.scale,
+        "sliding_window": case.sliding_window,
+        "soft_cap": case.soft_cap,
+        "config": config,
+        "interpret": interpret,
+    }
+
+
 def decode_plan(case: AttentionCase, inputs: AttentionInputs, config: gpu_decode.DecodeConfig) -> gpu_decode.DecodePlan:
     return gpu_decode.plan_decode(
         inputs.kv_lens,
@@ -31,24 +42,12 @@ def decode(case: AttentionCase, inputs: AttentionInputs, config: gpu_decode.Deco
     q_len = case.rows[0][0]
     q = inputs.q.reshape(case.num_rows, q_len, case.num_heads, case.head_dim)
     plan = jax.jit(lambda inputs: decode_plan(case, inputs, config))(inputs)
+    options = _options(case, config, interpret)
 
     def call(index: jax.Array, out: jax.Array, operands: Any) -> jax.Array:
         q, inputs, plan = operands
-        return gpu_decode.paged_decode(
-            q,
-            inputs.pool,
-            inputs.scales,
-            inputs.page_table,
-            plan,
-            inputs.rotation.offset(index),
-            head_dim_v=case.head_dim_v,
-            scale=case.scale,
-            sliding_window=case.sliding_window,
-            soft_cap=case.soft_cap,
-            sinks=inputs.sinks,
-            config=config,
-            interpret=interpret,
-        )
+        paged = (inputs.pool, inputs.scales, inputs.page_table, plan, inputs.rotation.offset(index))
+        return gpu_decode.paged_decode(q, *paged, head_dim_v=case.head_dim_v, sinks=inputs.sinks, **options)
 
     return Runnable(call, jnp.zeros((*q.shape[:3], case.head_dim_v), q.dtype), (q, inputs, plan))
 
@@ -65,24 +64,12 @@ def extend_plan(case: AttentionCase, inputs: AttentionInputs, config: gpu_extend
 
 def extend(case: AttentionCase, inputs: AttentionInputs, config: gpu_extend.ExtendConfig, interpret: Any = None) -> Runnable:
     plan = jax.jit(lambda inputs: extend_plan(case, inputs, config))(inputs)
+    options = _options(case, config, interpret)
 
     def call(index: jax.Array, out: jax.Array, operands: Any) -> jax.Array:
         inputs, plan = operands
-        return gpu_extend.paged_extend(
-            inputs.q,
-            inputs.pool,
-            inputs.scales,
-            inputs.page_table,
-            plan,
-            inputs.rotation.offset(index),
-            head_dim_v=case.head_dim_v,
-            scale=case.scale,
-            sliding_window=case.sliding_window,
-            soft_cap=case.soft_cap,
-            sinks=inputs.sinks,
-            config=config,
-            interpret=interpret,
-        )
+        paged = (inputs.pool, inputs.scales, inputs.page_table, plan, inputs.rotation.offset(index))
+        return gpu_extend.paged_extend(inputs.q, *paged, head_dim_v=case.head_dim_v, sinks=inputs.sinks, **options)
 
     shape = (inputs.q.shape[0], case.num_heads, case.head_dim_v)
     return Runnable(call, jnp.zeros(shape, inputs.q.dtype), (inputs, plan))
@@ -98,21 +85,12 @@ def mla_decode(case: AttentionCase, inputs: AttentionInputs, config: gpu_mla.Mla
             kv_lens, q_len=q_len, num_heads=case.num_heads, sliding_window=case.sliding_window, config=config
         )
 
+    options = _options(case, config, interpret)
+
     def call(index: jax.Array, out: jax.Array, operands: Any) -> jax.Array:
         q, inputs, plan = operands
-        return gpu_mla.mla_decode(
-            q,
-            inputs.pool,
-            inputs.page_table,
-            plan,
-            inputs.rotation.offset(index),
-            scale=case.scale,
-            latent_dim=case.head_dim_v,
-            soft_cap=case.soft_cap,
-            sliding_window=case.sliding_window,
-            config=config,
-            interpret=interpret,
-        )
+        offset = inputs.rotation.offset(index)
+        return gpu_mla.mla_decode(q, inputs.pool, inputs.page_table, plan, offset, latent_dim=case.head_dim_v, **options)
 
     return Runnable(call, jnp.zeros((*q.shape[:3], case.head_dim_v), q.dtype), (q, inputs, make_plan(inputs.kv_lens)))
 
@@ -132,22 +110,13 @@ def ragged_extend(
     def make_plan(kv_lens: jax.Array, cu_q_lens: jax.Array) -> gpu_extend.ExtendPlan:
         return gpu_extend.plan_extend(kv_lens, cu_q_lens, num_tokens, group=group, cu_kv_lens=cu_kv_lens, config=config)
 
+    options = _options(case, config, interpret)
+
     def call(index: jax.Array, out: jax.Array, operands: Any) -> jax.Array:
         q, keys, values, plan, rotation = operands
         # Nothing else depends on the call, and it would be moved out of the loop. This adds zero.
         plan = dataclasses.replace(plan, tiles=plan.tiles + rotation.offset(index))
-        return gpu_extend.ragged_extend(
-            q,
-            keys,
-            values,
-            plan,
-            scale=case.scale,
-            sliding_window=case.sliding_window,
-            soft_cap=case.soft_cap,
-            sinks=inputs.sinks,
-            config=config,
-            interpret=interpret,
-        )
+        return gpu_extend.ragged_extend(q, keys, values, plan, sinks=inputs.sinks, **options)
 
     operands = (inputs.q, keys, values, make_plan(inputs.kv_lens, inputs.cu_q_lens), Rotation.of(1, 1))
     return Runnable(call, jnp.zeros((num_tokens, case.num_heads, case.head_dim_v), inputs.q.dtype), operands)
