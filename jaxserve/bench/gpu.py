@@ -13,9 +13,9 @@ from jaxserve.bench.shapes import Shape
 from jaxserve.bench.timing import Plan
 from jaxserve.kernels import tuning
 from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
-from jaxserve.kernels.spec import Chip
+from jaxserve.kernels.spec import QUANTIZED_DTYPES, Chip
 
-# Fields and the values that are tried. What does not fit the chip's memory or registers fails to compile and drops out.
+# Fields and the values that are tried. What needs too many registers fails to compile and drops out.
 GRIDS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     "decode": {"streams": (1, 2), "stages": (2, 3, 4), "block_kv": (64, 128), "min_tiles": (1, 2, 4)},
     "extend": {"block_kv": (64, 128), "num_stages": (2, 3), "max_heads_per_tile": (4, 16)},
@@ -40,9 +40,10 @@ class GpuKernels:
         return tuple(GRIDS[op])
 
     def others(self, op: str, shape: Shape, default: Any) -> Iterator[Any]:
+        sizes = (shape.head_dim, shape.head_dim, shape.kv_dtype in QUANTIZED_DTYPES)
         for values in itertools.product(*GRIDS[op].values()):
             config = dataclasses.replace(default, **dict(zip(GRIDS[op], values, strict=True)))
-            if config != default:
+            if config != default and config.problem(*sizes) is None:
                 yield config
 
     def time_case(self, op: str, case: AttentionCase, config: Any) -> float:

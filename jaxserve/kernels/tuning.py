@@ -53,19 +53,21 @@ class KernelShape:
 
 
 def decode_config(device_kind: str, shape: KernelShape) -> DecodeConfig:
-    """Of a GPU. ValueError, naming the file, if a table holds something that is no DecodeConfig."""
+    """Of a GPU. ValueError, naming the file, if a table holds no DecodeConfig, or one that the kernel can not run with."""
     from jaxserve.kernels.pallas.gpu_decode import DecodeConfig
 
-    default = DecodeConfig.for_heads(shape.head_dim, shape.head_dim_v, is_quantized=shape.kv_dtype in QUANTIZED_DTYPES)
-    return tuned(device_kind, shape.key("decode"), default)
+    dims, is_quantized = (shape.head_dim, shape.head_dim_v), shape.kv_dtype in QUANTIZED_DTYPES
+    default = DecodeConfig.for_heads(*dims, is_quantized=is_quantized)
+    return tuned(device_kind, shape.key("decode"), default, lambda config: config.problem(*dims, is_quantized))
 
 
 def extend_config(device_kind: str, shape: KernelShape) -> ExtendConfig:
-    """Of a GPU. ValueError, naming the file, if a table holds something that is no ExtendConfig."""
+    """Of a GPU. ValueError, naming the file, if a table holds no ExtendConfig, or one that the kernel can not run with."""
     from jaxserve.kernels.pallas.gpu_extend import ExtendConfig
 
-    default = ExtendConfig.for_heads(shape.head_dim, is_quantized=shape.kv_dtype in QUANTIZED_DTYPES)
-    return tuned(device_kind, shape.key("extend"), default)
+    dims, is_quantized = (shape.head_dim, shape.head_dim_v), shape.kv_dtype in QUANTIZED_DTYPES
+    default = ExtendConfig.for_heads(shape.head_dim, is_quantized=is_quantized)
+    return tuned(device_kind, shape.key("extend"), default, lambda config: config.problem(*dims, is_quantized))
 
 
 def tuned(

@@ -32,6 +32,9 @@ class FakeConfig:
     num_stages: int = 2
     max_heads_per_tile: int = 16
 
+    def problem(self, *sizes: int) -> str | None:
+        return "streams must be 2" if self.streams == 1 else None
+
 
 H200 = Chip("gpu", "NVIDIA H200", (9, 0), 132)
 
@@ -63,6 +66,7 @@ def test_the_fastest_config_that_runs_is_kept() -> None:
     measured = tuned()
     assert [one.op for one in measured if not one.changes] == ["decode", "extend"]  # the defaults are measured too
     assert any("too much shared memory" in one.reason for one in measured)
+    assert not any("streams" in one.changes for one in measured)  # what can not run is not tried
     table = kernels.best_table("GPU", measured)
     # Extend's differences are noise: nothing is written for it.
     assert table == {"GPU": {Shape().key("decode"): TABLE_ENTRY}}

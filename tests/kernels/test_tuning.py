@@ -53,10 +53,10 @@ def test_a_table_is_for_its_device_shape_and_kernel(tmp_path: Path, monkeypatch:
 
 
 def test_the_users_file_goes_before_the_packaged_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    packaged = {KIND: {SHAPE.key("extend"): {"num_stages": 3}}}
+    packaged = {KIND: {SHAPE.key("extend"): {"block_kv": 64, "num_stages": 3}}}
     monkeypatch.setattr(tuning, "packaged_table", lambda: packaged)
     assert tuning.extend_config(KIND, SHAPE).num_stages == 3
-    monkeypatch.setenv(tuning.TUNING_FILE_VARIABLE, table(tmp_path / "t.json", {"num_stages": 4}))
+    monkeypatch.setenv(tuning.TUNING_FILE_VARIABLE, table(tmp_path / "t.json", {"block_kv": 64, "num_stages": 4}))
     assert tuning.extend_config(KIND, SHAPE).num_stages == 4
 
 
@@ -72,6 +72,45 @@ def test_a_config_that_is_none_is_refused(
     with pytest.raises(ValueError, match=message) as error:
         tuning.extend_config(KIND, SHAPE)
     assert path in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "message"),
+    [
+        ("extend", {"consumers": 3}, "consumers must be 1 or 2, not 3"),
+        ("extend", {"block_kv": 96}, "block_kv must be 64, 128 or 256, not 96"),
+        ("extend", {"num_stages": 1}, "num_stages must be at least 2"),
+        ("extend", {"max_heads_per_tile": 6}, "max_heads_per_tile must be 1, 2, 4, 8 or 16, not 6"),
+        ("extend", {"consumer_registers": 240}, "add up to 520 a thread of each warpgroup; there are 504"),
+        ("extend", {"num_stages": 9}, "bytes of shared memory"),
+        ("decode", {"streams": 3}, "streams must be 1 or 2, not 3"),
+        ("decode", {"stages": 1}, "stages must be at least 2, not 1"),
+        ("decode", {"block_kv": 48}, "block_kv must be 32, 64, 128 or 256, not 48"),
+        ("decode", {"out_columns": 48}, "out_columns must be 0 or a multiple of 32 that divides 128, not 48"),
+        ("decode", {"streams": 2, "producer_registers": 100}, "producer_registers must be a multiple of 8 from 24 to 256"),
+        ("decode", {"streams": 1, "stages": 9}, "bytes of shared memory"),
+    ],
+    ids=str,
+)
+def test_a_config_that_no_gpu_kernel_can_run_with_is_refused(
+    op: str, fields: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = table(tmp_path / "t.json", fields, op=op)
+    monkeypatch.setenv(tuning.TUNING_FILE_VARIABLE, path)
+    make = tuning.decode_config if op == "decode" else tuning.extend_config
+    with pytest.raises(ValueError, match=message) as error:
+        make(KIND, SHAPE)
+    assert path in str(error.value)
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+@pytest.mark.parametrize("dims", [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_the_defaults_can_be_run_with(dims: tuple[int, int], is_quantized: bool) -> None:
+    from jaxserve.kernels.pallas.gpu_decode import DecodeConfig
+    from jaxserve.kernels.pallas.gpu_extend import ExtendConfig
+
+    assert DecodeConfig.for_heads(*dims, is_quantized=is_quantized).problem(*dims, is_quantized) is None
+    assert ExtendConfig.for_heads(dims[0], is_quantized=is_quantized).problem(*dims, is_quantized) is None
 
 
 @pytest.mark.parametrize(

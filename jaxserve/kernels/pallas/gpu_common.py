@@ -6,7 +6,7 @@ Written for JAX 0.11.2 up to 0.12.0: out_type and scratch_types, an explicit num
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ LOG2E = math.log2(math.e)
 
 # Shared memory that one block may use on sm_90: 228 KB of an SM less 1 KB that the driver keeps.
 SMEM_BYTES = 227 * 1024
+
+REGISTERS = 64 * 1024  # of a multiprocessor, 32 bits each
 
 # JAX 0.12 has kernels compiled as relocatable code, where ptxas gives no warpgroup more registers than all have at the entry
 # and says that it ignores setmaxnreg.
@@ -59,3 +61,23 @@ def set_max_registers(count: int, action: Literal["increase", "decrease"]) -> No
     """This warpgroup's registers per thread from here on, where the compiler allows warpgroups to have different numbers."""
     if MOVES_REGISTERS:
         plgpu.set_max_registers(count, action=action)
+
+
+class _Registers(Protocol):
+    @property
+    def producer_registers(self) -> int: ...
+    @property
+    def consumer_registers(self) -> int: ...
+
+
+def registers_problem(config: _Registers, producers: int, consumers: int) -> str | None:
+    """Why warpgroups can not share out a multiprocessor's registers like that: one that asks for too many waits forever."""
+    for name in ("producer_registers", "consumer_registers"):
+        if getattr(config, name) not in range(24, 257, 8):
+            return f"{name} must be a multiple of 8 from 24 to 256, not {getattr(config, name)}"
+    warpgroups = producers + consumers
+    had = warpgroups * (REGISTERS // (warpgroups * 128) // 8 * 8)  # all start with as many, by eights
+    asked = producers * config.producer_registers + consumers * config.consumer_registers
+    if asked > had:
+        return f"producer_registers and consumer_registers add up to {asked} a thread of each warpgroup; there are {had}"
+    return None

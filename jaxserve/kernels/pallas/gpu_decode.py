@@ -28,7 +28,6 @@ from jaxserve.kernels.pallas import gpu_softmax as softmax
 from jaxserve.kernels.pallas.gpu_common import (
     LOG2E,
     ROW_GROUP,
-    SMEM_BYTES,
     compiler_params,
     round_up,
     set_max_registers,
@@ -84,9 +83,7 @@ def unsupported(
         return f"query heads per KV head must be 1 to {MAX_GROUP}, not {num_heads}/{num_kv_heads}"
     if not 1 <= q_len <= MAX_QUERIES:
         return f"queries per row must be 1 to {MAX_QUERIES}, not {q_len}"
-    if (needed := config.smem_bytes(head_dim, head_dim_v, is_quantized)) > SMEM_BYTES:
-        return f"{config} takes {needed} bytes of shared memory at head_dim ({head_dim}, {head_dim_v}); there are {SMEM_BYTES}"
-    return None
+    return config.problem(head_dim, head_dim_v, is_quantized)
 
 
 def paged_decode(

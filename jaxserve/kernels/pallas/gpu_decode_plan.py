@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, round_up, transforms
+from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, registers_problem, round_up, transforms
 
 M = 64  # rows of one wgmma
 MAX_STAGES = 8  # of all streams together; more do not hide more, since tiles are consumed faster than loaded
@@ -60,6 +60,26 @@ class DecodeConfig:
                 if found.smem_bytes(head_dim, head_dim_v, is_quantized) <= SMEM_BYTES:
                     return found
         return dataclasses.replace(config, streams=1, out_columns=narrow)
+
+    def problem(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> str | None:
+        """Why the kernel can not run with this, as a sentence, or None."""
+        narrow = transforms(head_dim_v, jnp.float32)[0].tiling[1]
+        for name, least in (("num_sms", 1), ("stages", 2), ("min_tiles", 1), ("combine_unroll", 1)):
+            if getattr(self, name) < least:
+                return f"{name} must be at least {least}, not {getattr(self, name)}"
+        if self.streams not in (1, 2):
+            return f"streams must be 1 or 2, not {self.streams}"
+        if self.block_kv not in (32, 64, 128, 256):
+            return f"block_kv must be 32, 64, 128 or 256, not {self.block_kv}"
+        if self.out_columns and (self.out_columns % narrow or head_dim_v % self.out_columns):
+            return f"out_columns must be 0 or a multiple of {narrow} that divides {head_dim_v}, not {self.out_columns}"
+        if self.streams > 1 and (reason := registers_problem(self, self.streams, self.streams)):
+            return reason
+        if (needed := self.smem_bytes(head_dim, head_dim_v, is_quantized)) > SMEM_BYTES:
+            return (
+                f"{self} takes {needed} bytes of shared memory at head_dim ({head_dim}, {head_dim_v}); there are {SMEM_BYTES}"
+            )
+        return None
 
     def smem_bytes(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
         """Of a block, for values of 16 bits."""

@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas.gpu_common import ROW_GROUP, SMEM_BYTES, round_up
+from jaxserve.kernels.pallas.gpu_common import ROW_GROUP, round_up
 from jaxserve.kernels.pallas.gpu_extend_kernel import extend_kernel
 from jaxserve.kernels.pallas.gpu_extend_load import MIN_QUANTIZED_PAGE
-from jaxserve.kernels.pallas.gpu_extend_plan import ROWS, ExtendConfig, ExtendPlan, padded_tokens, plan_extend
-from jaxserve.kernels.pallas.gpu_extend_store import STAGE_COLUMNS
+from jaxserve.kernels.pallas.gpu_extend_plan import ExtendConfig, ExtendPlan, padded_tokens, plan_extend
 from jaxserve.kernels.pallas.gpu_extend_tile import Shape
 from jaxserve.kernels.pallas.gpu_softmax import Scoring
 
@@ -53,16 +52,8 @@ def unsupported(
             f"page size {page_size} with {kv_dtype.name} KV: at least {smallest}, and a divisor or multiple of the tile's "
             f"{config.block_kv} is needed."
         )
-    if (needed := _smem_bytes(config, head_dim, head_dim_v, is_quantized)) > SMEM_BYTES:
-        return f"head_dim {head_dim} with {config} needs {needed} bytes of shared memory, {SMEM_BYTES} are there."
-    return None
-
-
-def _smem_bytes(config: ExtendConfig, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
-    """q, K and V tiles, the stage of partial tiles, and what quantized tiles come with; 2.5 KiB for barriers and reductions."""
-    tile = config.block_kv * (head_dim + head_dim_v)
-    raw = tile + config.num_stages * config.block_kv * 2 * 4 if is_quantized else 0
-    return 2 * (config.consumers * ROWS * (head_dim + STAGE_COLUMNS) + config.num_stages * tile) + raw + 2560
+    reason = config.problem(head_dim, head_dim_v, is_quantized)
+    return reason and f"{reason}."
 
 
 def paged_extend(

@@ -23,8 +23,7 @@ from jaxserve.kernels.pallas import gpu_dequant
 from jaxserve.kernels.pallas.gpu_common import cdiv, compiler_params, set_max_registers, transforms
 from jaxserve.kernels.pallas.gpu_extend_consume import consume
 from jaxserve.kernels.pallas.gpu_extend_load import Contiguous, Pages, produce, produce_converted
-from jaxserve.kernels.pallas.gpu_extend_plan import BEGIN, END, ROWS
-from jaxserve.kernels.pallas.gpu_extend_store import STAGE_COLUMNS
+from jaxserve.kernels.pallas.gpu_extend_plan import BEGIN, END, ROWS, STAGE_COLUMNS
 from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile
 
 

@@ -7,9 +7,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, round_up
+from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, registers_problem, round_up
 
 ROWS = 64  # of scores per consumer warpgroup: the M of one wgmma
+STAGE_COLUMNS = 64  # of the buffer through which partial tiles leave: rows of 128 bytes, TMA's alignment in shared memory
 
 # Columns of ExtendPlan.tiles.
 SOURCE, TOKEN, POSITION, BEGIN, END, KV_LEN, LEAD = range(7)
@@ -41,6 +42,30 @@ class ExtendConfig:
             consumers = 2 if MOVES_REGISTERS else 1
             return ExtendConfig(consumers, block_kv=64, consumer_registers=240, producer_registers=24)
         return ExtendConfig() if MOVES_REGISTERS else ExtendConfig(block_kv=64, num_stages=4)
+
+    def problem(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> str | None:
+        """Why the kernel can not run with this, as a sentence, or None."""
+        if self.consumers not in (1, 2):
+            return f"consumers must be 1 or 2, not {self.consumers}"
+        if self.block_kv not in (64, 128, 256):
+            return f"block_kv must be 64, 128 or 256, not {self.block_kv}"
+        if self.num_stages < 2:
+            return f"num_stages must be at least 2, not {self.num_stages}"
+        if self.max_heads_per_tile not in (1, 2, 4, 8, 16):
+            return f"max_heads_per_tile must be 1, 2, 4, 8 or 16, not {self.max_heads_per_tile}"
+        if self.consumers > 1 and (reason := registers_problem(self, 1, self.consumers)):
+            return reason
+        if (needed := self.smem_bytes(head_dim, head_dim_v, is_quantized)) > SMEM_BYTES:
+            return (
+                f"{self} takes {needed} bytes of shared memory at head_dim ({head_dim}, {head_dim_v}); there are {SMEM_BYTES}"
+            )
+        return None
+
+    def smem_bytes(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
+        """Of a block: q, K and V tiles, the stage of partial tiles, what quantized tiles come with, 2.5 KiB for barriers."""
+        tile = self.block_kv * (head_dim + head_dim_v)
+        raw = tile + self.num_stages * self.block_kv * 2 * 4 if is_quantized else 0
+        return 2 * (self.consumers * ROWS * (head_dim + STAGE_COLUMNS) + self.num_stages * tile) + raw + 2560
 
     def heads_per_tile(self, group: int) -> int:
         """The largest power of two that divides the query heads of a KV head, within the limits."""

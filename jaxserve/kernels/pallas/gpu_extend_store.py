@@ -10,9 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from jaxserve.kernels.pallas.gpu_extend_plan import STAGE_COLUMNS
 from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile
-
-STAGE_COLUMNS = 64  # of the buffer through which partial tiles leave: rows of 128 bytes, TMA's alignment in shared memory
 
 
 def store(s: Shape, wg: Any, whole: Tile, result: jax.Array, out: Any, scratch: dict[str, Any]) -> None:
