@@ -389,7 +389,7 @@ def _absorb(shape: KernelShape, part: _Part, scores: jax.Array) -> None:
     refs.total[here] = refs.total[here] * shrink + _sum_to_lanes(weights)
     if shape.has_scales:
         value_scales = _chunk_scales(shape, part, 2 * part.head + 1)
-        weights = jnp.where(weights > 0, weights * value_scales, 0.0)  # scales of dead slots may be NaN
+        weights *= jnp.where(jnp.abs(value_scales) < jnp.inf, value_scales, 0.0)  # those of dead slots may be NaN
     lanes = pl.ds(layout.first_value_lane, layout.value_lanes)
     values = refs.kv[part.buffer, part.head, _chunk_slots(shape, part.chunk), lanes]
     weighted = _product(shape, weights.astype(refs.q.dtype), values, transposed=False)
