@@ -70,14 +70,17 @@ class _Registers(Protocol):
     def consumer_registers(self) -> int: ...
 
 
-def registers_problem(config: _Registers, producers: int, consumers: int) -> str | None:
-    """Why warpgroups can not share out a multiprocessor's registers like that: one that asks for too many waits forever."""
+def resources_problem(config: _Registers, producers: int, consumers: int, smem_bytes: int) -> str | None:
+    """Why a block of so many warpgroups can not have what it asks for, as a sentence, or None."""
     for name in ("producer_registers", "consumer_registers"):
         if getattr(config, name) not in range(24, 257, 8):
             return f"{name} must be a multiple of 8 from 24 to 256, not {getattr(config, name)}"
     warpgroups = producers + consumers
     had = warpgroups * (REGISTERS // (warpgroups * 128) // 8 * 8)  # all start with as many, by eights
     asked = producers * config.producer_registers + consumers * config.consumer_registers
-    if asked > had:
+    # One that asks for more than there are waits forever. Two have the most a thread can have, and do not ask.
+    if warpgroups > 2 and asked > had:
         return f"producer_registers and consumer_registers add up to {asked} a thread of each warpgroup; there are {had}"
+    if smem_bytes > SMEM_BYTES:
+        return f"{config} takes {smem_bytes} bytes of shared memory; there are {SMEM_BYTES}"
     return None

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, registers_problem, round_up, transforms
+from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, resources_problem, round_up, transforms
 
 M = 64  # rows of one wgmma
 MAX_STAGES = 8  # of all streams together; more do not hide more, since tiles are consumed faster than loaded
@@ -73,13 +73,7 @@ class DecodeConfig:
             return f"block_kv must be 32, 64, 128 or 256, not {self.block_kv}"
         if self.out_columns and (self.out_columns % narrow or head_dim_v % self.out_columns):
             return f"out_columns must be 0 or a multiple of {narrow} that divides {head_dim_v}, not {self.out_columns}"
-        if self.streams > 1 and (reason := registers_problem(self, self.streams, self.streams)):
-            return reason
-        if (needed := self.smem_bytes(head_dim, head_dim_v, is_quantized)) > SMEM_BYTES:
-            return (
-                f"{self} takes {needed} bytes of shared memory at head_dim ({head_dim}, {head_dim_v}); there are {SMEM_BYTES}"
-            )
-        return None
+        return resources_problem(self, self.streams, self.streams, self.smem_bytes(head_dim, head_dim_v, is_quantized))
 
     def smem_bytes(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
         """Of a block, for values of 16 bits."""

@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, registers_problem, round_up
+from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, resources_problem, round_up
 
 ROWS = 64  # of scores per consumer warpgroup: the M of one wgmma
 STAGE_COLUMNS = 64  # of the buffer through which partial tiles leave: rows of 128 bytes, TMA's alignment in shared memory
@@ -53,13 +53,7 @@ class ExtendConfig:
             return f"num_stages must be at least 2, not {self.num_stages}"
         if self.max_heads_per_tile not in (1, 2, 4, 8, 16):
             return f"max_heads_per_tile must be 1, 2, 4, 8 or 16, not {self.max_heads_per_tile}"
-        if self.consumers > 1 and (reason := registers_problem(self, 1, self.consumers)):
-            return reason
-        if (needed := self.smem_bytes(head_dim, head_dim_v, is_quantized)) > SMEM_BYTES:
-            return (
-                f"{self} takes {needed} bytes of shared memory at head_dim ({head_dim}, {head_dim_v}); there are {SMEM_BYTES}"
-            )
-        return None
+        return resources_problem(self, 1, self.consumers, self.smem_bytes(head_dim, head_dim_v, is_quantized))
 
     def smem_bytes(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
         """Of a block: q, K and V tiles, the stage of partial tiles, what quantized tiles come with, 2.5 KiB for barriers."""
