@@ -22,7 +22,7 @@ COLLECTIVES = (
 _COLLECTIVE = re.compile(rf"(?<![%\w.-])({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _KERNEL_NAME = re.compile(r'op_name="[^"]*?/(\w+)/pallas_call')
 _TOLD_BYTES = re.compile(r'"cost_estimate":{[^}]*"bytes_accessed":"(\d+)"')
-_VMEM_SIZE = re.compile(r'"memory_space":"1","offset":"\d+","size":"(\d+)"')  # memory space 1 is VMEM
+_VMEM_RANGE = re.compile(r'"memory_space":"1","offset":"(\d+)","size":"(\d+)"')  # memory space 1 is VMEM
 
 
 def count_collectives(hlo: str) -> dict[str, int]:
@@ -58,17 +58,16 @@ def tpu_kernels(hlo: str) -> list[TpuKernel]:
 
 def _tpu_kernel(line: str) -> TpuKernel:
     name, told = _KERNEL_NAME.search(line), _TOLD_BYTES.search(line)
-    return TpuKernel(
-        name[1] if name else "unnamed",
-        vmem_bytes=_vmem_bytes(line, "used_scoped_memory_configs"),
-        vmem_limit_bytes=_vmem_bytes(line, "scoped_memory_configs"),
-        told_bytes=int(told[1]) if told else 0,
-    )
+    used, share = (_vmem_range(line, field) for field in ("used_scoped_memory_configs", "scoped_memory_configs"))
+    # What is used is counted from address 0; a kernel's share begins behind what XLA keeps in VMEM for itself.
+    return TpuKernel(name[1] if name else "unnamed", used.stop - share.start, len(share), int(told[1]) if told else 0)
 
 
-def _vmem_bytes(line: str, field: str) -> int:
+def _vmem_range(line: str, field: str) -> range:
+    """Addresses."""
     entries = re.search(rf'"{field}":\[(.*?)\]', line)
-    return sum(int(size) for size in _VMEM_SIZE.findall(entries[1])) if entries else 0
+    found = _VMEM_RANGE.search(entries[1]) if entries else None
+    return range(int(found[1]), int(found[1]) + int(found[2])) if found else range(0)
 
 
 def copies_of(hlo: str, shape: tuple[int, ...]) -> list[str]:

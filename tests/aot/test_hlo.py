@@ -17,7 +17,7 @@ HLO = """
 %ag = (f32[8,50]{1,0}, f32[8,100]{1,0}) all-gather-start(%all-reduce.7), dimensions={1}
 %agd = f32[8,100]{1,0} all-gather-done(%ag)
 %gte = f32[8] get-tuple-element(%all-to-all.3), index=0
-%k.1 = bf16[4] custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(run)/attend/write_kv/pallas_call"}, backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"300"},{"memory_space":"0","offset":"0","size":"7"}],"scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"900"}],"cost_estimate":{"flops":"1","bytes_accessed":"64"}}
+%k.1 = bf16[4] custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(run)/attend/write_kv/pallas_call"}, backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"300"},{"memory_space":"0","offset":"0","size":"7"}],"scoped_memory_configs":[{"memory_space":"1","offset":"100","size":"900"}],"cost_estimate":{"flops":"1","bytes_accessed":"64"}}
 %k.2 = bf16[4] custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(run)/attend/write_kv/pallas_call"}, backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"200"}]}
 %copy.1 = bf16[1024,1,128,256]{3,2,1,0} copy(%p)
 %start = (bf16[1024,1,128,256]{3,2,1,0:S(1)}, bf16[1024,1,128,256]{3,2,1,0}, u32[]) copy-start(%p)
@@ -28,7 +28,7 @@ HLO = """
 
 def test_reading() -> None:
     assert count_collectives(HLO) == {"all-reduce": 1, "all-gather": 1}
-    assert tpu_kernels(HLO) == [TpuKernel("write_kv", 300, 900, 64), TpuKernel("write_kv", 200, 0, 0)]
+    assert tpu_kernels(HLO) == [TpuKernel("write_kv", 200, 900, 64), TpuKernel("write_kv", 200, 0, 0)]
     assert len(copies_of(HLO, (1024, 1, 128, 256))) == 2
     assert copies_of(HLO, (1024, 1)) == []
 
