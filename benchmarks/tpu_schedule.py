@@ -14,6 +14,7 @@ which fills half the width of a v6e's or TPU7x's matrix unit, and a quarter wher
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import sys
@@ -60,8 +61,8 @@ def measure(chip_name: str, shape_name: str, op: str, folder: Path) -> dict[str,
     device = parse_target(TOPOLOGIES[chip_name]).devices()[0]
     chip = CHIPS[device.device_kind]
     layout, num_heads, num_kv_heads, kv_dtype = SHAPES[shape_name]
-    passes = [PassShape(layout, num_heads, num_kv_heads, PAGE_SIZE, DTYPE, kv_dtype, is_decode) for is_decode in (True, False)]
-    decode, extend = passes
+    decode = PassShape(layout, num_heads, num_kv_heads, PAGE_SIZE, DTYPE, kv_dtype, is_decode=True)
+    extend = dataclasses.replace(decode, is_decode=False)
     both = config_of(decode, extend, device.device_kind)
     _compile(extend, both, device, decode_only=op == "decode")
     config: PassConfig = getattr(both, op)
@@ -70,14 +71,14 @@ def measure(chip_name: str, shape_name: str, op: str, folder: Path) -> dict[str,
     cycles = turns[0].cycles / config.head_unroll
     if op == "decode":
         kv_bytes = keys * layout.width * decode.kv_bytes
-        found = {"hbm_cycles": kv_bytes / chip.hbm_bytes_per_s * clock_hz(chip)}
-        found["share"] = cycles / found["hbm_cycles"]
+        at_peak = kv_bytes / chip.hbm_bytes_per_s * clock_hz(chip)
+        share = cycles / at_peak
     else:
         flops = 2 * rows * keys * (layout.key_dim + layout.value_dim)
-        found = {"mxu_cycles": flops / chip.bf16_flops_per_s * clock_hz(chip)}
-        found["share"] = found["mxu_cycles"] / cycles
+        at_peak = flops / chip.bf16_flops_per_s * clock_hz(chip)
+        share = at_peak / cycles
     sizes = {"rows": rows, "keys": keys, "heads_side_by_side": config.head_unroll}
-    return {"chip": chip_name, "shape": shape_name, "op": op, **sizes, "cycles": cycles, **found}
+    return {"chip": chip_name, "op": op, "shape": shape_name, **sizes, "cycles": cycles, "at_peak": at_peak, "share": share}
 
 
 def _compile(shape: PassShape, config: TpuConfig, device: jax.Device, *, decode_only: bool) -> None:
@@ -124,12 +125,9 @@ def main() -> None:
     for row in study(arguments.chips, arguments.ops, arguments.shapes):
         found.append(row)
         if not arguments.json:
-            peak = row.get("hbm_cycles") or row.get("mxu_cycles")
             sizes = f"{row['rows']:6}{row['keys']:6}{row['heads_side_by_side']:7}"
-            print(
-                f"{row['chip']:7}{row['op']:8}{row['shape']:13}{sizes}{row['cycles']:9.0f}{peak:9.0f}{row['share']:8.2f}",
-                flush=True,
-            )
+            cycles = f"{row['cycles']:9.0f}{row['at_peak']:9.0f}{row['share']:8.2f}"
+            print(f"{row['chip']:7}{row['op']:8}{row['shape']:13}{sizes}{cycles}", flush=True)
     if arguments.json:
         json.dump(found, sys.stdout)
 

@@ -307,10 +307,11 @@ def _attend_tile(
             parts = [_Part(refs, buffer, chunk, tile, head, rows) for head in heads for rows in row_slices]
             # A part's product stands before the softmax of the part before it, beside which it can run.
             scores = _scores(shape, parts[0], columns)
-            for part, following in itertools.zip_longest(parts, parts[1:]):
-                next_scores = _scores(shape, following, columns) if following else scores
+            for part, following in itertools.pairwise(parts):
+                next_scores = _scores(shape, following, columns)
                 _absorb(shape, part, scores)
                 scores = next_scores
+            _absorb(shape, parts[-1], scores)
 
         if group == shape.num_kv_heads:
             step(0, None)

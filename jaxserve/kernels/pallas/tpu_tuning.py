@@ -248,10 +248,6 @@ def neighbours(shape: PassShape, config: PassConfig, device_kind: str) -> Iterat
     yield dataclasses.replace(config, split_masked=not config.split_masked)
 
 
-def _num_products(rows: int) -> int:
-    return -(-rows // PRODUCT_ROWS)
-
-
 def _tile_rows(shape: PassShape, config: PassConfig) -> int:
     return align(config.tile_tokens * shape.group, SUBLANES)
 
@@ -306,8 +302,9 @@ def predicted_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> fl
 
 def _chunk_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> float:
     """Of one query tile and one chunk of keys, all KV heads."""
-    layout, num_products = shape.layout, _num_products(_tile_rows(shape, config))
-    rows = _tile_rows(shape, config) / num_products  # of a product
+    layout, tile_rows = shape.layout, _tile_rows(shape, config)
+    num_products = -(-tile_rows // PRODUCT_ROWS)
+    rows = tile_rows / num_products  # of a product
     # Bringing keys into a matrix unit takes as long as a product with as many rows as it is wide; one that is narrower than
     # the unit takes as long as one that is not.
     lanes = align(layout.key_lanes, chip.mxu_size) + align(layout.value_lanes, chip.mxu_size)
