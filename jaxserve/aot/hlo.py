@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
@@ -22,6 +23,7 @@ COLLECTIVES = (
 _COLLECTIVE = re.compile(rf"(?<![%\w.-])({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _KERNEL_NAME = re.compile(r'op_name="[^"]*?/(\w+)/pallas_call')
 _TOLD_BYTES = re.compile(r'"cost_estimate":{[^}]*"bytes_accessed":"(\d+)"')
+_MADE = re.compile(r"= (\w+)\[([\d,]+)\]\S* (copy|copy-start|copy-done|convert|transpose|fusion|dynamic-update-slice)\(")
 _VMEM_RANGE = re.compile(r'"memory_space":"1","offset":"(\d+)","size":"(\d+)"')  # memory space 1 is VMEM
 
 
@@ -70,8 +72,28 @@ def _vmem_range(line: str, field: str) -> range:
     return range(int(found[1]), int(found[1]) + int(found[2])) if found else range(0)
 
 
-def copies_of(hlo: str, shape: tuple[int, ...]) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class MadeArray:
+    """An array that an instruction makes out of others."""
+
+    opcode: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.opcode} {self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+def made_arrays(hlo: str) -> list[MadeArray]:
+    """By what copies, converts, transposes or updates, or is fused and may do so."""
+    found = (match for match in map(_MADE.search, hlo.splitlines()) if match)
+    return [MadeArray(match[3], match[1], tuple(map(int, match[2].split(",")))) for match in found]
+
+
+def copies_of(hlo: str, shape: tuple[int, ...]) -> list[MadeArray]:
     """Instructions that make another array of this shape, such as a second KV cache."""
-    dims = ",".join(map(str, shape))
-    made = rf"= \w+\[{dims}\]\S* (?:copy|copy-done|convert|transpose|fusion|dynamic-update-slice)\("
-    return [line.strip()[:200] for line in hlo.splitlines() if re.search(made, line)]
+    return [array for array in made_arrays(hlo) if array.shape == shape]

@@ -33,16 +33,39 @@ def h200() -> Mesh:
 
 
 @pytest.fixture(scope="session")
-def compile_for_h200(h200: Mesh) -> Callable[..., Any]:
-    """`compile_for_h200(function, *arguments)` -> (executable, ptxas reports); arguments are arrays or shapes and dtypes."""
+def record() -> Iterator[Any]:
+    from tests.accelerator.proofs import Record
+
+    record = Record()
+    yield record
+    record.write()
+    print(f"\n{record.compiled} programs compiled, {record.recalled} known from {record.path.name}")
+
+
+@pytest.fixture
+def prove(record: Any, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`prove(lowered)` -> Facts of the compiled program, from the record if it holds this very program."""
     from jaxserve.aot.ptxas import compile_with_report
+    from tests.accelerator.proofs import Facts, fingerprint
+
+    def prove_(lowered: Any) -> Any:
+        def compile_() -> Any:
+            return Facts.read(*compile_with_report(lowered)).as_json()
+
+        return Facts.of_json(record.recall(request.node.nodeid, fingerprint(lowered), compile_))
+
+    return prove_
+
+
+@pytest.fixture
+def compile_for_h200(h200: Mesh, prove: Callable[..., Any]) -> Callable[..., Any]:
+    """`compile_for_h200(function, *arguments)` -> Facts; arguments are arrays or shapes and dtypes."""
 
     def compile_(function: Callable[..., Any], *arguments: Any) -> Any:
         replicated = NamedSharding(h200, PartitionSpec())
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), arguments)
         with jax.sharding.use_abstract_mesh(h200.abstract_mesh):
-            lowered = jax.jit(function).trace(*shapes).lower()
-        return compile_with_report(lowered)
+            return prove(jax.jit(function).trace(*shapes).lower())
 
     return compile_
 

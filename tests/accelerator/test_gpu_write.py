@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,11 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.aot.ptxas import compile_with_report
 from jaxserve.aot.targets import gpu_devices
 from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.kernels.pallas import gpu_write
 from jaxserve.kernels.rotary import Rotary, quantize_rows, split_and_rotate
+from tests.accelerator.proofs import Facts
 
 HEAD_DIMS = [64, 80, 96, 128, 192, 256]
 
@@ -239,7 +238,7 @@ def shapes_of(case: Case) -> tuple[Any, ...]:
 def test_compiles_without_spills(compile_for_h200: Callable[..., Any], head_dim: int, kv_dtype: str) -> None:
     for num_tokens, num_kv_heads, group, norms in [(8192, 8, 4, True), (64, 1, 8, False)]:
         case = Case(num_tokens, num_kv_heads, group, head_dim, 64, kv_dtype=kv_dtype, norms=norms)
-        _, (report,) = compile_for_h200(gpu_write.rope_and_write, *shapes_of(case))
+        (report,) = compile_for_h200(gpu_write.rope_and_write, *shapes_of(case)).gpu_kernels
         limit = 168 if head_dim == 80 else 112  # three or four blocks per SM; at 80, lanes hold five columns each
         assert report.spill_bytes == 0 and not report.warnings and report.registers <= limit, report
 
@@ -259,7 +258,7 @@ def test_compiles_without_spills(compile_for_h200: Callable[..., Any], head_dim:
     ids=str,
 )
 def test_other_shapes_compile(compile_for_h200: Callable[..., Any], case: Case) -> None:
-    _, (report,) = compile_for_h200(gpu_write.rope_and_write, *shapes_of(case))
+    (report,) = compile_for_h200(gpu_write.rope_and_write, *shapes_of(case)).gpu_kernels
     assert report.spill_bytes == 0 and not report.warnings and report.registers <= 168, report
 
 
@@ -300,11 +299,9 @@ def write_with_xla(qkv: jax.Array, rotary: Any, pool: jax.Array, scales: Any, *s
     return q, *gpu_write.write_rows_xla(pool, scales, k, v, *slots)
 
 
-def pool_sized(text: str, pool: Any) -> list[str]:
+def pool_sized(facts: Facts, pool: Any) -> list[str]:
     """HLO instructions, those inside fusions too, that copy or convert something as large as the pool."""
-    size = np.prod(pool.shape)
-    found = re.findall(r"= (\w+)\[([\d,]+)\]\S* (copy|copy-start|convert|transpose|dynamic-update-slice)\(", text)
-    return [f"{op} {dtype}[{dims}]" for dtype, dims, op in found if np.prod(list(map(int, dims.split(",")))) >= size]
+    return [str(array) for array in facts.made if array.opcode != "fusion" and array.size >= pool.size]
 
 
 POOL_CASE = Case(64, 8, 1, 64, 16, num_layers=64)  # pages that fit into read_pool's buffer, and more of them than it reads
@@ -313,7 +310,9 @@ POOL_CASE = Case(64, 8, 1, 64, 16, num_layers=64)  # pages that fit into read_po
 @pytest.mark.compile
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("writer", ["kernel", "xla"])
-def test_the_pool_is_updated_in_place_layer_by_layer(h200: Mesh, kv_dtype: str, writer: str) -> None:
+def test_the_pool_is_updated_in_place_layer_by_layer(
+    h200: Mesh, prove: Callable[..., Facts], kv_dtype: str, writer: str
+) -> None:
     case = dataclasses.replace(POOL_CASE, kv_dtype=kv_dtype)
     shapes = shapes_of(case)
     write = gpu_write.rope_and_write if writer == "kernel" else write_with_xla
@@ -322,13 +321,12 @@ def test_the_pool_is_updated_in_place_layer_by_layer(h200: Mesh, kv_dtype: str, 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), shapes)
     with jax.sharding.use_abstract_mesh(h200.abstract_mesh):
         lowered = jax.jit(step, donate_argnums=(2, 3)).trace(*shapes).lower()
-    compiled, _ = compile_with_report(lowered)
-    check_in_place(compiled, shapes[2], shapes[3], num_writes=3 if writer == "kernel" else 0)
+    check_in_place(prove(lowered), shapes[2], shapes[3], num_writes=3 if writer == "kernel" else 0)
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
-def test_the_pool_is_updated_in_place_on_four_shards(kv_dtype: str) -> None:
+def test_the_pool_is_updated_in_place_on_four_shards(prove: Callable[..., Facts], kv_dtype: str) -> None:
     mesh = Mesh(np.array(gpu_devices("h200", 4)).reshape(1, 4), ("data", "tensor"))
     case = dataclasses.replace(POOL_CASE, kv_dtype=kv_dtype)
     heads, rest = PartitionSpec(None, "tensor"), PartitionSpec()
@@ -348,16 +346,14 @@ def test_the_pool_is_updated_in_place_on_four_shards(kv_dtype: str) -> None:
     arguments = [sharded(x, spec) for x, spec in zip((qkv, rotary, pool, scales, *slots), specs, strict=True)]
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         lowered = jax.jit(step, donate_argnums=(2, 3)).trace(*arguments).lower()
-    compiled, _ = compile_with_report(lowered)
+    facts = prove(lowered)
     local = jax.ShapeDtypeStruct((pool.shape[0], pool.shape[1] // 4, *pool.shape[2:]), pool.dtype)
     local_scales = None if scales is None else jax.ShapeDtypeStruct((*local.shape[:2], 2, local.shape[2]), scales.dtype)
-    check_in_place(compiled, local, local_scales, num_writes=3)
+    check_in_place(facts, local, local_scales, num_writes=3)
 
 
-def check_in_place(compiled: Any, pool: Any, scales: Any, *, num_writes: int) -> None:
-    text = compiled.as_text()
-    assert not pool_sized(text, pool), pool_sized(text, pool)
+def check_in_place(facts: Facts, pool: Any, scales: Any, *, num_writes: int) -> None:
+    assert not pool_sized(facts, pool), pool_sized(facts, pool)
     nbytes = sum(x.size * x.dtype.itemsize for x in (pool, scales) if x is not None)
-    memory = compiled.memory_analysis()
-    assert memory.alias_size_in_bytes >= nbytes
-    assert len(re.findall(r"mosaic_gpu_v2.*output_to_operand_aliasing", text)) == num_writes
+    assert facts.aliased_bytes >= nbytes
+    assert facts.aliasing_kernels == num_writes

@@ -1,0 +1,184 @@
+"""What compiling has shown of each program, kept beside the tests, so that what did not change is not compiled again.
+
+    lowered program -> fingerprint -> in the record? its facts : compile, read the facts
+
+The tests' assertions run on the facts every time; only the compiler is spared. A fingerprint is taken of the lowered module,
+kernels included, without the source lines they come from, of the compilers' versions, and of the code that reads the facts: a change
+of any of them compiles again. `make aot` does so for what changed, `make aot-all` for everything; both write what they saw
+to records/, which is committed. A record of another JAX or ptxas is not believed.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jaxlib.mlir import ir
+from jaxlib.mlir.passmanager import PassManager
+
+from jaxserve.aot import hlo as hlo_reader
+from jaxserve.aot import ptxas
+from jaxserve.aot.hlo import MadeArray, TpuKernel
+from jaxserve.aot.ptxas import KernelResources
+
+RECORDS = Path(__file__).parent / "records"
+COMPILERS = ("jax", "jaxlib", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "libtpu")
+ALL = "AOT_ALL"  # set: nothing is taken from the record
+SMALLEST_MADE = 1 << 16  # elements
+# In the name of what was traced to it; the last part is the primitive.
+_GPU_KERNEL_NAME = re.compile(r'custom_call_target="mosaic_gpu_v2".*?op_name="[^"]*?/(\w+)/\w+"')
+
+
+def is_kept(array: MadeArray) -> bool:
+    return array.opcode.startswith("copy") or array.size >= SMALLEST_MADE
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """A compiled program, as far as any test asks about it."""
+
+    gpu_kernels: tuple[KernelResources, ...]  # by ptxas; none of those that this process had compiled before
+    tpu_kernels: tuple[TpuKernel, ...]
+    kernel_names: tuple[str, ...]  # of Mosaic GPU, sorted
+    aliasing_kernels: int  # calls of Mosaic GPU kernels that write into an argument
+    argument_bytes: int
+    aliased_bytes: int
+    temp_bytes: int
+    collectives: dict[str, int]
+    made: tuple[MadeArray, ...]  # every copy, and what converts or fuses large arrays, each kind once
+    open_loops: int  # whose trip count only the device knows
+    conditionals: int
+
+    @staticmethod
+    def read(compiled: Any, reports: list[KernelResources]) -> Facts:
+        text, memory = compiled.as_text(), compiled.memory_analysis()
+        return Facts(
+            gpu_kernels=tuple(reports),
+            tpu_kernels=tuple(hlo_reader.tpu_kernels(text)),
+            kernel_names=tuple(sorted(set(_GPU_KERNEL_NAME.findall(text)))),
+            aliasing_kernels=len(re.findall(r"mosaic_gpu_v2.*output_to_operand_aliasing", text)),
+            argument_bytes=memory.argument_size_in_bytes,
+            aliased_bytes=memory.alias_size_in_bytes,
+            temp_bytes=memory.temp_size_in_bytes,
+            collectives=hlo_reader.count_collectives(text),
+            made=tuple(sorted({array for array in hlo_reader.made_arrays(text) if is_kept(array)}, key=str)),
+            open_loops=text.count(" while(") - text.count("known_trip_count"),
+            conditionals=text.count(" conditional("),
+        )
+
+    @property
+    def copies(self) -> list[MadeArray]:
+        return [array for array in self.made if array.opcode.startswith("copy")]
+
+    def copies_of(self, shape: tuple[int, ...]) -> list[MadeArray]:
+        """What makes another array of this shape, such as a second KV cache."""
+        return [array for array in self.made if array.shape == shape]
+
+    def as_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "made": [dataclasses.astuple(array) for array in self.made]}
+
+    @staticmethod
+    def of_json(fields: dict[str, Any]) -> Facts:
+        gpu = (KernelResources(**{**kernel, "warnings": tuple(kernel["warnings"])}) for kernel in fields["gpu_kernels"])
+        tpu = (TpuKernel(**kernel) for kernel in fields["tpu_kernels"])
+        made = (MadeArray(opcode, dtype, tuple(shape)) for opcode, dtype, shape in fields["made"])
+        lists = {"gpu_kernels": gpu, "tpu_kernels": tpu, "kernel_names": fields["kernel_names"], "made": made}
+        return Facts(**{**fields, **{name: tuple(values) for name, values in lists.items()}})
+
+
+class Record:
+    """What one version of JAX has shown: fingerprint -> facts, in a file that several processes may add to."""
+
+    def __init__(self, folder: Path = RECORDS, *, believes: bool | None = None) -> None:
+        self.path = folder / f"jax-{jax.__version__}.json"
+        self.compiled = 0
+        self.recalled = 0
+        self._believes = not os.environ.get(ALL) if believes is None else believes
+        self._context = _versions()
+        self._known = self._read() if self._believes else {}
+        self._new: dict[str, Any] = {}
+
+    def recall(self, test: str, fingerprint: str, make: Callable[[], Any]) -> Any:
+        """The facts (JSON) that were seen under this fingerprint; else those that `make` now sees."""
+        found = self._known.get(fingerprint) or self._new.get(fingerprint)
+        if found is None:
+            found = self._new[fingerprint] = {"test": test, "facts": make()}
+            self.compiled += 1
+        else:
+            self.recalled += 1
+        return found["facts"]
+
+    def write(self) -> None:
+        """Adds what is new. Of a run that believed nothing it stays only what such runs have seen since."""
+        if not self._new:
+            return
+        self.path.parent.mkdir(exist_ok=True)
+        with (self.path.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            programs = {**self._read(), **self._new}
+            ordered = dict(sorted(programs.items(), key=lambda item: (item[1]["test"], item[0])))
+            lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in ordered.items())
+            self.path.write_text(f'{{"versions": {json.dumps(self._context)},\n"programs": {{\n{lines}\n}}}}\n')
+        self._known, self._new = programs, {}
+
+    def _read(self) -> dict[str, Any]:
+        if not self.path.exists():
+            return {}
+        content = json.loads(self.path.read_text())
+        return dict(content["programs"]) if content["versions"] == self._context else {}
+
+
+def _versions() -> dict[str, str]:
+    """Of the compilers, and of the code that reads what they made."""
+    found = {name: importlib.metadata.version(name) for name in COMPILERS}
+    readers = (inspect.getsource(module) for module in (hlo_reader, ptxas))
+    source = "".join((*readers, inspect.getsource(Facts), inspect.getsource(is_kept)))
+    return {**found, "reader": hashlib.sha256(source.encode()).hexdigest()[:16]}
+
+
+def fingerprint(lowered: Any, *more: Any) -> str:
+    """Of a jax.stages.Lowered: equal where the compiler is given the same. `more` is what else it is told."""
+    digest = hashlib.sha256(repr((more, os.environ.get("XLA_FLAGS"))).encode())
+    strip = "builtin.module(strip-debuginfo)"
+
+    def add_kernel(op: Any) -> Any:
+        """Mosaic kernels are modules of their own inside an attribute, with source lines of their own."""
+        if op.name != "stablehlo.custom_call":
+            return ir.WalkResult.ADVANCE
+        target = ir.StringAttr(op.attributes["call_target_name"]).value
+        if target == "mosaic_gpu_v2":
+            config = {named.name: named.attr for named in ir.DictAttr(op.attributes["mhlo.backend_config"])}
+            body = ir.StringAttr(config.pop("module")).value_bytes
+            del config["kernel_hash"]  # of the body with its source lines
+            op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config)
+        elif target == "tpu_custom_call":
+            told = json.loads(ir.StringAttr(op.attributes["backend_config"]).value)
+            body = base64.b64decode(told["custom_call_config"].pop("body"))
+            told["custom_call_config"].pop("debug_locations", None)
+            op.attributes["backend_config"] = ir.StringAttr.get(json.dumps(told))
+        else:
+            return ir.WalkResult.ADVANCE
+        kernel = ir.Module.parse(body, context=op.context)
+        PassManager.parse(strip).run(kernel.operation)
+        digest.update(kernel.operation.get_asm(print_generic_op_form=True).encode())
+        return ir.WalkResult.ADVANCE
+
+    module = lowered.compiler_ir("stablehlo")
+    with module.context as context:
+        context.allow_unregistered_dialects = True
+        copy = module.operation.clone(ip=False)
+        PassManager.parse(strip).run(copy)
+        copy.walk(add_kernel)
+        digest.update(copy.get_asm(print_generic_op_form=True).encode())
+    return digest.hexdigest()
