@@ -5,16 +5,21 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TESTS  ?= tests
 
-# The accelerator lane: Python 3.12 or newer, the oldest JAX that can compile our GPU kernels and the newest there is.
+# The accelerator lane: Python 3.12 or newer, the oldest JAX that can compile our GPU kernels and the newest we have tried. Compilers
+# are pinned, since what they said is kept (tests/accelerator/proofs.py): to go to newer ones, change them here, `make aot-all`.
 AOT_PYTHON ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$python && break; done)
 AOT_TESTS  ?= tests/accelerator
-AOT_JOBS   ?= 2
+AOT_OLDEST := 0.11.2
+AOT_NEWEST := 0.12.0.1
+AOT_PTXAS  := 13.5.37
+# Processes that tests run in: one per core of a small machine.
+JOBS       ?= 2
 
-.PHONY: help setup demo serve test aot lint types clean
+.PHONY: help setup demo serve test aot aot-setup aot-all lint types clean
 
 help:            ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,18 +36,25 @@ serve: $(STAMP)  ## serve the built-in model until Ctrl-C
 	@$(BIN)/jaxserve serve --model-path $$($(BIN)/python -c 'from jaxserve.demo import demo_model_path; print(demo_model_path())')
 
 test: $(STAMP)   ## run all tests
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
-aot: .venv-aot/.installed .venv-aot-latest/.installed  ## compile kernels and steps for H200 and TPU, interpret them; no device needed
-	.venv-aot/bin/python -m pytest -n $(AOT_JOBS) $(AOT_TESTS)
-	.venv-aot-latest/bin/python -m pytest -n $(AOT_JOBS) $(AOT_TESTS) -m compile
+aot: aot-setup     ## interpret kernels; compile those and the steps that changed for H200 and TPU
+	.venv-aot/bin/python -m pytest -n $(JOBS) $(AOT_TESTS)
+	.venv-aot-latest/bin/python -m pytest -n $(JOBS) $(AOT_TESTS) -m compile
 
-.venv-aot/.installed: JAX_PIN := ==0.11.2
+aot-setup: .venv-aot/.installed .venv-aot-latest/.installed  ## create the environments of `make aot`
+
+aot-all:         ## the same, and compile everything; after kernels or models changed, commit tests/accelerator/records
+	rm -rf tests/accelerator/records
+	$(MAKE) aot
+
+.venv-aot/.installed: JAX_PIN := $(AOT_OLDEST)
+.venv-aot-latest/.installed: JAX_PIN := $(AOT_NEWEST)
 .venv-aot/.installed .venv-aot-latest/.installed: pyproject.toml
 	@test -n "$(AOT_PYTHON)" || { echo "make aot needs Python 3.12 or newer: set AOT_PYTHON to one"; exit 1; }
 	@test -x $(@D)/bin/python || $(AOT_PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]' 'jax[cuda13,tpu]$(JAX_PIN)'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]' 'jax[cuda13,tpu]==$(JAX_PIN)' 'nvidia-cuda-nvcc==$(AOT_PTXAS)'
 	@touch $@
 
 lint: $(STAMP)   ## ruff: style and format

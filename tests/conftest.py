@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
+# LLVM optimizes little: most of a test's time is the compilation of what runs a few times. XLA's own passes are as always.
+QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if _DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES_FLAG}=8".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES_FLAG}=8 {QUICK_COMPILATION}".strip()
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
-
-# Autotuning needs a real device.
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +16,14 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tests.conftest import QUICK_COMPILATION
+
 NEEDED = (0, 11, 2)
 
 if jax.__version_info__ < NEEDED:
     collect_ignore_glob = ["*"]
+else:  # code as it runs, but for autotuning, which needs a real device; JAX has not read this yet
+    os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(QUICK_COMPILATION, "--xla_gpu_autotune_level=0")
 
 
 @pytest.fixture(scope="session")
@@ -42,19 +44,18 @@ def record() -> Iterator[Any]:
     print(f"\n{record.compiled} programs compiled, {record.recalled} known from {record.path.name}")
 
 
+@pytest.fixture(scope="session")
+def prover(record: Any) -> Any:
+    from tests.accelerator.proofs import Prover
+
+    return Prover(record)
+
+
 @pytest.fixture
-def prove(record: Any, request: pytest.FixtureRequest) -> Callable[..., Any]:
+def prove(prover: Any, request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`prove(lowered)` -> Facts of the compiled program, from the record if it holds this very program."""
-    from jaxserve.aot.ptxas import compile_with_report
-    from tests.accelerator.proofs import Facts, fingerprint
-
-    def prove_(lowered: Any) -> Any:
-        def compile_() -> Any:
-            return Facts.read(*compile_with_report(lowered)).as_json()
-
-        return Facts.of_json(record.recall(request.node.nodeid, fingerprint(lowered), compile_))
-
-    return prove_
+    anew = request.node.get_closest_marker("compiled_anew") is not None
+    return functools.partial(prover, request.node.nodeid, anew=anew)
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """What compiling has shown of each program, kept beside the tests, so that what did not change is not compiled again.
 
-    lowered program -> fingerprint -> in the record? its facts : compile, read the facts
+    lowered program -> fingerprint -> in the record? its facts; else compile, read the facts, record them
 
 The tests' assertions run on the facts every time; only the compiler is spared. A fingerprint is taken of the lowered module,
-kernels included, without the source lines they come from, of the compilers' versions, and of the code that reads the facts: a change
-of any of them compiles again. `make aot` does so for what changed, `make aot-all` for everything; both write what they saw
-to records/, which is committed. A record of another JAX or ptxas is not believed.
+kernels included, without the source lines they come from; a record holds for one set of compilers and one way of reading
+facts. `make aot` compiles what is not in records/ and adds it there; `make aot-all` empties them first. They are committed.
+A few programs, one of each kind, are compiled in every run (`compiled_anew`), and must be as they were recorded.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ from jaxlib.mlir.passmanager import PassManager
 from jaxserve.aot import hlo as hlo_reader
 from jaxserve.aot import ptxas
 from jaxserve.aot.hlo import MadeArray, TpuKernel
-from jaxserve.aot.ptxas import KernelResources
+from jaxserve.aot.ptxas import KernelResources, compile_with_report
 
 RECORDS = Path(__file__).parent / "records"
 COMPILERS = ("jax", "jaxlib", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "libtpu")
-ALL = "AOT_ALL"  # set: nothing is taken from the record
+GPU_KERNEL, TPU_KERNEL = "mosaic_gpu_v2", "tpu_custom_call"  # what Pallas kernels are to XLA
+_MODULE_NAME = re.compile(r'sym_name = "(\w+_mosaic_gpu)"')
+_DUMP_NAME = re.compile(r'mosaic_gpu.dump_basename = "\w+"')  # numbered through the process
 SMALLEST_MADE = 1 << 16  # elements
 # In the name of what was traced to it; the last part is the primitive.
 _GPU_KERNEL_NAME = re.compile(r'custom_call_target="mosaic_gpu_v2".*?op_name="[^"]*?/(\w+)/\w+"')
@@ -48,7 +50,7 @@ def is_kept(array: MadeArray) -> bool:
 class Facts:
     """A compiled program, as far as any test asks about it."""
 
-    gpu_kernels: tuple[KernelResources, ...]  # by ptxas; none of those that this process had compiled before
+    gpu_kernels: tuple[KernelResources, ...]  # by ptxas, each once
     tpu_kernels: tuple[TpuKernel, ...]
     kernel_names: tuple[str, ...]  # of Mosaic GPU, sorted
     aliasing_kernels: int  # calls of Mosaic GPU kernels that write into an argument
@@ -100,27 +102,28 @@ class Facts:
 class Record:
     """What one version of JAX has shown: fingerprint -> facts, in a file that several processes may add to."""
 
-    def __init__(self, folder: Path = RECORDS, *, believes: bool | None = None) -> None:
+    def __init__(self, folder: Path = RECORDS) -> None:
         self.path = folder / f"jax-{jax.__version__}.json"
         self.compiled = 0
         self.recalled = 0
-        self._believes = not os.environ.get(ALL) if believes is None else believes
-        self._context = _versions()
-        self._known = self._read() if self._believes else {}
+        self._versions = versions()
+        self._known = self._read()
         self._new: dict[str, Any] = {}
 
-    def recall(self, test: str, fingerprint: str, make: Callable[[], Any]) -> Any:
-        """The facts (JSON) that were seen under this fingerprint; else those that `make` now sees."""
-        found = self._known.get(fingerprint) or self._new.get(fingerprint)
-        if found is None:
-            found = self._new[fingerprint] = {"test": test, "facts": make()}
-            self.compiled += 1
-        else:
+    def recall(self, test: str, fingerprint: str, make: Callable[[], Any], *, anew: bool = False) -> Any:
+        """The facts (JSON) that were seen under this fingerprint; else, or if they shall be seen `anew`, those `make` sees."""
+        known = self._known.get(fingerprint) or self._new.get(fingerprint)
+        if known is not None and not anew:
             self.recalled += 1
-        return found["facts"]
+            return known["facts"]
+        facts = json.loads(json.dumps(make()))
+        self.compiled += 1
+        assert known is None or known["facts"] == facts, f"{test} was recorded as {known['facts']}, and now is {facts}"
+        self._new[fingerprint] = {"test": test, "facts": facts}
+        return facts
 
     def write(self) -> None:
-        """Adds what is new. Of a run that believed nothing it stays only what such runs have seen since."""
+        """Adds what is new."""
         if not self._new:
             return
         self.path.parent.mkdir(exist_ok=True)
@@ -129,17 +132,17 @@ class Record:
             programs = {**self._read(), **self._new}
             ordered = dict(sorted(programs.items(), key=lambda item: (item[1]["test"], item[0])))
             lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in ordered.items())
-            self.path.write_text(f'{{"versions": {json.dumps(self._context)},\n"programs": {{\n{lines}\n}}}}\n')
+            self.path.write_text(f'{{"versions": {json.dumps(self._versions)},\n"programs": {{\n{lines}\n}}}}\n')
         self._known, self._new = programs, {}
 
     def _read(self) -> dict[str, Any]:
         if not self.path.exists():
             return {}
         content = json.loads(self.path.read_text())
-        return dict(content["programs"]) if content["versions"] == self._context else {}
+        return dict(content["programs"]) if content["versions"] == self._versions else {}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Of the compilers, and of the code that reads what they made."""
     found = {name: importlib.metadata.version(name) for name in COMPILERS}
     readers = (inspect.getsource(module) for module in (hlo_reader, ptxas))
@@ -147,38 +150,87 @@ def _versions() -> dict[str, str]:
     return {**found, "reader": hashlib.sha256(source.encode()).hexdigest()[:16]}
 
 
-def fingerprint(lowered: Any, *more: Any) -> str:
-    """Of a jax.stages.Lowered: equal where the compiler is given the same. `more` is what else it is told."""
-    digest = hashlib.sha256(repr((more, os.environ.get("XLA_FLAGS"))).encode())
-    strip = "builtin.module(strip-debuginfo)"
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A lowered program, as far as the compiler sees it."""
 
-    def add_kernel(op: Any) -> Any:
-        """Mosaic kernels are modules of their own inside an attribute, with source lines of their own."""
-        if op.name != "stablehlo.custom_call":
-            return ir.WalkResult.ADVANCE
-        target = ir.StringAttr(op.attributes["call_target_name"]).value
-        if target == "mosaic_gpu_v2":
-            config = {named.name: named.attr for named in ir.DictAttr(op.attributes["mhlo.backend_config"])}
-            body = ir.StringAttr(config.pop("module")).value_bytes
-            del config["kernel_hash"]  # of the body with its source lines
-            op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config)
-        elif target == "tpu_custom_call":
-            told = json.loads(ir.StringAttr(op.attributes["backend_config"]).value)
-            body = base64.b64decode(told["custom_call_config"].pop("body"))
-            told["custom_call_config"].pop("debug_locations", None)
-            op.attributes["backend_config"] = ir.StringAttr.get(json.dumps(told))
-        else:
-            return ir.WalkResult.ADVANCE
-        kernel = ir.Module.parse(body, context=op.context)
-        PassManager.parse(strip).run(kernel.operation)
-        digest.update(kernel.operation.get_asm(print_generic_op_form=True).encode())
-        return ir.WalkResult.ADVANCE
+    fingerprint: str
+    gpu_kernels: dict[str, str]  # fingerprint -> the name that ptxas knows it by
 
-    module = lowered.compiler_ir("stablehlo")
-    with module.context as context:
-        context.allow_unregistered_dialects = True
-        copy = module.operation.clone(ip=False)
-        PassManager.parse(strip).run(copy)
-        copy.walk(add_kernel)
-        digest.update(copy.get_asm(print_generic_op_form=True).encode())
-    return digest.hexdigest()
+    @staticmethod
+    def of(lowered: Any, *more: Any) -> Program:
+        """`more` is what else the compiler is told."""
+        digest = hashlib.sha256(repr((more, os.environ.get("XLA_FLAGS"), os.environ.get("PTXAS"))).encode())
+        gpu_kernels: dict[str, str] = {}
+
+        def take_kernel(op: Any) -> Any:
+            found = _take_kernel(op)
+            if found is not None:
+                target, text = found
+                digest.update(text.encode())
+                if target == GPU_KERNEL:
+                    (name,) = set(_MODULE_NAME.findall(text))
+                    gpu_kernels[hashlib.sha256(text.encode()).hexdigest()] = f"{name}_kernel"
+            return ir.WalkResult.ADVANCE
+
+        module = lowered.compiler_ir("stablehlo")
+        with module.context as context:
+            context.allow_unregistered_dialects = True
+            copy = _without_source_lines(module.operation.clone(ip=False))
+            copy.walk(take_kernel)
+            digest.update(copy.get_asm(print_generic_op_form=True).encode())
+        return Program(digest.hexdigest(), gpu_kernels)
+
+
+def _without_source_lines(operation: Any) -> Any:
+    PassManager.parse("builtin.module(strip-debuginfo)").run(operation)
+    return operation
+
+
+def _take_kernel(op: Any) -> tuple[str, str] | None:
+    """The target and text of the Mosaic kernel that `op` calls, if it does, taken out of it: a module of its own inside an
+    attribute, with source lines of its own."""
+    if op.name != "stablehlo.custom_call":
+        return None
+    target = ir.StringAttr(op.attributes["call_target_name"]).value
+    if target == GPU_KERNEL:
+        config = {named.name: named.attr for named in ir.DictAttr(op.attributes["mhlo.backend_config"])}
+        body = ir.StringAttr(config.pop("module")).value_bytes
+        del config["kernel_hash"]  # of the body with its source lines
+        op.attributes["mhlo.backend_config"] = ir.DictAttr.get(config)
+    elif target == TPU_KERNEL:
+        told = json.loads(ir.StringAttr(op.attributes["backend_config"]).value)
+        body = base64.b64decode(told["custom_call_config"].pop("body"))
+        told["custom_call_config"].pop("debug_locations", None)
+        op.attributes["backend_config"] = ir.StringAttr.get(json.dumps(told))
+    else:
+        return None
+    kernel = ir.Module.parse(body, context=op.context)
+    return target, _DUMP_NAME.sub("", _without_source_lines(kernel.operation).get_asm(print_generic_op_form=True))
+
+
+class Prover:
+    """Compiles what the record does not have. Mosaic GPU builds a kernel once in a process, so what ptxas said is kept here."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._said: dict[str, KernelResources] = {}  # of a kernel, by its fingerprint
+
+    def __call__(self, test: str, lowered: Any, *, anew: bool = False) -> Facts:
+        """`anew`: compiles whatever the record says, and fails if it says something else."""
+        program = Program.of(lowered)
+
+        def compile_() -> dict[str, Any]:
+            compiled, reports = compile_with_report(lowered)
+            return Facts.read(compiled, self._of_kernels(program, reports)).as_json()
+
+        return Facts.of_json(self._record.recall(test, program.fingerprint, compile_, anew=anew))
+
+    def _of_kernels(self, program: Program, reports: list[KernelResources]) -> list[KernelResources]:
+        new = sorted(reports, key=lambda report: dataclasses.astuple(report), reverse=True)
+        for kernel, name in program.gpu_kernels.items():
+            if kernel not in self._said:
+                (index, *_) = [i for i, report in enumerate(new) if report.name == name]
+                self._said[kernel] = new.pop(index)
+        assert not new, f"ptxas built kernels that the program does not call: {new}"
+        return sorted((self._said[kernel] for kernel in program.gpu_kernels), key=dataclasses.astuple)

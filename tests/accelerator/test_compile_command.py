@@ -6,7 +6,9 @@ benchmarks/capacity.py compiles the full matrix.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.model_configs import LLAMA_8B, LLAMA_70B, QWEN3_32B, write_config
 from jaxserve.aot.chips import CHIPS
-from jaxserve.aot.hlo import copies_of, count_collectives, expected_collectives, tpu_kernels
+from jaxserve.aot.hlo import expected_collectives
+from jaxserve.aot.programs import Compilation, ProgramReport
 from jaxserve.aot.targets import known_targets, parse_target
 from jaxserve.cli.main import run
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.models import ModelConfig
+from tests.accelerator.proofs import Facts, Program, Record
 
 pytestmark = pytest.mark.compile
 pytest.importorskip("libtpu", reason="pip install 'jax[tpu]' brings libtpu, which compiles for TPUs")
@@ -42,8 +46,17 @@ NARROW = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 16384}  
 MODELS = {"8b": LLAMA_8B, "32b": QWEN3_32B, "70b": LLAMA_70B}
 
 
+Prove = Callable[..., Facts]
+
+
 def check_steps(
-    folder: Path, raw: dict[str, Any], topology: str, tp_size: int, expected: dict[str, int] | None = None, **options: Any
+    prove: Prove,
+    folder: Path,
+    raw: dict[str, Any],
+    topology: str,
+    tp_size: int,
+    expected: dict[str, int] | None = None,
+    **options: Any,
 ) -> None:
     """The decode step and the extend step: collectives, aliasing, no second KV cache, our kernels."""
     config = ModelConfig.from_pretrained(write_config(folder, {**raw, "num_hidden_layers": 2}))
@@ -51,14 +64,13 @@ def check_steps(
     blueprint = Blueprint.draw(args, config, make_mesh(tp_size, list(parse_target(topology).devices())))
     assert blueprint.backend.name == "pallas"
     for bucket in (blueprint.buckets.decode[-1], blueprint.buckets.extend[-1]):
-        compiled = blueprint.lower(bucket, NUM_PAGES).compile()
-        hlo, memory = compiled.as_text(), compiled.memory_analysis()
-        assert count_collectives(hlo) == (expected or expected_collectives(config, tp_size)), bucket
-        assert memory.alias_size_in_bytes >= blueprint.page_bytes * NUM_PAGES, bucket
+        facts = prove(blueprint.lower(bucket, NUM_PAGES))
+        assert facts.collectives == (expected or expected_collectives(config, tp_size)), bucket
+        assert facts.aliased_bytes >= blueprint.page_bytes * NUM_PAGES, bucket
         for page in jax.tree.leaves(blueprint.backend.kv_pages()):
-            assert not copies_of(hlo, (config.num_layers * NUM_PAGES, *page.shape)), bucket
+            assert not facts.copies_of((config.num_layers * NUM_PAGES, *page.shape)), bucket
         wanted = {"paged_decode", "write_kv"} | (set() if bucket.decode_only else {"paged_extend"})
-        assert {kernel.name for kernel in tpu_kernels(hlo)} == wanted, bucket
+        assert {kernel.name for kernel in facts.tpu_kernels} == wanted, bucket
 
 
 @pytest.mark.parametrize(
@@ -72,17 +84,17 @@ def check_steps(
         ("70b", "v6e:4x4", 16),  # more devices than KV heads: each head is kept twice, and no other collective appears for it
     ],
 )
-def test_steps(model: str, topology: str, tp_size: int, tmp_path: Path) -> None:
-    check_steps(tmp_path, {**MODELS[model], **NARROW}, topology, tp_size)
+def test_steps(model: str, topology: str, tp_size: int, tmp_path: Path, prove: Prove) -> None:
+    check_steps(prove, tmp_path, {**MODELS[model], **NARROW}, topology, tp_size)
 
 
-def test_tensor_parallelism_over_64_chips(tmp_path: Path) -> None:
+def test_tensor_parallelism_over_64_chips(tmp_path: Path, prove: Prove) -> None:
     """XLA gathers few rows of logits over so many chips by adding them up, each chip's part in its place."""
-    check_steps(tmp_path, {**LLAMA_70B, **NARROW}, "v6e:8x8", 64, expected={"all-reduce": 6})
+    check_steps(prove, tmp_path, {**LLAMA_70B, **NARROW}, "v6e:8x8", 64, expected={"all-reduce": 6})
 
 
-def test_a_quantized_cache(tmp_path: Path) -> None:
-    check_steps(tmp_path, {**LLAMA_8B, **NARROW}, "v6e:2x2", 4, kv_cache_dtype="int8")
+def test_a_quantized_cache(tmp_path: Path, prove: Prove) -> None:
+    check_steps(prove, tmp_path, {**LLAMA_8B, **NARROW}, "v6e:2x2", 4, kv_cache_dtype="int8")
 
 
 def test_the_compiler_finds_its_own_rings() -> None:
@@ -103,6 +115,19 @@ def test_the_compiler_finds_its_own_rings() -> None:
     assert strategies(devices) == strategies(ring) != []
 
 
+@pytest.fixture
+def _programs_from_the_record(monkeypatch: pytest.MonkeyPatch, record: Record, request: pytest.FixtureRequest) -> None:
+    """What the command would compile is taken from the record, if it holds this very program."""
+    compile_ = Compilation.compile
+
+    def recall(self: Compilation) -> ProgramReport:
+        key = Program.of(self.lowered, self.pool_shapes, self.compiler_options).fingerprint
+        return ProgramReport(**record.recall(request.node.nodeid, key, lambda: dataclasses.asdict(compile_(self))))
+
+    monkeypatch.setattr(Compilation, "compile", recall)
+
+
+@pytest.mark.usefixtures("_programs_from_the_record")
 @pytest.mark.parametrize(
     ("model", "topology"), [("8b", "v6e:1x1"), ("8b", "v6e:2x2"), ("32b", "v6e:2x2"), ("70b", "v6e:2x4")], ids=" on ".join
 )

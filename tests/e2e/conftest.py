@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 
 import pytest
-from live_server import LiveServer, running
+from live_server import LiveServer, environment, running
 
 from jaxserve.demo import demo_model_path
 
@@ -21,7 +21,8 @@ def compilation_cache() -> str:
 
 @pytest.fixture(scope="session")
 def demo_server(tmp_path_factory: pytest.TempPathFactory, compilation_cache: str) -> Iterator[LiveServer]:
-    """The demo model with default options, for all tests that do not need a server of their own."""
+    """The demo model with default options as a user runs it, for all tests that do not need a server of their own."""
     log = tmp_path_factory.mktemp("demo_server") / "server.log"
-    with running(log, "--model-path", demo_model_path(), "--compilation-cache-dir", compilation_cache) as server:
+    options = ["--model-path", demo_model_path(), "--compilation-cache-dir", compilation_cache]
+    with running(log, *options, env=environment()) as server:
         yield server

@@ -102,17 +102,17 @@ class LiveServer:
 
 
 def environment() -> dict[str, str]:
-    """Ours, without the eight pretended devices of the unit tests: a server makes as many as --tp-size asks for."""
+    """A user's: without the eight pretended devices of the unit tests, and with all of XLA's optimizations."""
     return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
-def launch(log: pathlib.Path, *options: str, port: int | None = None) -> LiveServer:
-    """Starts a server without waiting for it."""
+def launch(log: pathlib.Path, *options: str, port: int | None = None, env: dict[str, str] | None = None) -> LiveServer:
+    """Starts a server without waiting for it; in the tests' environment, or in `env`."""
     port = port or free_port()
     command = [sys.executable, "-m", "jaxserve", "serve", "--port", str(port), *options]
     with log.open("wb") as terminal:
         process = subprocess.Popen(
-            command, stdout=terminal, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+            command, stdout=terminal, stderr=subprocess.STDOUT, env={**(env or os.environ), "PYTHONUNBUFFERED": "1"}
         )
     return LiveServer(process, f"http://127.0.0.1:{port}", log)
 
@@ -129,9 +129,9 @@ def wait_ready(server: LiveServer, timeout_s: float = STARTUP_TIMEOUT_S) -> None
 
 
 @contextlib.contextmanager
-def running(log: pathlib.Path, *options: str) -> Iterator[LiveServer]:
+def running(log: pathlib.Path, *options: str, env: dict[str, str] | None = None) -> Iterator[LiveServer]:
     """A ready server, stopped and checked for a clean exit at the end."""
-    server = launch(log, *options)
+    server = launch(log, *options, env=env)
     try:
         wait_ready(server)
         yield server

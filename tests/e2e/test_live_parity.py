@@ -35,10 +35,12 @@ class Served:
     mixed: bool = False
     overlap: bool = True
     radix: bool = True
+    buckets: tuple[str, str] = ("32", "512")  # of decode rows and prefill tokens; compiling them is most of a test's time
 
     @property
     def options(self) -> list[str]:
         options = ["--page-size", str(self.page_size), "--chunked-prefill-size", str(self.chunk), "--tp-size", str(self.tp)]
+        options += ["--decode-row-buckets", self.buckets[0], "--prefill-token-buckets", self.buckets[1]]
         options += ["--enable-mixed-chunk"] * self.mixed
         options += ["--disable-overlap-schedule"] * (not self.overlap)
         options += ["--disable-radix-cache"] * (not self.radix)
@@ -47,22 +49,24 @@ class Served:
     def __str__(self) -> str:
         flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
         flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)
+        flags += ["buckets"] * (self.buckets == SEVERAL)
         return "-".join([self.case, *flags])
 
 
+SEVERAL = ("4,32", "32,512")
 COVERING_SET = [
-    Served("llama", page_size=1, chunk=32),
+    Served("llama", page_size=1, chunk=32, buckets=SEVERAL),
     Served("llama-biases", page_size=64, chunk=-1, tp=4),
     Served("llama-linear", page_size=16, chunk=32, mixed=True, overlap=False),
     Served("llama-dynamic", page_size=1, chunk=16, mixed=True),
     Served("llama-llama3", page_size=16, chunk=32, tp=2, mixed=True),
     Served("llama-yarn", page_size=64, chunk=64, overlap=False),
-    Served("mistral", page_size=16, chunk=-1, tp=2, overlap=False),
+    Served("mistral", page_size=16, chunk=-1, tp=2, overlap=False, buckets=SEVERAL),
     Served("mistral-full", page_size=1, chunk=32, tp=4, mixed=True),
     Served("qwen2", page_size=64, chunk=64, mixed=True, radix=False),
-    Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False),
+    Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False, buckets=SEVERAL),
     Served("qwen2-yarn", page_size=16, chunk=64, tp=2),
-    Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False),
+    Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False, buckets=SEVERAL),
     Served("qwen3-biases", page_size=64, chunk=64, tp=1),
 ]
 
@@ -133,9 +137,7 @@ def test_live_tokens_equal_those_of_transformers(
     prompts = prompts_for(oracle.config.vocab_size, context_len - output_len)
     options = ["--model-path", str(checkpoint(served.case)), "--context-length", str(context_len)]
     options += ["--max-running-requests", str(NUM_CLIENTS), "--max-total-tokens", "16384", *served.options]
-    # Few buckets: compiling them is most of this test's time.
-    options += ["--decode-row-buckets", "4,32", "--prefill-token-buckets", "32,512", "--max-prefill-tokens", "512"]
-    options += ["--compilation-cache-dir", compilation_cache]
+    options += ["--max-prefill-tokens", "512", "--compilation-cache-dir", compilation_cache]
     with running(tmp_path / "server.log", *options) as server, concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:
         for cached in (False, True):
             replies = list(pool.map(lambda prompt: ask(server, prompt, output_len), prompts))
