@@ -210,7 +210,7 @@ def _take_kernel(op: Any) -> tuple[str, str] | None:
 
 
 class Prover:
-    """Compiles what the record does not have. Mosaic GPU builds a kernel once in a process, so what ptxas said is kept here."""
+    """Compiles what the record does not have. Mosaic GPU may build a kernel only once in a process: what ptxas said is kept."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -227,10 +227,9 @@ class Prover:
         return Facts.of_json(self._record.recall(test, program.fingerprint, compile_, anew=anew))
 
     def _of_kernels(self, program: Program, reports: list[KernelResources]) -> list[KernelResources]:
-        new = sorted(reports, key=lambda report: dataclasses.astuple(report), reverse=True)
+        new = sorted(reports, key=dataclasses.astuple, reverse=True)
         for kernel, name in program.gpu_kernels.items():
             if kernel not in self._said:
-                (index, *_) = [i for i, report in enumerate(new) if report.name == name]
-                self._said[kernel] = new.pop(index)
-        assert not new, f"ptxas built kernels that the program does not call: {new}"
+                self._said[kernel] = next(report for report in new if report.name == name)
+                new.remove(self._said[kernel])
         return sorted((self._said[kernel] for kernel in program.gpu_kernels), key=dataclasses.astuple)
