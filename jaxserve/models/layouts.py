@@ -1,8 +1,8 @@
 """From the layout of one device (as checkpoints of ours store it and dummy weights are drawn) to that of several.
 
-Three things differ: the vocabulary is padded with zeros, key/value heads are repeated when there are more devices than heads, and
-the columns of gate and up are dealt out to the shards. All of it happens on the devices, inside jit, so that XLA moves only what
-a shard needs.
+Three things differ: the vocabulary is padded with zeros, key/value heads are repeated when there are more devices than heads,
+and the columns of gate and up are dealt out to the shards. All of it happens on the devices, inside jit, so that XLA moves only
+what a shard needs.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _check(folder: Path, found: Any, wanted: ParamTree) -> None:
     def check(name: str, info: ArrayInfo) -> None:
         if name not in shapes:
             raise CheckpointError(
-                f"{folder}: tensor {name} is missing; what an older version wrote must be written again with `jaxserve convert`."
+                f"{folder}: tensor {name} is missing; what an older version wrote must be converted again (`jaxserve convert`)."
             )
         if shapes[name] != info.shape:
             raise CheckpointError(

@@ -28,8 +28,8 @@ from jaxserve.models.config import ModelConfig
 
 TENSOR_AXIS = "tensor"
 
-# The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of the
-# fused gate and up matrix.
+# The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
+# the fused gate and up matrix.
 LOGICAL_TO_MESH: dict[str, str | None] = {
     "vocab": TENSOR_AXIS,
     "heads": TENSOR_AXIS,
