@@ -10,8 +10,8 @@ _GPU: dict[str, str | bool] = {
     # instead of 10. Their candidates would also be timed at start-up, for every shape; and where no device can time them
     # (`jaxserve compile`), XLA takes tiles of 16 x 8.
     "xla_gpu_enable_triton_gemm": False,
-    # A program is one CUDA graph, which XLA calls a command buffer. Beside what XLA puts in by itself: loops. The sampler has some,
-    # of known length: they are unrolled into the graph, where otherwise they would cut it and launch kernel by kernel.
+    # A program is one CUDA graph, which XLA calls a command buffer. Beside what XLA puts in by itself: loops. The sampler has
+    # some, of known length: they are unrolled into the graph, where otherwise they would cut it and launch kernel by kernel.
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,DYNAMIC_SLICE_FUSION,WHILE",
     "xla_gpu_command_buffer_unroll_loops": True,
 }
