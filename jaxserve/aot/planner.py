@@ -264,8 +264,9 @@ class _Planner:
         return list(compile_all(lower, show_progress=self.options.show_progress).values()) if lower else []
 
     def _compilation(self, name: str, lower: Callable[[], Any], pool: tuple[tuple[int, ...], ...]) -> Compilation:
-        options = {"xla_gpu_autotune_level": "0"} if self.blueprint.platform == "gpu" else None  # autotuning needs the device
-        return Compilation(name, lower(), pool, options, self.options.save_to)
+        platform = self.blueprint.platform
+        options = {"xla_gpu_autotune_level": "0"} if platform == "gpu" else None  # autotuning needs the device
+        return Compilation(name, lower(), platform, pool, options, self.options.save_to)
 
     def _step(self, bucket: Bucket, num_pages: int, program: ProgramReport | None) -> StepPlan:
         blueprint, chip = self.blueprint, self.target.chip

@@ -11,6 +11,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from jaxserve.aot.hlo import copies_of, count_collectives, tpu_kernels
+from jaxserve.aot.launches import count_launches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class ProgramReport:
     xla_bytes: float | None = None
     collectives: dict[str, int] = dataclasses.field(default_factory=dict)
     kernel_vmem: dict[str, int] = dataclasses.field(default_factory=dict)  # TPU kernel -> bytes of VMEM
+    launches: int | None = None  # GPU: kernels, copies and library calls of a run
     pool_copies: int = 0  # instructions that copy the KV cache; there should be none
     error: str | None = None
 
@@ -47,6 +49,7 @@ class Compilation:
 
     name: str
     lowered: Any  # jax.stages.Lowered
+    platform: str
     pool_shapes: tuple[tuple[int, ...], ...]  # on one device
     compiler_options: dict[str, str] | None
     save_to: Path | None
@@ -75,6 +78,7 @@ class Compilation:
             xla_bytes=cost.get("bytes accessed"),
             collectives=count_collectives(hlo),
             kernel_vmem=_kernel_vmem(hlo),
+            launches=count_launches(hlo) if self.platform == "gpu" else None,
             pool_copies=sum(len(copies_of(hlo, shape)) for shape in self.pool_shapes),
         )
 

@@ -124,8 +124,8 @@ def _memory_text(plan: CapacityPlan) -> str:
 
 def _steps_text(plan: CapacityPlan) -> str:
     header = (
-        "step", "context", "temp MiB", "out MiB", "VMEM MiB", "GB", "GFLOP", "memory ms", "compute ms", "links ms", "step ms",
-        "bound", "tokens/s", "compile s",
+        "step", "context", "temp MiB", "out MiB", "VMEM MiB", "launches", "GB", "GFLOP", "memory ms", "compute ms", "links ms",
+        "step ms", "bound", "tokens/s", "compile s",
     )  # fmt: skip
     return "\n".join(
         [
@@ -138,10 +138,11 @@ def _steps_text(plan: CapacityPlan) -> str:
 def _step_row(step: StepPlan) -> tuple[str, ...]:
     program, work, predicted = step.program, step.work, step.prediction
     tokens = step.shape.num_rows * step.shape.new_tokens
-    sizes = ("-", "-", "-")
+    sizes = ("-", "-", "-", "-")
     if program is not None:
         vmem = f"{max(program.kernel_vmem.values()) / MIB:.1f}" if program.kernel_vmem else "-"
-        sizes = (_mib(program.temp_bytes), _mib(program.new_output_bytes), vmem)
+        launches = "-" if program.launches is None else str(program.launches)
+        sizes = (_mib(program.temp_bytes), _mib(program.new_output_bytes), vmem, launches)
     times = (predicted.memory_s, predicted.compute_s, predicted.interconnect_s, predicted.step_s)
     return (
         step.bucket.name,

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.executor.compiler_options import compiler_options
 from jaxserve.executor.forward_batch import Bucket, packed_len
 from jaxserve.executor.kv_cache import KVCacheLayout
+from jaxserve.executor.mesh import platform_of
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SamplingMode
@@ -48,7 +50,7 @@ class StepPrograms:
             check_vma=False,
         )
         packed = self._whole((packed_len(bucket),))
-        return jax.jit(sharded, donate_argnums=1).lower(params, self._forward_state(), self._next_tokens(), packed)
+        return self._jit(sharded, donated=1).lower(params, self._forward_state(), self._next_tokens(), packed)
 
     def lower_sampling(self, num_rows: int, mode: SamplingMode) -> Any:
         """Of (sampling state, Forwarded) -> (sampling state, SampledTokens)."""
@@ -65,16 +67,16 @@ class StepPrograms:
             sample=line,
             row_params=self._whole((num_rows, NUM_ROW_PARAMS)),
         )
-        return jax.jit(run, donate_argnums=0).lower(self._sampling_state(), forwarded)
+        return self._jit(run, donated=0).lower(self._sampling_state(), forwarded)
 
     def lower_page_table(self) -> Any:
         """Of (page table, int32 [3, PAGE_UPDATE_CHUNK]) -> page table."""
         updates = self._whole((3, PAGE_UPDATE_CHUNK))
-        return jax.jit(write_page_table, donate_argnums=0).lower(self._forward_state().page_table, updates)
+        return self._jit(write_page_table, donated=0).lower(self._forward_state().page_table, updates)
 
     def lower_row_tables(self) -> Any:
         """Of (row tables, a packed row) -> row tables."""
-        return jax.jit(write_row, donate_argnums=0).lower(self._sampling_state().tables, self._whole(packed_row_shape()))
+        return self._jit(write_row, donated=0).lower(self._sampling_state().tables, self._whole(packed_row_shape()))
 
     def empty_state(self) -> tuple[ForwardState, SamplingState]:
         """Zeros, on the mesh's devices."""
@@ -84,6 +86,9 @@ class StepPrograms:
             out_shardings=jax.tree.map(lambda s: s.sharding, shapes),
         )
         return make()
+
+    def _jit(self, function: Any, *, donated: int) -> Any:
+        return jax.jit(function, donate_argnums=donated, compiler_options=compiler_options(platform_of(self._mesh)))
 
     @property
     def _num_rows(self) -> int:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.layouts import spread
-from jaxserve.models.params import ArrayInfo, ParamTree, abstract_params, map_named
+from jaxserve.models.params import TENSOR_AXIS, ArrayInfo, ParamTree, abstract_params, map_named
 
 
 def dummy_params(config: ModelConfig, arrays: ParamTree, mesh: Mesh, seed: int, advance: Callable[[int], Any]) -> ParamTree:
@@ -42,7 +42,7 @@ def dummy_params(config: ModelConfig, arrays: ParamTree, mesh: Mesh, seed: int, 
 def _program(config: ModelConfig, single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> Any:
     def draw(seed: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
         values = mean + std * _normal(seed, single.shape)
-        return spread(values, info, config).astype(info.dtype)
+        return spread(values, info, config, mesh.shape[TENSOR_AXIS]).astype(info.dtype)
 
     return jax.jit(draw, out_shardings=NamedSharding(mesh, info.spec))
 

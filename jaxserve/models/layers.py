@@ -88,14 +88,13 @@ def _value(param: nnx.Param[Any] | None) -> jax.Array | None:
 class MLP(nnx.Module):
     def __init__(self, config: ModelConfig, arrays: ParamTree) -> None:
         self.act = config.hidden_act
-        self.gate, self.gate_bias = declare(arrays["gate"]), declare_optional(arrays.get("gate_bias"))
-        self.up, self.up_bias = declare(arrays["up"]), declare_optional(arrays.get("up_bias"))
+        self.gate_up, self.gate_up_bias = declare(arrays["gate_up"]), declare_optional(arrays.get("gate_up_bias"))
         self.down, self.down_bias = declare(arrays["down"]), declare_optional(arrays.get("down_bias"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
-        gated = activation(self.act)(linear(x, self.gate, self.gate_bias)) * linear(x, self.up, self.up_bias)
-        return sum_shards(linear(gated, self.down), self.down_bias)
+        gate, up = jnp.split(linear(x, self.gate_up, self.gate_up_bias), 2, axis=-1)
+        return sum_shards(linear(activation(self.act)(gate) * up, self.down), self.down_bias)
 
 
 class DecoderLayer(nnx.Module):

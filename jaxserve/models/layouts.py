@@ -1,7 +1,8 @@
 """From the layout of one device (as checkpoints of ours store it and dummy weights are drawn) to that of several.
 
-Two things differ: the vocabulary is padded with zeros, and key/value heads are repeated when there are more devices than heads.
-Both happen on the devices, inside jit, so that XLA moves only what a shard needs.
+Three things differ: the vocabulary is padded with zeros, key/value heads are repeated when there are more devices than heads,
+and the columns of gate and up are dealt out to the shards. All of it happens on the devices, inside jit, so that XLA moves only
+what a shard needs.
 """
 
 from __future__ import annotations
@@ -13,16 +14,34 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.params import ArrayInfo
 
 
-def spread(array: jax.Array, info: ArrayInfo, config: ModelConfig) -> jax.Array:
+def is_rearranged(single: ArrayInfo, info: ArrayInfo, tp_size: int) -> bool:
+    """Whether columns stand elsewhere than in the layout for one device; zeros behind them do not count."""
+    if info.logical_axes[-1] == "gate_up":
+        return tp_size > 1
+    return info.logical_axes[-1] == "kv_groups" and single.shape != info.shape
+
+
+def spread(array: jax.Array, info: ArrayInfo, config: ModelConfig, tp_size: int) -> jax.Array:
     """An array of the layout for one device in the layout `info` describes. The same array if nothing differs."""
-    if array.shape == info.shape:
+    if info.logical_axes[-1] == "gate_up":
+        array = _deal_gate_up(array, tp_size)
+    elif array.shape == info.shape:
         return array
-    if info.logical_axes[-1] == "kv_groups":
+    elif info.logical_axes[-1] == "kv_groups":
         array = _repeat_kv(array, config, info.shape[-1])
     elif "vocab" in info.logical_axes:
         array = jnp.pad(array, [(0, wanted - size) for size, wanted in zip(array.shape, info.shape, strict=True)])
     assert array.shape == info.shape, (array.shape, info.shape)
     return array
+
+
+def _deal_gate_up(array: jax.Array, tp_size: int) -> jax.Array:
+    """All of gate, then all of up, becomes each shard's part of gate, then of up."""
+    if tp_size == 1:
+        return array
+    *outer, columns = array.shape
+    parts = array.reshape(*outer, 2, tp_size, columns // (2 * tp_size))
+    return jnp.swapaxes(parts, -3, -2).reshape(array.shape)
 
 
 def _repeat_kv(array: jax.Array, config: ModelConfig, columns: int) -> jax.Array:

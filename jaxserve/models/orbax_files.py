@@ -1,7 +1,7 @@
 """Our own checkpoints: the tree of `params` in the layout for one device, as an Orbax checkpoint in the folder `orbax`.
 
 Restoring goes straight to the shardings of any mesh, of any number of devices: Orbax reads for every device what it holds. Only
-where key/value heads are repeated are the fused q, k, v matrices rearranged on the devices afterwards.
+fused matrices whose columns stand in another order for that many devices are rearranged on the devices afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.layouts import spread
+from jaxserve.models.layouts import is_rearranged, spread
 from jaxserve.models.params import TENSOR_AXIS, ArrayInfo, ParamTree, abstract_params, map_named
 from jaxserve.models.safetensors_files import CheckpointError
 
@@ -64,7 +64,9 @@ def restore_params(
         except Exception as error:  # whatever Orbax, TensorStore and the file system raise for a damaged folder
             raise CheckpointError(f"{folder} cannot be read as an Orbax checkpoint: {_reason(error)}") from error
     unkeyed = {**restored, "layers": [restored["layers"][str(i)] for i in range(config.num_layers)]}
-    params = jax.tree.map(lambda array, info: _finish(array, info, config, mesh), unkeyed, arrays)
+    params = jax.tree.map(
+        lambda array, single, info: _finish(array, single, info, config, mesh), unkeyed, _single(config, arrays), arrays
+    )
     advance(sum(info.num_bytes for info in jax.tree.leaves(arrays)))
     return params
 
@@ -88,17 +90,19 @@ def _keyed(tree: ParamTree) -> ParamTree:
 
 def _stored_as(single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> jax.ShapeDtypeStruct:
     """What to ask Orbax for: the array as it will be, or as it is stored if it must be rearranged first."""
-    if single.shape == info.shape or "vocab" in info.logical_axes:
+    if not is_rearranged(single, info, mesh.shape[TENSOR_AXIS]):
         return jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(mesh, info.spec))
     divides = single.shape[0] % mesh.shape[TENSOR_AXIS] == 0
     spec = PartitionSpec(TENSOR_AXIS) if divides else PartitionSpec()
     return jax.ShapeDtypeStruct(single.shape, single.dtype, sharding=NamedSharding(mesh, spec))
 
 
-def _finish(array: jax.Array, info: ArrayInfo, config: ModelConfig, mesh: Mesh) -> jax.Array:
-    if array.shape == info.shape:
+def _finish(array: jax.Array, single: ArrayInfo, info: ArrayInfo, config: ModelConfig, mesh: Mesh) -> jax.Array:
+    tp_size = mesh.shape[TENSOR_AXIS]
+    if not is_rearranged(single, info, tp_size):
         return array
-    return jax.jit(lambda x: spread(x, info, config), out_shardings=NamedSharding(mesh, info.spec))(array)
+    move = jax.jit(lambda x: spread(x, info, config, tp_size), out_shardings=NamedSharding(mesh, info.spec))
+    return move(array)
 
 
 def _check(folder: Path, found: Any, wanted: ParamTree) -> None:
@@ -107,7 +111,9 @@ def _check(folder: Path, found: Any, wanted: ParamTree) -> None:
 
     def check(name: str, info: ArrayInfo) -> None:
         if name not in shapes:
-            raise CheckpointError(f"{folder}: tensor {name} is missing.")
+            raise CheckpointError(
+                f"{folder}: tensor {name} is missing; what an older version wrote must be converted again (`jaxserve convert`)."
+            )
         if shapes[name] != info.shape:
             raise CheckpointError(
                 f"{folder}: tensor {name} has shape {list(shapes[name])}, but config.json asks for {list(info.shape)}."

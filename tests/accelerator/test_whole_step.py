@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.model_configs import LLAMA_8B, write_config
 from jaxserve.aot.hlo import copies_of
+from jaxserve.aot.launches import count_launches, read_thunks
 from jaxserve.aot.ptxas import compile_with_report
 from jaxserve.aot.targets import gpu_devices
 from jaxserve.config import ServerArgs
@@ -18,16 +19,17 @@ from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.build import step_temp_bytes
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.sampler import SamplingMode
 from jaxserve.models import ModelConfig
 
 pytestmark = pytest.mark.compile
 
-LAYERS = {"num_hidden_layers": 2}  # of 32: they are alike
+LAYERS = 2  # of 32: they are alike
 NUM_PAGES = 4096
 
 
-def blueprint(folder: Path, config: dict[str, Any], tp_size: int, **options: Any) -> Blueprint:
-    write_config(folder, {**config, **LAYERS})
+def blueprint(folder: Path, config: dict[str, Any], tp_size: int, num_layers: int = LAYERS, **options: Any) -> Blueprint:
+    write_config(folder, {**config, "num_hidden_layers": num_layers})
     args = ServerArgs(model_path=str(folder), tp_size=tp_size, **options)
     return Blueprint.draw(args, ModelConfig.from_pretrained(folder), make_mesh(tp_size, list(gpu_devices("h200", tp_size))))
 
@@ -57,7 +59,7 @@ def test_a_step_on_h200_keeps_the_cache_in_place(tp_size: int, tmp_path: Path) -
 
 
 def test_heads_that_fill_no_tile_and_a_quantized_cache(tmp_path: Path) -> None:
-    """Qwen2.5-7B's 28 and 4 heads over 4 devices, one row, and the smallest prefill."""
+    """Qwen2.5-7B's 28 and 4 heads over 4 devices, few rows, and the smallest prefill."""
     config = {**LLAMA_8B, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
     plan = blueprint(tmp_path, config, 4, kv_cache_dtype="int8")
     check_step(plan, plan.buckets.decode[0])
@@ -68,3 +70,28 @@ def test_what_a_step_takes_is_known_before_the_pool_is_sized(tmp_path: Path) -> 
     plan = blueprint(tmp_path, LLAMA_8B, 1, chunked_prefill_size=1024, max_running_requests=32)
     logits_bytes = 32 * LLAMA_8B["vocab_size"] * 4
     assert logits_bytes < step_temp_bytes(plan) < 64 * logits_bytes
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_layer_of_decode_is_few_launches_and_the_step_one_graph(which: int, tmp_path: Path) -> None:
+    launches = []
+    for num_layers in (LAYERS, LAYERS + 1):
+        plan = blueprint(tmp_path, LLAMA_8B, 1, num_layers)
+        bucket = plan.buckets.decode[which]
+        lowered = plan.lower(bucket, NUM_PAGES)
+        launches.append(count_launches(lowered.compile().as_text()))
+    assert launches[1] - launches[0] <= 10, launches
+    thunks = read_thunks(lowered)
+    assert (thunks.graphs, thunks.in_graphs, thunks.outside) == (1, launches[1], ())
+
+
+def test_prefill_and_sampling_are_one_graph_each(tmp_path: Path) -> None:
+    plan = blueprint(tmp_path, LLAMA_8B, 1)
+    programs = plan.programs(NUM_PAGES)
+    prefill = read_thunks(plan.lower(plan.buckets.extend[-1], NUM_PAGES))
+    assert prefill.graphs == 1 and not prefill.outside, prefill
+    greedy = read_thunks(programs.lower_sampling(64, SamplingMode.GREEDY))
+    assert greedy.graphs == 0 and len(greedy.outside) < 5, greedy  # XLA makes no graph of so few
+    for mode in (SamplingMode.DRAW, SamplingMode.LIMITED, SamplingMode.EVERYTHING):
+        sampling = read_thunks(programs.lower_sampling(64, mode))
+        assert sampling.graphs == 1 and not sampling.outside, (mode, sampling)

@@ -82,6 +82,19 @@ def test_columns_of_qkv_go_group_by_group(checkpoint: CheckpointOf) -> None:
     np.testing.assert_array_equal(qkv, np.concatenate(list(itertools.chain(*halves))).T)
 
 
+@pytest.mark.parametrize("tp_size", [1, 2, 4])
+def test_columns_of_gate_and_up_go_shard_by_shard(tp_size: int, checkpoint: CheckpointOf) -> None:
+    folder = checkpoint("llama-biases")
+    tensors = load_file(folder / "model.safetensors")
+    params = load(folder, tp_size=tp_size)
+    for ours, theirs in (("gate_up", "weight"), ("gate_up_bias", "bias")):
+        gate, up = (np.split(tensors[f"model.layers.1.mlp.{part}_proj.{theirs}"], tp_size) for part in ("gate", "up"))
+        array = params["layers"][1]["mlp"][ours]
+        np.testing.assert_array_equal(array, np.concatenate(list(itertools.chain(*zip(gate, up, strict=True)))).T)
+        for shard, columns in enumerate(sorted(array.addressable_shards, key=lambda held: held.device.id)):
+            np.testing.assert_array_equal(columns.data, np.concatenate([gate[shard], up[shard]]).T)
+
+
 def test_the_vocabulary_is_padded_with_zeros(checkpoint: CheckpointOf) -> None:
     params = load(checkpoint("mistral"), tp_size=4)
     assert params["embed"].shape == (504, 64)
@@ -225,8 +238,8 @@ def test_dummy_weights_follow_the_seed(checkpoint: CheckpointOf) -> None:
     first, again, other = (load(checkpoint("llama"), load_format="dummy", seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first["embed"], again["embed"])
     assert np.any(np.asarray(first["embed"]) != np.asarray(other["embed"]))
-    up = [np.asarray(layer["mlp"]["up"]) for layer in first["layers"]]
-    assert np.any(up[0] != up[1])
+    down = [np.asarray(layer["mlp"]["down"]) for layer in first["layers"]]
+    assert np.any(down[0] != down[1])
 
 
 def test_all_cases_have_room_for_the_tokenizer(checkpoint: CheckpointOf) -> None:

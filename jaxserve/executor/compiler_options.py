@@ -1,0 +1,25 @@
+"""What XLA is told beside a program, by platform. On CPUs and TPUs that is nothing."""
+
+from __future__ import annotations
+
+import os
+
+_GPU: dict[str, str | bool] = {
+    # All products by cuBLASLt, which adds the residual while it stores. XLA's own, in Triton, are split along K by a rule, not
+    # by a timing, with one kernel more to add up the parts and one for the residual: 12 to 15 launches a layer of Llama-3.1-8B
+    # instead of 10. Their candidates would also be timed at start-up, for every shape; and where no device can time them
+    # (`jaxserve compile`), XLA takes tiles of 16 x 8.
+    "xla_gpu_enable_triton_gemm": False,
+    # A program is one CUDA graph, which XLA calls a command buffer. Beside what XLA puts in by itself: loops. The sampler has
+    # some, of known length: they are unrolled into the graph, where otherwise they would cut it and launch kernel by kernel.
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,DYNAMIC_SLICE_FUSION,WHILE",
+    "xla_gpu_command_buffer_unroll_loops": True,
+}
+
+
+def compiler_options(platform: str) -> dict[str, str | bool] | None:
+    """For jax.jit. What the variable XLA_FLAGS speaks of is left to it."""
+    if platform != "gpu":
+        return None
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in _GPU.items() if f"--{name}" not in flags}
