@@ -28,7 +28,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.passmanager import PassManager
 
 from jaxserve.aot import hlo as hlo_reader
-from jaxserve.aot import ptxas
+from jaxserve.aot import launches, ptxas
 from jaxserve.aot.hlo import MadeArray, TpuKernel
 from jaxserve.aot.ptxas import KernelResources, compile_with_report
 
@@ -57,6 +57,7 @@ class Facts:
     argument_bytes: int
     aliased_bytes: int
     temp_bytes: int
+    launches: int | None  # of a GPU program
     collectives: dict[str, int]
     made: tuple[MadeArray, ...]  # every copy, and what converts or fuses large arrays, each kind once
     open_loops: int  # whose trip count only the device knows
@@ -73,6 +74,7 @@ class Facts:
             argument_bytes=memory.argument_size_in_bytes,
             aliased_bytes=memory.alias_size_in_bytes,
             temp_bytes=memory.temp_size_in_bytes,
+            launches=None if "tpu_custom_call" in text else launches.count_launches(text),
             collectives=hlo_reader.count_collectives(text),
             made=tuple(sorted({array for array in hlo_reader.made_arrays(text) if is_kept(array)}, key=str)),
             open_loops=text.count(" while(") - text.count("known_trip_count"),
@@ -145,7 +147,7 @@ class Record:
 def versions() -> dict[str, str]:
     """Of the compilers, and of the code that reads what they made."""
     found = {name: importlib.metadata.version(name) for name in COMPILERS}
-    readers = (inspect.getsource(module) for module in (hlo_reader, ptxas))
+    readers = (inspect.getsource(module) for module in (hlo_reader, launches, ptxas))
     source = "".join((*readers, inspect.getsource(Facts), inspect.getsource(is_kept)))
     return {**found, "reader": hashlib.sha256(source.encode()).hexdigest()[:16]}
 
