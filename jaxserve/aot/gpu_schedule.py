@@ -20,11 +20,18 @@ SMEM_BYTES_PER_CYCLE = 128  # of a multiprocessor: 32 banks of 4 bytes
 TENSOR_MACS_PER_CYCLE = {"HGMMA": 2048, "QGMMA": 4096, "IGMMA": 4096}
 PRODUCTS = tuple(TENSOR_MACS_PER_CYCLE)
 COPIES = ("UTMALDG",)
-# Cycles that a scheduler's unit is busy with one warp's instruction, where that is more than one: 32 lanes over the results per
-# cycle and quarter of a multiprocessor. CUDA C++ Programming Guide, throughput of native arithmetic instructions, 9.0: 16 special
-# functions, 64 integer operations, comparisons and conversions, 32 shuffles a cycle.
-UNITS = {"special": ("MUFU",), "integer": ("IADD3", "LOP3", "SHF", "LEA", "FMNMX", "IMNMX", "VIADDMNMX", "ISETP", "FSETP", "SEL",
-    "FSEL", "PRMT", "F2FP", "I2FP", "F2F", "F2I", "I2F", "HADD2", "VIADD", "PLOP3"), "shuffle": ("SHFL",)}  # fmt: skip
+CONVERSIONS = ("F2FP", "F2F", "I2F", "I2FP", "F2I", "HADD2", "HFMA2")  # of types; a float addition also widens
+# Cycles that a scheduler's unit is busy with one warp's instruction, where that is more than one: 32 lanes over the results
+# per cycle of a quarter of a multiprocessor. CUDA C++ Programming Guide, throughput of native arithmetic instructions, 9.0:
+# 16 special functions, 64 integer operations, comparisons and conversions, 32 shuffles a cycle of the whole.
+UNITS = {
+    "special": ("MUFU",),
+    "integer": (
+        *CONVERSIONS, "IADD3", "VIADD", "LOP3", "SHF", "LEA", "PRMT", "SEL", "FSEL", "ISETP", "FSETP", "PLOP3",
+        "FMNMX", "IMNMX", "VIMNMX", "VIADDMNMX",
+    ),
+    "shuffle": ("SHFL",),
+}  # fmt: skip
 UNIT_CYCLES = {"special": 8, "integer": 2, "shuffle": 4}
 
 _PRODUCT = re.compile(r"[HQI]GMMA\.(?:SP\.)?(\d+)x(\d+)x(\d+)\.")
@@ -124,24 +131,25 @@ def _smem_bytes(x: Instruction) -> int:
     return WARPGROUP * next((_WIDTH[word] for word in words if word in _WIDTH), 4)
 
 
-def roles(kernel: Kernel) -> list[Role]:
+def roles(kernel: Kernel, copies: int | None = None) -> list[Role]:
     """A kernel's main loops: innermost ones that multiply (consumers) or else copy (producers); without either, the longest.
 
     Code that the compiler has more than one of, say with masks and without, gives several; the shortest steady path comes
-    first. A producer that also converts has its stores on the path.
+    first. A producer that also converts does so on its steady path. `copies`: the most that a producer starts in a turn.
     """
     multiplying = kernel.innermost(*PRODUCTS)
     copying = [loop for loop in kernel.innermost(*COPIES) if not any(loop.is_within(x) or loop == x for x in multiplying)]
     copying = [loop for loop in copying if not any(x.is_within(loop) for x in multiplying)]
     found = [_role(kernel, loop, "consumer", *PRODUCTS, *COPIES) for loop in multiplying]
-    found += [_role(kernel, loop, "producer", *COPIES, "STS", "STSM") for loop in copying]
+    limits = {} if copies is None else dict.fromkeys(COPIES, copies)
+    found += [_role(kernel, loop, "producer", *COPIES, *CONVERSIONS, **limits) for loop in copying]
     if not found and kernel.loops:
         found = [_role(kernel, max(kernel.loops, key=lambda loop: len(kernel.code(loop))), "loop")]
     return sorted(found, key=lambda role: (role.name, role.steady.instructions))
 
 
-def _role(kernel: Kernel, loop: Loop, name: str, *bases: str) -> Role:
-    path = kernel.steady_path(loop, *bases)
+def _role(kernel: Kernel, loop: Loop, name: str, *bases: str, **limits: int) -> Role:
+    path = kernel.steady_path(loop, *bases, **limits)
     return Role(name, loop.depth, len(kernel.code(loop)), cost(path), tuple(path))
 
 
@@ -163,7 +171,7 @@ def events(path: Iterable[Instruction]) -> str:
             found.append((name, 1))
             others = 0
     found += [("", others)] if others else []
-    return " | ".join(f"{count} of {name[5:]}" if "GMMA" in name else name or str(count) for name, count in found)
+    return " | ".join(f"{count} of {name.split('.', 1)[1]}" if "GMMA" in name else name or str(count) for name, count in found)
 
 
 def _event(x: Instruction) -> str:
@@ -174,3 +182,27 @@ def _event(x: Instruction) -> str:
     if "TRYWAIT" in x.opcode:
         return "wait"
     return {"SYNCS": "arrive", "BAR": "block barrier", "UTMALDG": "copy"}.get(x.base, "")
+
+
+def cycles_alone(path: Iterable[Instruction]) -> float:
+    """Of a turn in the middle of many, for a warpgroup that has the multiprocessor to itself and never waits at a barrier.
+
+    Instructions take their stall counts, products their time in the tensor cores one after the other, and a wait for products
+    lasts until no more groups than it says are in flight. So what a kernel does while its products run is not counted twice.
+    """
+    path = list(path)
+    now = free = 0.0  # when the next instruction is issued, and when the tensor cores have nothing left to do
+    groups: list[float] = []  # when each will be done
+    starts = []
+    for _ in range(4):
+        starts.append(now)
+        for x in path:
+            if x.base in PRODUCTS:
+                free = max(free, now) + Product.of(x).cycles
+                if "gsb" in x.operands:
+                    groups.append(free)
+            elif x.opcode.startswith("WARPGROUP.DEPBAR"):
+                in_flight = int(x.operands.split(",")[-1], 16)
+                now = max([now, *groups[: len(groups) - in_flight]])
+            now += x.stall
+    return starts[-1] - starts[-2]

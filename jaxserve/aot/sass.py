@@ -1,7 +1,7 @@
 """The machine code of GPU kernels, read: instructions, basic blocks, loops, and the path that most turns of a loop take.
 
-`compile_with_sass` compiles a program for a GPU that need not be there and hands back each Mosaic GPU kernel's code, taken apart
-by nvdisasm (pip install nvidia-cuda-nvdisasm). What its numbers mean for time is `gpu_schedule`'s.
+`compile_with_sass` compiles a program for a GPU that need not be there and hands back each Mosaic GPU kernel's code, taken
+apart by nvdisasm (pip install nvidia-cuda-nvdisasm). What its numbers mean for time is `gpu_schedule`'s.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxserve.aot.ptxas import caught_output
+
 _DUMP_FLAG, _TOOLS = "MOSAIC_GPU_DUMP_SASS", "MOSAIC_GPU_CUDA_ROOT"
 # Mosaic GPU runs bin/nvdisasm of the folder that _TOOLS names on each kernel's cubin, the last argument, and leaves the cubin
 # behind in a folder of its own. This one takes both.
@@ -30,8 +32,8 @@ mv "$cubin" {folder}/$$.cubin && rmdir "$(dirname "$cubin")"
 _KERNEL = re.compile(r"^\s*\.section\s+\.text\.(?P<name>\w+?)(?:_mosaic_gpu_kernel)?,", re.MULTILINE)
 _LABEL = re.compile(r"^(?P<label>\.L_x_\d+):", re.MULTILINE)
 _INSTRUCTION = re.compile(
-    r"/\*(?P<address>[0-9a-f]{4,})\*/\s+(?P<guard>@!?U?P\w+)?\s*(?P<opcode>[A-Z][\w.]*)(?P<operands>[^;]*);\s*/\* 0x[0-9a-f]{16} \*/"
-    r"\s*/\* 0x(?P<control>[0-9a-f]{16}) \*/"
+    r"/\*(?P<address>[0-9a-f]{4,})\*/\s+(?P<guard>@!?U?P\w+)?\s*(?P<opcode>[A-Z][\w.]*)(?P<operands>[^;]*);"
+    r"\s*/\* 0x[0-9a-f]{16} \*/\s*/\* 0x(?P<control>[0-9a-f]{16}) \*/"
 )
 _ENDS = ("BRA", "EXIT", "RET", "BRX", "JMP", "BREAK")
 
@@ -107,11 +109,14 @@ class Kernel:
         """All of a loop's instructions, those for edges and the loops within it included."""
         return list(self._code(loop))
 
-    def steady_path(self, loop: Loop, *bases: str) -> list[Instruction]:
+    def steady_path(self, loop: Loop, *bases: str, **limits: int) -> list[Instruction]:
         """What a turn executes that meets no edge: of the ways through the loop with the most instructions of `bases`, the
         shortest. Masks, clearing and waiting once more are beside it. A loop within is counted as one turn of it.
+
+        `limits`: opcodes and how many of them a turn can have at most, where branches exclude each other, which code does not
+        show. ValueError if no way has so few.
         """
-        return [x for block in _best_path(self, loop, bases) for x in self.blocks[block].instructions]
+        return [x for block in _best_path(self, loop, bases, limits) for x in self.blocks[block].instructions]
 
 
 def compile_with_sass(lowered: Any) -> tuple[Any, list[Kernel]]:
@@ -119,7 +124,7 @@ def compile_with_sass(lowered: Any) -> tuple[Any, list[Kernel]]:
 
     A kernel that an earlier compilation of this process already built may be missing. FileNotFoundError without nvdisasm.
     """
-    with tempfile.TemporaryDirectory() as folder, _kept_cubins(Path(folder)) as cubins:
+    with tempfile.TemporaryDirectory() as folder, _kept_cubins(Path(folder)) as cubins, caught_output():
         compiled = lowered.compile()
         kernels = [parse(disassemble(cubin)) for cubin in cubins.glob("*.cubin")]
     return compiled, sorted(kernels, key=lambda kernel: kernel.name)
@@ -184,7 +189,9 @@ def _instruction(match: re.Match[str], addresses: dict[str, int]) -> Instruction
     label = re.search(r"`\((\.L_x_\d+)\)", match["operands"])
     target = addresses.get(label[1]) if label and match["opcode"].startswith("BRA") else None
     stall = int(match["control"], 16) >> 41 & 0xF
-    return Instruction(int(match["address"], 16), match["guard"] or "", match["opcode"], match["operands"].strip(), stall, target)
+    return Instruction(
+        int(match["address"], 16), match["guard"] or "", match["opcode"], match["operands"].strip(), stall, target
+    )
 
 
 def _blocks(code: list[Instruction]) -> tuple[Block, ...]:
@@ -250,22 +257,31 @@ def _dominators(blocks: tuple[Block, ...]) -> list[set[int]]:
     return found
 
 
-def _best_path(kernel: Kernel, loop: Loop, bases: tuple[str, ...]) -> list[int]:
+def _best_path(kernel: Kernel, loop: Loop, bases: tuple[str, ...], limits: dict[str, int]) -> list[int]:
+    """Blocks. Ways are told apart by how many instructions with a limit they have; of those with as many, the best is kept."""
+    names = tuple(limits)
+
     @functools.cache
-    def best(index: int) -> tuple[int, int, tuple[int, ...]] | None:
-        """Instructions of `bases` negated, instructions, and the way from a block to the loop's end, if it leads there."""
-        block, ways = kernel.blocks[index], []
+    def best(index: int) -> dict[tuple[int, ...], tuple[int, int, tuple[int, ...]]]:
+        """Of the ways from a block to the loop's end: limited ones -> instructions of `bases` negated, instructions, blocks."""
+        block = kernel.blocks[index]
+        ways: list[tuple[tuple[int, ...], tuple[int, int, tuple[int, ...]]]] = []
         for following in block.successors:
             if following == loop.header:
-                ways.append((0, 0, ()))
+                ways.append(((0,) * len(names), (0, 0, ())))
             elif following in loop.blocks and following not in kernel.dominators[index]:
-                way = best(following)
-                ways += [] if way is None else [way]
-        if not ways:
-            return None
-        wanted, length, path = min(ways)
-        return wanted - sum(x.base in bases for x in block.instructions), length + len(block.instructions), (index, *path)
+                ways += best(following).items()
+        mine = collections.Counter(x.base for x in block.instructions)
+        found: dict[tuple[int, ...], tuple[int, int, tuple[int, ...]]] = {}
+        for counts, (wanted, length, path) in ways:
+            key = tuple(count + mine[name] for count, name in zip(counts, names, strict=True))
+            way = (wanted - sum(mine[base] for base in bases), length + len(block.instructions), (index, *path))
+            if all(count <= limits[name] for count, name in zip(key, names, strict=True)):
+                found[key] = min(found.get(key, way), way)
+        return found
 
-    way = best(loop.header)
-    assert way is not None, f"{kernel.name}: no way through the loop at block {loop.header}"
-    return list(way[2])
+    ways = best(loop.header).values()
+    if not ways:
+        place = kernel.blocks[loop.header].instructions[0].address
+        raise ValueError(f"{kernel.name}: no way through the loop at {place:#x} within {limits}")
+    return list(min(ways)[2])
