@@ -216,8 +216,14 @@ def study(names: list[str]) -> Iterator[dict[str, Any]]:
         key = (wanted.op, wanted.case, wanted.kv_dtype)
         if key not in compiled:
             compiled[key] = compiled_kernels(wanted)
-        found = roles(compiled[key][wanted.kernel], _copies(wanted))
-        yield {"case": name, "loops": [loop_row(role) for role in found], "tile": tile_row(wanted, found)}
+        kernel = compiled[key][wanted.kernel]
+        found = roles(kernel, _copies(wanted))
+        yield {
+            "case": name,
+            "compiler": kernel.compiler,
+            "loops": [loop_row(role) for role in found],
+            "tile": tile_row(wanted, found),
+        }
 
 
 _LOOP_COLUMNS = {
@@ -261,6 +267,7 @@ def main() -> None:
     if arguments.json:
         json.dump(rows, sys.stdout)
         return
+    print(f"JAX {jax.__version__}, ptxas {', '.join(sorted({row['compiler'] for row in rows}))}")
     _print_loops(rows, paths=arguments.paths)
     _print_tiles(rows)
 

@@ -82,6 +82,7 @@ class Loop:
 class Kernel:
     name: str  # paged_decode
     blocks: tuple[Block, ...]
+    compiler: str = ""  # its version, as 13.0.88
 
     @property
     def instructions(self) -> tuple[Instruction, ...]:
@@ -126,8 +127,14 @@ def compile_with_sass(lowered: Any) -> tuple[Any, list[Kernel]]:
     """
     with tempfile.TemporaryDirectory() as folder, _kept_cubins(Path(folder)) as cubins, caught_output():
         compiled = lowered.compile()
-        kernels = [parse(disassemble(cubin)) for cubin in cubins.glob("*.cubin")]
-    return compiled, sorted(kernels, key=lambda kernel: kernel.name)
+        read = {cubin: parse(disassemble(cubin)) for cubin in cubins.glob("*.cubin")}
+        kernels = {x.name: dataclasses.replace(x, compiler=_compiler(cubin)) for cubin, x in read.items()}
+    return compiled, [kernels[name] for name in sorted(kernels)]
+
+
+def _compiler(cubin: Path) -> str:
+    found = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", cubin.read_bytes())
+    return found[1].decode() if found else ""
 
 
 @contextmanager
