@@ -42,7 +42,7 @@ def compile_with_report(lowered: Any) -> tuple[Any, list[KernelResources]]:
     previous = os.environ.get(_DUMP_FLAG)
     os.environ[_DUMP_FLAG] = "1"
     try:
-        with _caught_output() as text:
+        with caught_output() as text:
             compiled = lowered.compile()
     finally:
         if previous is None:
@@ -65,7 +65,7 @@ def parse_report(text: str) -> list[KernelResources]:
 
 
 @contextmanager
-def _caught_output() -> Iterator[list[str]]:
+def caught_output() -> Iterator[list[str]]:
     """Everything written to file descriptors 1 and 2 meanwhile, as one text, once the block has ended."""
     text: list[str] = []
     sys.stdout.flush()

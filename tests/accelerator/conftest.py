@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+# PTXAS=path/to/ptxas compiles GPU kernels with that one. Up to JAX 0.11 the first on PATH is taken, then /usr/local/cuda's,
+# then the wheel's; CUDA_ROOT has no say. JAX 0.12 asks no ptxas, but the wheel's libnvjitlink.
+os.environ["PATH"] = os.pathsep.join(
+    [*(str(Path(x).resolve().parent) for x in [os.environ.get("PTXAS")] if x), os.environ["PATH"]]
+)
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +32,16 @@ if jax.__version_info__ < NEEDED:
     collect_ignore_glob = ["*"]
 else:  # code as it runs, but for autotuning, which needs a real device; JAX has not read this yet
     os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(QUICK_COMPILATION, "--xla_gpu_autotune_level=0")
+
+
+@pytest.fixture(scope="session")
+def chosen_ptxas() -> str | None:
+    """The version of PTXAS, as 13.0.88; None if nobody chose."""
+    ptxas = os.environ.get("PTXAS")
+    if not ptxas:
+        return None
+    text = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True).stdout
+    return text.split(", V")[1].split()[0]
 
 
 @pytest.fixture(scope="session")

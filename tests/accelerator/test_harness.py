@@ -11,8 +11,10 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.aot.ptxas import parse_report
+from jaxserve.aot.sass import compile_with_sass
 
 
 def copy_pages(pages: jax.Array, page_table: jax.Array, interpret: Any = None) -> jax.Array:
@@ -45,6 +47,17 @@ def test_a_kernel_is_compiled_for_h200_and_reported(compile_for_h200: Callable[.
     )
     assert compiled.memory_analysis().output_size_in_bytes == 3 * 8 * 128 * 4
     assert report.target == "sm_90a" and 0 < report.registers < 64 and report.spill_bytes == 0 and not report.warnings
+
+
+@pytest.mark.compile
+def test_code_is_read_and_says_which_compiler_made_it(h200: Mesh, chosen_ptxas: str | None) -> None:
+    replicated = NamedSharding(h200, PartitionSpec())
+    shapes = [jax.ShapeDtypeStruct((7, 8, 128), jnp.float32, sharding=replicated)]
+    shapes.append(jax.ShapeDtypeStruct((2,), jnp.int32, sharding=replicated))
+    with jax.sharding.use_abstract_mesh(h200.abstract_mesh):
+        _, (kernel,) = compile_with_sass(jax.jit(copy_pages).trace(*shapes).lower())
+    assert kernel.name == "body" and sum(x.base == "UTMALDG" for x in kernel.instructions) == 1
+    assert kernel.compiler == chosen_ptxas or (chosen_ptxas is None and kernel.compiler.startswith("13."))
 
 
 def test_spills_are_read() -> None:

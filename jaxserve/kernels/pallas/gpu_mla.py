@@ -7,8 +7,9 @@ of them at the same place in the line, so that their KV comes from DRAM once and
 
 Within a thread block two warpgroups compute. A 64 x 512 output exceeds one warpgroup's registers, so each holds half of the
 columns; tiles of 64 tokens belong to them by turns (FlashMLA's idea, DeepSeek 2025). A tile's owner computes scores and
-softmax and hands over weights, row maxima and sums; both then add the weights' product with their half of the values. A tile
-is key and value at once, and its rope columns, no values, are dead once the scores are known: the weights take their place.
+softmax and hands over row maxima, so that the other can rescale its half meanwhile, then weights; both then add the weights'
+product with their half of the values. Each sums the weights of its own tiles; the sums meet when a row is done. A tile is key
+and value at once, and its rope columns, no values, are dead once the scores are known: the weights take their place.
 
 There is no producer warpgroup. A tile's owner fetches its next tile as soon as both are done with this one, which is when a
 producer would; so there are 255 registers for each thread without setmaxnreg, which compilers may ignore.
@@ -71,7 +72,7 @@ class _State(NamedTuple):
 
     acc: jax.Array  # [M, HALF] its columns of the weighted values
     peak: jax.Array  # [M] largest score so far, base 2
-    total: jax.Array  # [M] sum of the weights
+    total: jax.Array  # [M] sum of its own tiles' weights
 
 
 class _Item(NamedTuple):
@@ -106,12 +107,14 @@ class _Refs(NamedTuple):
     q_latent: Any  # [CONSUMERS, M, HALF], and the consumers' results in the end
     q_rope: Any  # [M, ROPE]
     kv: Any  # [CONSUMERS, TILE, ROW]
-    stats: Any  # float32 [CONSUMERS, 2, M]: peak and total, of the tile's owner
+    stats: Any  # float32 [CONSUMERS, 2, M]: peak with a tile of theirs, total in the end
     numbers: Any  # int32 [CONSUMERS]: each consumer's number, see _own_tile
     kv_full: Any
     kv_free: Any  # both consumers are done with the tile
     q_full: Any
-    weighed: Any  # the tile's weights and stats are there
+    peaked: Any  # the peak with the tile is there
+    weighed: Any  # the tile's weights are there
+    summed: Any  # both totals are there
 
 
 def _pages(s: Shape, refs: _Refs, item: _Item, tile: Any) -> tuple[Any, ...]:
@@ -221,12 +224,12 @@ def _own_tile(s: Shape, refs: _Refs, item: _Item, wg: int, j: Any, state: _State
     raw = _mask(s, item, tile, s.scoring.raw(_products(refs, kv, own - wg)))
     factor = s.scoring.factor
     peak = jnp.maximum(state.peak, raw.max(axis=1) * factor)
+    refs.stats.at[wg, 0][...] = peak
+    plgpu.barrier_arrive(refs.peaked.at[wg])
     weights = jnp.exp2(raw * factor - _spread(peak, TILE))
     shrink = jnp.exp2(state.peak - peak)
     total = state.total * shrink + weights.sum(axis=1)
     kv.at[:, pl.ds(LATENT, TILE)][...] = weights.astype(s.dtype)
-    refs.stats.at[wg, 0][...] = peak
-    refs.stats.at[wg, 1][...] = total
     plgpu.commit_smem()
     plgpu.barrier_arrive(refs.weighed.at[wg])
     pages = _pages(s, refs, item, tile + CONSUMERS)  # here: the scores' registers are free, and the product hides it
@@ -242,16 +245,24 @@ def _own_tile(s: Shape, refs: _Refs, item: _Item, wg: int, j: Any, state: _State
 
 
 def _other_tile(s: Shape, refs: _Refs, wg: int, state: _State) -> _State:
-    """A tile of the other consumer's: its weights are taken over."""
+    """A tile of the other consumer's: its weights are taken over, and while they are made, what is there is rescaled."""
     other = 1 - wg
-    plgpu.barrier_wait(refs.weighed.at[other])
-    by_row = plgpu.Layout.WGMMA.reduce(1)
-    peak = plgpu.load(refs.stats.at[other, 0], layout=by_row)
-    total = plgpu.load(refs.stats.at[other, 1], layout=by_row)
+    plgpu.barrier_wait(refs.peaked.at[other])
+    peak = plgpu.load(refs.stats.at[other, 0], layout=plgpu.Layout.WGMMA.reduce(1))
     shrink = jnp.exp2(state.peak - peak)
-    acc = _add_values(s, state.acc * _spread(shrink, HALF), wg, refs.kv.at[1 - refs.numbers[wg]])
+    acc, total = lax.optimization_barrier((state.acc * _spread(shrink, HALF), state.total * shrink))
+    plgpu.barrier_wait(refs.weighed.at[other])
+    acc = _add_values(s, acc, wg, refs.kv.at[1 - refs.numbers[wg]])
     plgpu.barrier_arrive(refs.kv_free.at[other])
     return _State(acc, peak, total)
+
+
+def _add_totals(refs: _Refs, wg: int, state: _State) -> _State:
+    """Both consumers have seen all tiles by now, so their peaks are the same."""
+    refs.stats.at[wg, 1][...] = state.total
+    plgpu.barrier_arrive(refs.summed)
+    plgpu.barrier_wait(refs.summed)
+    return state._replace(total=state.total + plgpu.load(refs.stats.at[1 - wg, 1], layout=plgpu.Layout.WGMMA.reduce(1)))
 
 
 def _attend(s: Shape, refs: _Refs, wg: int, item: _Item) -> _State:
@@ -269,7 +280,8 @@ def _attend(s: Shape, refs: _Refs, wg: int, item: _Item) -> _State:
         return _own_tile(s, refs, item, wg, item.count - 1, state)
 
     state = lax.fori_loop(0, lax.div(remaining, CONSUMERS), pair, state)
-    return lax.fori_loop(0, lax.rem(remaining, CONSUMERS), last, state)
+    state = lax.fori_loop(0, lax.rem(remaining, CONSUMERS), last, state)
+    return _add_totals(refs, wg, state)
 
 
 def _consume(s: Shape, refs: _Refs, wg: int, plan_rows: Any, plan_workers: Any) -> None:
@@ -370,6 +382,8 @@ def _scratch(s: Shape) -> list[Any]:
         plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=CONSUMERS),
         plgpu.Barrier(num_arrivals=QUERY_PIECES, num_barriers=1),
         plgpu.Barrier(num_barriers=CONSUMERS),
+        plgpu.Barrier(num_barriers=CONSUMERS),
+        plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=1),
     ]
 
 

@@ -1,0 +1,68 @@
+"""What the GPU kernels' main loops are made of, by their machine code: bounds that a change must not exceed unnoticed.
+
+A bound is a little above what was read when it was set. Lower it with the code; raise it only for a reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.compile
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """The most that a turn of a main loop may have, edges aside."""
+
+    instructions: int
+    block_barriers: int = 0
+    products: int = 0  # exactly
+    copies: int = 0  # exactly
+
+
+# Case of benchmarks.gpu_schedule -> loop -> bound. Of several loops of one kind, all of them.
+BOUNDS: dict[str, dict[str, Bound]] = {
+    "decode bf16": {"consumer": Bound(340, products=12), "producer": Bound(60, block_barriers=2, copies=2)},
+    "decode fp8": {"consumer": Bound(400, products=12), "producer": Bound(430, block_barriers=14, copies=4)},
+    "decode int8": {"consumer": Bound(400, products=12), "producer": Bound(490, block_barriers=14, copies=4)},
+    "extend bf16": {"consumer": Bound(640, products=16), "producer": Bound(200, block_barriers=8, copies=4)},
+    "extend fp8": {"consumer": Bound(560, products=12), "producer": Bound(520, block_barriers=17, copies=4)},
+    "mla decode, 128 heads": {"consumer": Bound(740, block_barriers=8, products=44, copies=1)},
+}
+# Loops whose quickest form, the one without masks, has a bound of its own.
+QUICKEST = {"extend bf16": 470, "extend fp8": 410}
+
+
+@pytest.fixture(scope="module")
+def studies() -> dict[str, Any]:
+    """In a process of its own: what another test has compiled would not be compiled again, nor read."""
+    command = [sys.executable, "-m", "benchmarks.gpu_schedule", "--json", "--cases", *BOUNDS]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return {row["case"]: row for row in json.loads(result.stdout)}
+
+
+@pytest.mark.parametrize("case", BOUNDS)
+def test_main_loops_stay_within_their_bounds(studies: dict[str, Any], case: str) -> None:
+    loops = studies[case]["loops"]
+    assert {loop["role"] for loop in loops} == set(BOUNDS[case])
+    for loop in loops:
+        bound, about = BOUNDS[case][loop["role"]], {name: value for name, value in loop.items() if name != "mix"}
+        assert loop["instructions"] <= bound.instructions and loop["block_barriers"] <= bound.block_barriers, about
+        assert (loop["products"], loop["copies"]) == (bound.products, bound.copies), about
+        assert loop["spills"] == 0, about
+    assert min(loop["instructions"] for loop in loops if loop["products"]) <= QUICKEST.get(case, 10_000)
+
+
+def test_decode_waits_for_memory(studies: dict[str, Any]) -> None:
+    assert studies["decode bf16"]["tile"]["bound"] == "memory"
+
+
+def test_tensor_cores_set_the_pace_of_extend(studies: dict[str, Any]) -> None:
+    assert studies["extend bf16"]["tile"]["bound"] == "tensor"
