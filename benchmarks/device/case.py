@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Numbers = dict[str, Any]
+CompilerOptions = dict[str, Any] | None  # what XLA compiles with, beside its flags
 # Runs on the device what was prepared. Times are in `us`, with `bytes` and `flop` from which the report makes rates.
 Measure = Callable[[], Numbers]
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.device.case import Measure, NotHereError, Numbers, Setting
+from benchmarks.device.case import CompilerOptions, Measure, NotHereError, Numbers, Setting
 from benchmarks.device.compare import LIMITS, relative_error
 from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.kernels.rotary import Rotary
@@ -57,7 +57,7 @@ def checks(setting: Setting) -> dict[str, Callable[[Setting], Measure]]:
     return {f"write {name}": functools.partial(check_write, shape) for name, shape in shapes.items()}
 
 
-def check_write(shape: WriteShape, setting: Setting) -> Measure:
+def check_write(shape: WriteShape, setting: Setting, options: CompilerOptions = None) -> Measure:
     from jaxserve.kernels.pallas import gpu_write
 
     seed = time.time_ns() % (1 << 31)
@@ -76,7 +76,8 @@ def check_write(shape: WriteShape, setting: Setting) -> Measure:
 
     offset = jnp.int32(num_pages)
     try:
-        compiled = write.lower(*jax.tree.map(jnp.asarray, (pool, scales)), qkv, rotary, offset).compile()
+        lowered = write.lower(*jax.tree.map(jnp.asarray, (pool, scales)), qkv, rotary, offset)
+        compiled = lowered.compile(compiler_options=options)
     except NotImplementedError as error:
         raise NotHereError(str(error)) from error
     live = np.flatnonzero(~is_padding)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -51,7 +50,8 @@ def gpu() -> dict[str, str]:
         raise UnfitMachineError("this needs an NVIDIA Hopper GPU, and nvidia-smi finds none; --smoke runs without")
     if found["compute_cap"] != HOPPER:
         raise UnfitMachineError(
-            f"this needs an NVIDIA Hopper GPU (compute capability {HOPPER}), and here is an {found['name']} ({found['compute_cap']})"
+            f"this needs an NVIDIA Hopper GPU (compute capability {HOPPER}), "
+            f"and this is an {found['name']} ({found['compute_cap']}); --smoke runs without"
         )
     return found
 
@@ -123,7 +123,7 @@ def worker_environment(wheels: Path, smoke: bool) -> Iterator[dict[str, str]]:
 
 
 def install(wheels: Path, folder: str) -> None:
-    """Unpacks the wheels, without asking any registry. UnfitMachineError with pip's last line if they are not for this Python."""
+    """Unpacks the wheels and asks no registry. UnfitMachineError with pip's last line if they are not for this Python."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     options = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--target", folder]
     done = subprocess.run(
@@ -134,7 +134,7 @@ def install(wheels: Path, folder: str) -> None:
         raise UnfitMachineError(f"the wheels in {wheels} cannot be installed: {last}")
 
 
-def needs_tool(name: str) -> str | None:
+def cuda_tool(name: str) -> str | None:
     """Path of a tool of the CUDA toolkit."""
     beside = (str(root / "bin" / name) for root in toolkit_candidates())
-    return shutil.which(name) or next((path for path in beside if os.access(path, os.X_OK)), None)
+    return next((path for path in beside if os.access(path, os.X_OK)), None)

@@ -33,9 +33,9 @@ PREDICTIONS = (
         "decode 64 x 4096, fp8 KV", "theirs_over_ours", 1.25, 1.45, 1.6, "858 instructions a tile: 74-83 % of issue slots",
         over="decode 64 x 4096",
     ),
-    Prediction("extend 16384", _FLOP, 610, 640, 660, "softmax takes 813 issue cycles beside 1,024 of MMA; both drain in a step"),
+    Prediction("extend 16384", _FLOP, 610, 640, 660, "softmax: 813 issue cycles beside 1,024 of MMA; both drain in a step"),
     Prediction("extend 4096", _FLOP, 540, 580, 660, "the same, and 2.4 steps lost per CTA: the grid is not persistent"),
     Prediction("mla decode 64 x 4096, 128 heads", "share_of_floor", 0.60, 0.77, None, "QK of the next tile starts after PV"),
-    Prediction("Llama-8B decode 1 x 2048", "us", 4200, 4800, None, "16 GB of weights take 3.4 ms; ~400 launches, 1 ms without graphs"),
+    Prediction("Llama-8B decode 1 x 2048", "us", 4200, 4800, None, "weights: 3.4 ms; ~400 launches: 1 ms without graphs"),
     Prediction("write 64 tokens, bfloat16", "us", 3, 6, None, "the launch"),
 )  # fmt: skip

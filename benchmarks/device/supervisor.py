@@ -164,7 +164,7 @@ class WorkerProcess:
 
 def run_sections(sections: Sequence[Section], run: Run, report: Callable[[], None]) -> str | None:
     """Runs what is not done. A sentence if it was stopped early. `report` is called whenever a group is through."""
-    groups = grouped(sections)
+    groups = grouped(_together(sections) if run.smoke else sections)
     for index, group in enumerate(groups):
         left_s = max(run.end_s - time.time(), 0.0)
         deadline_s = time.time() + left_s * share_of_rest(groups[index:])
@@ -177,6 +177,11 @@ def run_sections(sections: Sequence[Section], run: Run, report: Callable[[], Non
         if problem is not None:
             return problem
     return None
+
+
+def _together(sections: Sequence[Section]) -> list[Section]:
+    """In a smoke run nothing is timed, and importing JAX takes longer than most cases."""
+    return [section if section.is_gate else dataclasses.replace(section, process="smoke") for section in sections]
 
 
 def _watch(workers: Sequence[WorkerProcess], run: Run) -> None:

@@ -44,6 +44,9 @@ class Worker:
     def run_section(self, section: str, module: str, shard: int, shards: int) -> None:
         try:
             cases: list[Case] = importlib.import_module(module).cases(self._setting)
+        except NotHereError as error:
+            self._result(section, WHOLE_SECTION, status="not here", reason=str(error))
+            return
         except Exception as error:
             self._result(section, WHOLE_SECTION, status="failed", reason=_reason(error), trace=traceback.format_exc()[-2000:])
             return

@@ -1,4 +1,4 @@
-"""The device benchmark's survival, on made-up cases that need no JAX: what breaks, hangs or is killed costs its own case only."""
+"""The device benchmark on made-up cases that need no JAX: what breaks, hangs or is killed costs its own case only."""
 
 from __future__ import annotations
 
