@@ -11,10 +11,16 @@ AOT_PYTHON ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin
 AOT_TESTS  ?= tests/accelerator
 AOT_JOBS   ?= 2
 
-.PHONY: help setup demo serve test aot lint types clean
+# What a server needs beside JAX and Hugging Face's libraries, for a machine without network that has only those.
+DEVICE_PACKAGES := msgspec pyzmq fastapi uvicorn httptools pydantic
+DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
+DEVICE_WHEELS := .device-wheels
+DEVICE_OUT ?= .device-dry-run
+
+.PHONY: help setup demo serve test aot lint types device-wheels device-dry-run clean
 
 help:            ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -45,6 +51,21 @@ aot: .venv-aot/.installed .venv-aot-latest/.installed  ## compile kernels and st
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]' 'jax[cuda13,tpu]$(JAX_PIN)'
 	@touch $@
 
+device-wheels:   ## collect the wheels that benchmarks.device carries to a machine without network (Python 3.12, x86-64)
+	rm -rf $(DEVICE_WHEELS)
+	$(AOT_PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version 3.12 \
+		--implementation cp $(DEVICE_PLATFORMS:%=--platform manylinux_%_x86_64) --platform manylinux2014_x86_64 \
+		--dest $(DEVICE_WHEELS) $(DEVICE_PACKAGES)
+	@du -sm $(DEVICE_WHEELS) | awk '{ print $$1 " MiB of wheels in " $$2; exit $$1 > 64 }'
+
+device-dry-run: device-wheels .venv-device/.installed  ## run every section of benchmarks.device in such a machine's environment, on the CPU
+	.venv-device/bin/python -m benchmarks.device --smoke --out $(DEVICE_OUT) --wheels $(DEVICE_WHEELS)
+
+.venv-device/.installed: benchmarks/device/dry_run_packages.txt
+	@test -x $(@D)/bin/python || $(AOT_PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	@touch $@
+
 lint: $(STAMP)   ## ruff: style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -53,4 +74,4 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
 clean:           ## remove what setup and tests left behind
-	rm -rf $(VENV) .venv-aot .venv-aot-latest .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device $(DEVICE_WHEELS) $(DEVICE_OUT) .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -30,6 +30,7 @@ def decode_shapes(setting: Setting) -> dict[str, AttentionCase]:
     }
     for name, shape in others.items():
         shapes[f"decode 64 x 4096, {name}"] = decode_case(64, 4096, **shape)
+    shapes["decode 1 x 4096"] = decode_case(1, 4096)
     shapes["decode 64 x 16384, window 4096"] = decode_case(64, 16384, sliding_window=4096)
     shapes["decode 16 x 4096, fp8 KV"] = decode_case(16, 4096, kv_dtype="float8_e4m3fn")
     ragged = tuple((1, context) for context in (512, 1024, 2048, 8192) for _ in range(16))

@@ -106,11 +106,13 @@ def _cells_of(cases: list[Result]) -> Any:
     by_name = {result["name"]: result for result in cases}
 
     def cells(prediction: Prediction) -> tuple[str, ...]:
+        low = "at most" if prediction.low is None else f"{prediction.low:g} to"
+        predicted = f"{low} {prediction.high:g}"
         aim = "" if prediction.aim is None else f"{prediction.aim:g}"
-        what = f"{prediction.metric} of {prediction.over}" if prediction.over else prediction.metric
+        what = f"{prediction.metric} as {prediction.over}" if prediction.over else prediction.metric
         measured = measured_value(prediction, by_name)
         text = "not measured" if measured is None else f"{measured:g}"
-        return prediction.case, what, f"{prediction.low:g} to {prediction.high:g}", aim, text, prediction.why
+        return prediction.case, what, predicted, aim, text, prediction.why
 
     return cells
 
@@ -128,7 +130,7 @@ def _timed_cells(result: Result) -> tuple[str, ...]:
     of_floor = f"{result['share_of_floor']:.1%}" if "share_of_floor" in result else ""
     rates = (f"{result[name]:.0f}" if name in result else "" for name in ("gb_per_s", "tflop_per_s"))
     against = f"{result['theirs_over_ours']:.2f}" if "theirs_over_ours" in result else ""
-    more = ", ".join(f"{name} {result[name]:g}" for name in _MORE if name in result)
+    more = ", ".join(f"{name} {result[name]}" for name in _MORE if name in result)
     return result["name"], f"{result['us']:.1f}", spread, *rates, of_floor, against, more
 
 
@@ -136,7 +138,7 @@ def _check_lines(checks: list[Result]) -> Iterator[str]:
     if not checks:
         return
     passed = [result for result in checks if result["status"] == "ok"]
-    worst = max((result["error"] for result in passed if "error" in result), default=0.0)
+    worst = max((_number(result.get("error")) or 0.0 for result in passed), default=0.0)
     yield from ("", f"Checks: {len(passed)} of {len(checks)} passed, largest error {worst:.2e}.")
 
 

@@ -166,8 +166,7 @@ def run_sections(sections: Sequence[Section], run: Run, report: Callable[[], Non
     """Runs what is not done. A sentence if it was stopped early. `report` is called whenever a group is through."""
     groups = grouped(_together(sections) if run.smoke else sections)
     for index, group in enumerate(groups):
-        left_s = max(run.end_s - time.time(), 0.0)
-        deadline_s = time.time() + left_s * share_of_rest(groups[index:])
+        deadline_s = _deadline_s(groups[index:], run)
         started_s = time.time()
         shards = 1 if run.smoke else max(section.workers for section in group)
         _watch([WorkerProcess(run, group, shard, shards, deadline_s) for shard in range(shards)], run)
@@ -177,6 +176,13 @@ def run_sections(sections: Sequence[Section], run: Run, report: Callable[[], Non
         if problem is not None:
             return problem
     return None
+
+
+def _deadline_s(groups: Sequence[Sequence[Section]], run: Run) -> float:
+    """When the first group starts no more cases. A gate takes what it needs: behind one that is not through nothing runs."""
+    if any(section.is_gate for section in groups[0]):
+        return run.end_s
+    return time.time() + max(run.end_s - time.time(), 0.0) * share_of_rest(groups)
 
 
 def _together(sections: Sequence[Section]) -> list[Section]:
