@@ -5,6 +5,7 @@ nothing that follows can be believed, so the run ends. The same cases are what t
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from benchmarks.device.case import Case, CompilerOptions, Measure, Numbers, Setting
 from benchmarks.device.check_write import WriteShape, check_write
 from benchmarks.device.checks import check_attention
+from benchmarks.device.machine import facts
 from benchmarks.device.mla import mla_case
 from jaxserve.bench.inputs import AttentionCase
 
@@ -35,6 +37,15 @@ def attention_shapes(setting: Setting) -> dict[str, AttentionCase]:
     rows = ((1, 0), (1, 1), (1, 65), (1, 700))
     mla = AttentionCase(**{**vars(mla_case(1, 64, 16)), "rows": rows})
     return {"decode": AttentionCase(rows), "extend": AttentionCase(((70, 70), (0, 0), (17, 300))), "mla decode": mla}
+
+
+def toolkit() -> Measure:
+    """Where JAX looks for ptxas. No failure if it is not there: the compiler may have one of its own."""
+    from jax._src.lib import cuda_path
+
+    root = Path(cuda_path or "/usr/local/cuda")
+    found = {"cuda_path": cuda_path, "has_ptxas": (root / "bin" / "ptxas").exists(), "ptxas": facts(None)["ptxas"]}
+    return lambda: {**found, "device": jax.devices()[0].device_kind, "jax": jax.__version__}
 
 
 def check_sampler(options: CompilerOptions, setting: Setting) -> Measure:
@@ -82,7 +93,7 @@ def check_sampler(options: CompilerOptions, setting: Setting) -> Measure:
 
 
 def cases(setting: Setting) -> list[Case]:
-    found = []
+    found = [Case("toolkit", toolkit)]
     write = WriteShape(9, 2, 2, 64, 16) if setting.smoke else WriteShape(num_tokens=70)
     for mode, options in MODES.items():
         if setting.smoke and mode != "graphs on":

@@ -43,6 +43,11 @@ class Setting:
 
         return plgpu.InterpretGPUParams(uninitialized_memory="nan")
 
+    @property
+    def patience(self) -> float:
+        """What limits are multiplied with: an interpreted kernel takes seconds, and CI's machine has other things to do."""
+        return 10.0 if self.smoke else 1.0
+
     def recover(self) -> None:
         """After a failed case: the interpreter keeps the state of the kernel that failed."""
         callbacks = sys.modules.get("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")

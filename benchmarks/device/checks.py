@@ -147,17 +147,9 @@ def mla_shapes() -> Shapes:
 
 
 def _smoke_shapes() -> dict[str, Shapes]:
-    small: dict[str, Any] = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 64, "head_dim_v": 64, "page_size": 16}
-    decode = AttentionCase(((1, 0), (1, 17), (1, 40)), sliding_window=30, uses_sinks=True, **small)
-    extend = AttentionCase(((9, 9), (0, 0), (3, 20)), **small)
-    mla = mla_case(1, 20, 8, page_size=16)
+    """What the canary leaves out."""
     ragged = AttentionCase(((5, 20), (9, 9)), 1, 1, head_dim=64, head_dim_v=64, page_size=16)
-    return {
-        "decode": {"decode small": decode},
-        "extend": {"extend small": extend},
-        "mla decode": {"mla decode small": mla},
-        "ragged extend": {"ragged small": ragged},
-    }
+    return {"ragged extend": {"ragged small": ragged}}
 
 
 def cases(setting: Setting) -> list[Case]:

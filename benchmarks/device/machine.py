@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "torch", "triton", "flashinfer-python", "vllm", "nvidia-cudnn-cu13")
 HOPPER = "9.0"  # compute capability
 _IDENTITY = ("name", "driver_version", "memory.total", "compute_cap", "power.limit", "clocks.max.sm", "clocks.max.memory")
-_STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+_STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 _STATE_EVERY_S = 5.0
 
 

@@ -36,5 +36,5 @@ PREDICTIONS = (
     Prediction("extend 16384", _FLOP, 610, 640, 660, "softmax: 813 issue cycles beside 1,024 of MMA; both drain in a step"),
     Prediction("extend 4096", _FLOP, 540, 580, 660, "the same, and 2.4 steps lost per CTA: the grid is not persistent"),
     Prediction("mla decode 64 x 4096, 128 heads", "share_of_floor", None, 0.77, None, "QK of the next tile starts after PV"),
-    Prediction("Llama-8B decode 1 x 2048", "us", 3400, 4400, None, "weights 3.4 ms; without graphs ~400 launches take 1 ms more"),
+    Prediction("Llama-8B decode 1 x 2048", "us", 3400, 4400, None, "weights 3.4 ms; ~400 launches without graphs 1 ms"),
 )  # fmt: skip

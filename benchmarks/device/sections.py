@@ -23,7 +23,7 @@ class Section:
 
 # In the order in which they run: what everything else is measured against first.
 SECTIONS = (
-    Section("canary", "benchmarks.device.canary", 1, workers=5, is_gate=True),
+    Section("canary", "benchmarks.device.canary", 1, workers=6, is_gate=True),
     Section("ceilings", "benchmarks.device.ceilings", 1),
     Section("checks", "benchmarks.device.checks", 6, workers=8),
     Section("decode", "benchmarks.device.decode", 3, "kernels"),

@@ -66,11 +66,11 @@ class Worker:
     def _run_case(self, section: str, case: Case) -> None:
         started_s = time.monotonic()
         times = {}
-        self._log.emit("start", section=section, name=case.name, limit_s=case.prepare_limit_s)
+        self._log.emit("start", section=section, name=case.name, limit_s=case.prepare_limit_s * self._setting.patience)
         try:
             measure = case.prepare()
             times["prepare_s"] = round(time.monotonic() - started_s, 2)
-            self._log.emit("ready", section=section, name=case.name, limit_s=case.limit_s)
+            self._log.emit("ready", section=section, name=case.name, limit_s=case.limit_s * self._setting.patience)
             result = {"status": "ok", **measure()}
         except NotHereError as error:
             result = {"status": "not here", "reason": str(error)}
