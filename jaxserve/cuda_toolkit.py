@@ -14,6 +14,7 @@ from pathlib import Path
 
 _VARIABLE = "CUDA_ROOT"
 _PTXAS = Path("bin") / "ptxas"
+_LIBDEVICE = Path("nvvm") / "libdevice" / "libdevice.10.bc"
 
 
 def point_jax_to_toolkit() -> None:
@@ -29,13 +30,16 @@ def point_jax_to_toolkit() -> None:
 
 
 def toolkit_candidates() -> list[Path]:
-    """Folders with a `bin/ptxas`: what the environment names, what the wheels brought, what is on the PATH, the usual place."""
+    """Folders with a `bin/ptxas`: what the environment names, what the wheels brought, what is on the PATH, the usual places.
+
+    Those with CUDA's device library go first, which XLA needs too: a ptxas alone may lie beside other programs.
+    """
     named = [Path(os.environ[name]) for name in (_VARIABLE, "CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     found = shutil.which("ptxas")
     on_path = [Path(found).resolve().parents[1]] if found else []
     usual = [Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)]
     roots = dict.fromkeys([*named, *_package_folders(), *on_path, *usual])
-    return [root for root in roots if (root / _PTXAS).exists()]
+    return sorted((root for root in roots if (root / _PTXAS).exists()), key=lambda root: not (root / _LIBDEVICE).exists())
 
 
 def _package_folders() -> list[Path]:

@@ -20,10 +20,13 @@ def site(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def toolkit(folder: Path) -> Path:
+def toolkit(folder: Path, *, is_whole: bool = True) -> Path:
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "ptxas").write_text("#!/bin/sh\n")
     (folder / "bin" / "ptxas").chmod(0o755)
+    if is_whole:
+        (folder / "nvvm" / "libdevice").mkdir(parents=True)
+        (folder / "nvvm" / "libdevice" / "libdevice.10.bc").touch()
     return folder
 
 
@@ -51,6 +54,11 @@ def test_the_one_that_the_environment_names_goes_first(site: Path, tmp_path: Pat
     assert found(site, PATH=f"{on_path / 'bin'}:/usr/bin:/bin", CUDA_HOME=str(named)) == [str(named), str(named)]
     chosen = toolkit(tmp_path / "chosen")
     assert found(site, CUDA_HOME=str(named), CUDA_ROOT=str(chosen)) == [str(chosen), str(chosen)]
+
+
+def test_a_ptxas_without_its_library_goes_last(site: Path, tmp_path: Path) -> None:
+    alone, whole = toolkit(tmp_path / "alone", is_whole=False), toolkit(tmp_path / "whole")
+    assert found(site, PATH=f"{whole / 'bin'}:/usr/bin:/bin", CUDA_HOME=str(alone)) == [str(whole), str(whole)]
 
 
 def test_nothing_is_set_where_jax_finds_its_own(site: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def toolkit() -> Measure:
     """Where JAX looks for ptxas. No failure if it is not there: the compiler may have one of its own."""
     from jax._src.lib import cuda_path
 
-    root = Path(cuda_path or "/usr/local/cuda")
+    root = Path(cuda_path or "/usr/local/cuda")  # what JAX takes then
     found = {"cuda_path": cuda_path, "has_ptxas": (root / "bin" / "ptxas").exists(), "ptxas": facts(None)["ptxas"]}
     return lambda: {**found, "device": jax.devices()[0].device_kind, "jax": jax.__version__}
 

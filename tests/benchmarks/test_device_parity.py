@@ -27,8 +27,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Arrays, Array
 
 
 def attended(arrays: Arrays, head_dim: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By definition, for x [T, hidden]: the scores of every query and key [H, T, T], and each token's values as o_proj sees them,
-    had it attended to itself alone [T, hidden]."""
+    """By definition, for x [T, hidden]: the scores of queries and keys [H, T, T], and what comes of each token's values had it
+    attended to itself alone [T, hidden]."""
 
     def heads(which: str) -> np.ndarray:
         y = (x @ arrays[f"{LAYER}{which}_proj.weight"].T).reshape(len(x), -1, head_dim)
