@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
+
+from jaxserve.demo import demo_model_path
+
+WEIGHTS = "model.safetensors"
+_LENGTH = struct.Struct("<Q")
 
 _OLD, _NEW = 32, 64
 # Rotary pairs are (i, i + D / 2) and turn by theta ** (-2 i / D): number i of 32 turns as number 2 i of 64.
@@ -19,20 +26,39 @@ def widened_demo(folder: Path) -> Path:
     With twice the numbers, half of them 0, an RMS norm gives the square root of 2 too much for keys and queries each, and the
     attention scale as much too little: so one of the two norms' weights is divided by it.
     """
-    from safetensors.flax import load_file, save_file
-
-    from jaxserve.demo import demo_model_path
-
     source = Path(demo_model_path())
     shutil.copytree(source, folder, dirs_exist_ok=True)
     config = json.loads((source / "config.json").read_text())
     assert config["head_dim"] == _OLD, config["head_dim"]
     (folder / "config.json").write_text(json.dumps({**config, "head_dim": _NEW}))
-    arrays = {name: _widened(name, np.asarray(array)) for name, array in load_file(source / "model.safetensors").items()}
-    import jax.numpy as jnp
-
-    save_file({name: jnp.asarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
+    arrays = {name: _widened(name, array) for name, array in read_arrays(source / WEIGHTS).items()}
+    write_arrays(folder / WEIGHTS, arrays)
     return folder
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Of a safetensors file of bfloat16: the length of its header, that, and the bytes. The library has bfloat16 for frameworks
+    alone, and JAX would take the GPU that a server is to have."""
+    content = path.read_bytes()
+    (length,) = _LENGTH.unpack_from(content)
+    start = _LENGTH.size + length
+    found = {}
+    for name, entry in json.loads(content[_LENGTH.size : start]).items():
+        if name != "__metadata__":
+            assert entry["dtype"] == "BF16", (path, name)
+            first, last = entry["data_offsets"]
+            found[name] = np.frombuffer(content[start + first : start + last], ml_dtypes.bfloat16).reshape(entry["shape"])
+    return found
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    header, end = {}, 0
+    for name, array in arrays.items():
+        header[name] = {"dtype": "BF16", "shape": array.shape, "data_offsets": (end, end + array.nbytes)}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(_LENGTH.pack(len(text)) + text + b"".join(array.tobytes() for array in arrays.values()))
 
 
 def _widened(name: str, array: np.ndarray) -> np.ndarray:

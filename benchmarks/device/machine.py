@@ -80,7 +80,9 @@ def _ptxas() -> dict[str, str]:
     """Path -> version, in the order in which it is looked for."""
     paths = [root / "bin" / "ptxas" for root in toolkit_candidates()]
     versions = {str(path): command(str(path), "--version") for path in dict.fromkeys(paths) if path.exists()}
-    return {path: text.splitlines()[-1] for path, text in versions.items() if text}
+    return {
+        path: next((line for line in text.splitlines() if "release" in line), text) for path, text in versions.items() if text
+    }
 
 
 @contextmanager

@@ -86,9 +86,11 @@ def markdown(document: dict[str, Any]) -> Iterator[str]:
     yield from _check_lines([result for result in cases if result["section"] in ("canary", "checks", "sanitize")])
     yield from ("", "## Times", "")
     yield from _table(_TIMED_COLUMNS, (_timed_cells(result) for result in cases if "us" in result))
-    others = [result for result in cases if result["status"] == "ok" and "us" not in result and "error" not in result]
+    others = [result for result in cases if result["status"] == "ok" and not ({"us", "us_of_steps"} & result.keys())]
+    others = [result for result in others if result["section"] != "checks"]
     yield from ("", "## Other findings", "")
     yield from (f"* {result['section']}: {result['name']}: {_details(result)}" for result in others)
+    yield from _tuning_lines(cases)
     yield from ("", "## What did not run", "")
     yield from (f"* {text}: {names}" for text, names in _by_reason([one for one in cases if one["status"] != "ok"]).items())
 
@@ -137,6 +139,7 @@ def _timed_cells(result: Result) -> tuple[str, ...]:
 def _check_lines(checks: list[Result]) -> Iterator[str]:
     if not checks:
         return
+    checks = [result for result in checks if result["status"] in ("ok", "failed")]
     passed = [result for result in checks if result["status"] == "ok"]
     worst = max((_number(result.get("error")) or 0.0 for result in passed), default=0.0)
     yield from ("", f"Checks: {len(passed)} of {len(checks)} passed, largest error {worst:.2e}.")
@@ -161,6 +164,12 @@ def _by_reason(results: list[Result]) -> dict[str, str]:
         text = f"{result['section']}: {result['status']}: {result.get('reason', '')[:300]}"
         grouped.setdefault(text, []).append(result["name"])
     return {text: "; ".join(names)[:1000] for text, names in grouped.items()}
+
+
+def _tuning_lines(cases: list[Result]) -> Iterator[str]:
+    tried = [result for result in cases if result["section"] == "tune" and result["status"] == "ok"]
+    for kind, shapes in tuning_table(tried).items():
+        yield f"* tune: {len(tried)} configs on {kind}; better than the default: {shapes or 'none'}"
 
 
 def tuning_table(cases: Iterable[Result]) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.flax import load_file
 
-from benchmarks.device.checkpoint import widened_demo
+from benchmarks.device.checkpoint import WEIGHTS, read_arrays, widened_demo
 from benchmarks.device.parity import Generated, compare
 from jaxserve.demo import demo_model_path
 
@@ -22,8 +21,8 @@ Arrays = dict[str, np.ndarray]
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Arrays, Arrays]:
     folders = Path(demo_model_path()), widened_demo(tmp_path_factory.mktemp("wide"))
-    original, wide = (load_file(folder / "model.safetensors") for folder in folders)
-    return tuple({name: np.asarray(array, np.float64) for name, array in arrays.items()} for arrays in (original, wide))
+    original, wide = (read_arrays(folder / WEIGHTS) for folder in folders)
+    return tuple({name: array.astype(np.float64) for name, array in arrays.items()} for arrays in (original, wide))
 
 
 def attended(arrays: Arrays, head_dim: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
