@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.device.case import NotHereError
 from benchmarks.model_configs import write_config
 
 # Programs of one machine's drivers and servers: what one compiled the next one finds.
@@ -70,11 +69,9 @@ class Sampling:
 
 class Driver:
     def __init__(self, plan: Plan) -> None:
-        try:
-            from jaxserve.config import ServerArgs
-            from jaxserve.executor import build_runner
-        except ModuleNotFoundError as error:
-            raise NotHereError(f"{error.name} is not installed") from error
+        from jaxserve.config import ServerArgs
+        from jaxserve.executor import build_runner
+
         self.plan = plan
         folder = write_config(Path(tempfile.mkdtemp()), dict(plan.config)) if plan.config else Path(plan.model)
         args = ServerArgs(

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import http.client
+import importlib.util
 import json
 import random
 import statistics
@@ -31,6 +32,7 @@ SAMPLING_MODES: dict[str, dict[str, Any]] = {
     "penalties": {"temperature": 0.8, "presence_penalty": 0.5, "repetition_penalty": 1.1, "sampling_seed": 1},
 }
 _START_LIMIT_S = 300.0
+_NEEDED = ("fastapi", "httptools", "msgspec", "pydantic", "starlette", "uvicorn", "uvloop", "zmq")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +102,9 @@ def _running() -> _Running:
 
 
 def start(wanted: Served) -> Server:
-    try:
-        import zmq  # noqa: F401  of what the server needs, the one that is most likely missing
-    except ImportError as error:
-        raise NotHereError(f"{error.name} is not installed") from error
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise NotHereError(f"not installed: {', '.join(missing)}")
     return _running().get(wanted)
 
 

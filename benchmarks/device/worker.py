@@ -29,6 +29,7 @@ from benchmarks.device.events import (
 )
 
 EXIT_DEVICE_LOST = 3
+OUR_PACKAGES = ("benchmarks", "jaxserve")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -44,11 +45,8 @@ class Worker:
     def run_section(self, section: str, module: str, shard: int, shards: int) -> None:
         try:
             cases: list[Case] = importlib.import_module(module).cases(self._setting)
-        except NotHereError as error:
-            self._result(section, WHOLE_SECTION, status="not here", reason=str(error))
-            return
         except Exception as error:
-            self._result(section, WHOLE_SECTION, status="failed", reason=_reason(error), trace=traceback.format_exc()[-2000:])
+            self._result(section, WHOLE_SECTION, **_problem(error))
             return
         cases = cases[shard::shards]
         self._log.emit("planned", section=section, names=[case.name for case in cases])
@@ -72,10 +70,8 @@ class Worker:
             times["prepare_s"] = round(time.monotonic() - started_s, 2)
             self._log.emit("ready", section=section, name=case.name, limit_s=case.limit_s * self._setting.patience)
             result = {"status": "ok", **measure()}
-        except NotHereError as error:
-            result = {"status": "not here", "reason": str(error)}
         except Exception as error:
-            result = {"status": "failed", "reason": _reason(error), "trace": traceback.format_exc()[-2000:]}
+            result = _problem(error)
         self._result(section, case.name, **result, **times, wall_s=round(time.monotonic() - started_s, 2))
         if result["status"] == "failed":
             self._setting.recover()
@@ -84,6 +80,15 @@ class Worker:
 
     def _result(self, section: str, name: str, **fields: Any) -> None:
         self._log.emit("result", section=section, name=name, **fields)
+
+
+def _problem(error: Exception) -> dict[str, Any]:
+    """Status and reason. A package that is not installed is no failure of ours, unless it is ours."""
+    if isinstance(error, NotHereError):
+        return {"status": "not here", "reason": str(error)}
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in OUR_PACKAGES:
+        return {"status": "not here", "reason": f"{error.name} is not installed"}
+    return {"status": "failed", "reason": _reason(error), "trace": traceback.format_exc()[-2000:]}
 
 
 def _reason(error: Exception) -> str:

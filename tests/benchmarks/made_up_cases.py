@@ -19,6 +19,12 @@ def _absent() -> Measure:
     raise NotHereError("no kernel takes this shape")
 
 
+def _without_package() -> Measure:
+    import no_such_package  # noqa: F401
+
+    raise AssertionError
+
+
 def _counted(setting: Setting, name: str, numbers: dict[str, Any]) -> Callable[[], Measure]:
     """Leaves a line each time it runs, beside the events."""
 
@@ -47,6 +53,7 @@ def cases(setting: Setting) -> list[Case]:
     return [
         Case("good", _counted(setting, "good", {"us": 2.0, "bytes": 10})),
         Case("absent", _absent),
+        Case("without a package", _without_package),
         Case("hang", _ready(lambda: time.sleep(60) or {}), limit_s=0.5),
         Case("long compilation", lambda: time.sleep(1) or (lambda: {"us": 5.0}), limit_s=0.5),
         Case("endless compilation", lambda: time.sleep(60) or dict, prepare_limit_s=0.5),

@@ -40,12 +40,14 @@ def test_each_break_costs_one_case(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     assert run_sections([MADE_UP], run, nothing) is None
     assert statuses(tmp_path) == {
-        "good": "ok", "absent": "not here", "hang": "failed", "long compilation": "ok", "endless compilation": "failed",
+        "good": "ok", "absent": "not here", "without a package": "not here", "hang": "failed", "long compilation": "ok",
+        "endless compilation": "failed",
         "crash": "failed", "raise": "failed", "last": "ok",
     }  # fmt: skip
     results = {result["name"]: result for result in latest_results(read_events(run.events)).values()}
     assert results["hang"]["reason"] == "it hung: ended after 0 s"
     assert results["endless compilation"]["reason"].startswith("preparing it took too long")
+    assert results["without a package"]["reason"] == "no_such_package is not installed"
     assert "exit code 7" in results["crash"]["reason"]
     assert results["raise"]["reason"].startswith("ZeroDivisionError")
     assert results["long compilation"]["prepare_s"] >= 1  # reported beside the time, and no hang
@@ -128,7 +130,7 @@ def test_a_failed_gate_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_a_section_that_cannot_be_imported_says_so_until_it_can(tmp_path: Path) -> None:
-    run_sections([Section("made-up", "no_such_module", 1)], make_run(tmp_path), nothing)
+    run_sections([Section("made-up", "benchmarks.device.no_such_module", 1)], make_run(tmp_path), nothing)
     assert statuses(tmp_path) == {"(section)": "failed"}
     run_sections([MADE_UP], make_run(tmp_path), nothing)
     assert "(section)" not in statuses(tmp_path) and statuses(tmp_path)["good"] == "ok"
