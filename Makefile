@@ -15,7 +15,6 @@ AOT_JOBS   ?= 2
 DEVICE_PACKAGES := msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
-DEVICE_OUT ?= .device-dry-run
 
 .PHONY: help setup demo serve test aot lint types device-wheels device-dry-run clean
 
@@ -59,7 +58,8 @@ device-wheels:   ## collect the wheels that benchmarks.device carries to a machi
 	@du -sm $(DEVICE_WHEELS) | awk '{ print $$1 " MiB of wheels in " $$2; exit $$1 > 64 }'
 
 device-dry-run: device-wheels .venv-device/.installed  ## run every section of benchmarks.device in such a machine's environment, on the CPU
-	.venv-device/bin/python -m benchmarks.device --smoke --out $(DEVICE_OUT) --wheels $(DEVICE_WHEELS)
+	rm -rf .device-dry-run
+	.venv-device/bin/python -m benchmarks.device --smoke --out .device-dry-run --wheels $(DEVICE_WHEELS)
 
 .venv-device/.installed: benchmarks/device/dry_run_packages.txt
 	@test -x $(@D)/bin/python || $(AOT_PYTHON) -m venv $(@D)
@@ -74,4 +74,4 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
 clean:           ## remove what setup and tests left behind
-	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device $(DEVICE_WHEELS) $(DEVICE_OUT) .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device $(DEVICE_WHEELS) .device-dry-run .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info

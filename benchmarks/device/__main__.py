@@ -26,6 +26,7 @@ from benchmarks.device.sections import NAMES, SECTIONS
 from benchmarks.device.supervisor import Run, run_sections
 
 FAILED = "failed"
+GATES = {section.name for section in SECTIONS if section.is_gate}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -66,12 +67,13 @@ def _merge(log: EventLog, folders: Iterable[Path]) -> None:
             raise UnfitMachineError(f"--merge {folder}: there is no {EVENTS_FILE} to read: {error.strerror}") from error
 
 
-def _forget(log: EventLog, out: Path, wanted: list[str]) -> None:
-    """What was asked for again does not count as done."""
+def forget(log: EventLog, out: Path, wanted: list[str]) -> None:
+    """What was asked for again does not count as done, nor does a failure that would end this run, too."""
     events = read_events(out / EVENTS_FILE)
     results = latest_results(events)
     for section, name in done(events):
-        if section in wanted or (FAILED in wanted and results[section, name]["status"] == FAILED):
+        is_failed_again = results[section, name]["status"] == FAILED and (FAILED in wanted or section in GATES)
+        if section in wanted or is_failed_again:
             log.emit("again", section=section, name=name)
 
 
@@ -86,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
     name = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:4]}"
     log = EventLog(options.out / EVENTS_FILE, name)
     _merge(log, options.merge)
-    _forget(log, options.out, options.again)
+    forget(log, options.out, options.again)
     log.emit("run", machine=machine, only=options.only, budget_s=options.budget_s, smoke=options.smoke)
     sections = [section for section in SECTIONS if section.name in options.only]
     report = functools.partial(write_report, options.out)

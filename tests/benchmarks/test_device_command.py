@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.device.__main__ import forget
+from benchmarks.device.events import EventLog, done, read_events
 from benchmarks.device.machine import UnfitMachineError, install
 from benchmarks.device.profile import parse
 from benchmarks.device.sanitize import summary
@@ -108,6 +110,18 @@ def test_a_run_on_what_looks_like_a_gpu(tmp_path: Path) -> None:
     assert ask(*again, path=f"{tmp_path}:/usr/bin:/bin")[0] == 1
     code, lines = ask(*again, "--again", "failed", path=f"{tmp_path}:/usr/bin:/bin")
     assert code == 0 and lines[0].startswith("sanitize: 16 ok; ")
+
+
+def test_what_ended_the_last_run_is_tried_again(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl", "first")
+    for section, status in (("canary", "failed"), ("decode", "failed"), ("decode", "ok")):
+        log.emit("result", section=section, name=status, status=status)
+    forget(log, tmp_path, [])
+    assert done(read_events(tmp_path / "events.jsonl")) == {("decode", "failed"), ("decode", "ok")}
+    forget(log, tmp_path, ["failed"])
+    assert done(read_events(tmp_path / "events.jsonl")) == {("decode", "ok")}
+    forget(log, tmp_path, ["decode"])
+    assert done(read_events(tmp_path / "events.jsonl")) == set()
 
 
 def test_the_table_that_ncu_prints() -> None:
