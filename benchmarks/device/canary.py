@@ -39,13 +39,16 @@ def attention_shapes(setting: Setting) -> dict[str, AttentionCase]:
     return {"decode": AttentionCase(rows), "extend": AttentionCase(((70, 70), (0, 0), (17, 300))), "mla decode": mla}
 
 
-def toolkit() -> Measure:
-    """Where JAX looks for ptxas. No failure if it is not there: the compiler may have one of its own."""
+def toolkit(setting: Setting) -> Measure:
+    """That JAX has the GPU, and where it looks for ptxas: no failure if none is there, the compiler may have its own."""
     from jax._src.lib import cuda_path
 
     root = Path(cuda_path or "/usr/local/cuda")  # what JAX takes then
     found = {"cuda_path": cuda_path, "has_ptxas": (root / "bin" / "ptxas").exists(), "ptxas": facts(None)["ptxas"]}
-    return lambda: {**found, "device": jax.devices()[0].device_kind, "jax": jax.__version__}
+    device = jax.devices()[0]
+    if device.platform != "gpu" and not setting.smoke:
+        raise RuntimeError(f"JAX does not find the GPU, only {device}; its warning stands in the log")
+    return lambda: {**found, "device": device.device_kind, "jax": jax.__version__}
 
 
 def check_sampler(options: CompilerOptions, setting: Setting) -> Measure:
@@ -93,7 +96,7 @@ def check_sampler(options: CompilerOptions, setting: Setting) -> Measure:
 
 
 def cases(setting: Setting) -> list[Case]:
-    found = [Case("toolkit", toolkit)]
+    found = [Case("toolkit", functools.partial(toolkit, setting))]
     write = WriteShape(9, 2, 2, 64, 16) if setting.smoke else WriteShape(num_tokens=70)
     for mode, options in MODES.items():
         if setting.smoke and mode != "graphs on":

@@ -223,4 +223,5 @@ def _failed_gate(group: Sequence[Section], run: Run) -> str | None:
     if not any(section.is_gate for section in group):
         return None
     bad = [result for result in _results(group, run) if result["status"] in ("failed", "left out")]
-    return f"{bad[0]['section']}: {bad[0]['name']}: {bad[0]['reason']}" if bad else None
+    reasons = sorted({f"{result['section']}: {result['name']}: {result['reason']}" for result in bad})
+    return "; ".join(reasons) or None
