@@ -13,13 +13,19 @@ AOT_TESTS  ?= tests/accelerator
 AOT_OLDEST := 0.11.2
 AOT_NEWEST := 0.12.0.1
 AOT_PTXAS  := 13.5.37
+AOT_PTXAS_OLDEST := 13.0.88
 # Processes that tests run in: one per core of a small machine.
 JOBS       ?= 2
 
-.PHONY: help setup demo serve test aot aot-setup aot-all lint types clean
+# What a server needs beside JAX and Hugging Face's libraries, for a machine without network that has only those.
+DEVICE_PACKAGES := msgspec pyzmq fastapi uvicorn httptools pydantic
+DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
+DEVICE_WHEELS := .device-wheels
+
+.PHONY: help setup demo serve test aot aot-setup aot-all lint types device-wheels device-dry-run clean
 
 help:            ## show this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -38,11 +44,12 @@ serve: $(STAMP)  ## serve the built-in model until Ctrl-C
 test: $(STAMP)   ## run all tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
-aot: aot-setup     ## interpret kernels; compile those and the steps that changed for H200 and TPU
+aot: aot-setup   ## interpret kernels; compile those and the steps that changed for H200 and TPU
 	.venv-aot/bin/python -m pytest -n $(JOBS) $(AOT_TESTS)
+	PTXAS=.venv-aot/ptxas/nvidia/cu13/bin/ptxas .venv-aot/bin/python -m pytest -n $(JOBS) $(AOT_TESTS)/test_gpu_*.py -m compile
 	.venv-aot-latest/bin/python -m pytest -n $(JOBS) $(AOT_TESTS) -m compile
 
-aot-setup: .venv-aot/.installed .venv-aot-latest/.installed  ## create the environments of `make aot`
+aot-setup: .venv-aot/.installed .venv-aot/ptxas .venv-aot-latest/.installed  ## create the environments of `make aot`
 
 aot-all:         ## the same, and compile everything; after kernels or models changed, commit tests/accelerator/records
 	rm -rf tests/accelerator/records
@@ -54,7 +61,27 @@ aot-all:         ## the same, and compile everything; after kernels or models ch
 	@test -n "$(AOT_PYTHON)" || { echo "make aot needs Python 3.12 or newer: set AOT_PYTHON to one"; exit 1; }
 	@test -x $(@D)/bin/python || $(AOT_PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]' 'jax[cuda13,tpu]==$(JAX_PIN)' 'nvidia-cuda-nvcc==$(AOT_PTXAS)'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[aot]' 'jax[cuda13,tpu]==$(JAX_PIN)' \
+		'nvidia-cuda-nvcc==$(AOT_PTXAS)' 'nvidia-nvjitlink==$(AOT_PTXAS)'
+	@touch $@
+
+.venv-aot/ptxas: .venv-aot/.installed
+	.venv-aot/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ nvidia-cuda-nvcc==$(AOT_PTXAS_OLDEST)
+
+device-wheels:   ## collect the wheels that benchmarks.device carries to a machine without network (Python 3.12, x86-64)
+	rm -rf $(DEVICE_WHEELS)
+	$(AOT_PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version 3.12 \
+		--implementation cp $(DEVICE_PLATFORMS:%=--platform manylinux_%_x86_64) --platform manylinux2014_x86_64 \
+		--dest $(DEVICE_WHEELS) $(DEVICE_PACKAGES)
+	@du -sm $(DEVICE_WHEELS) | awk '{ print $$1 " MiB of wheels in " $$2; exit $$1 > 64 }'
+
+device-dry-run: device-wheels .venv-device/.installed  ## run every section of benchmarks.device in such a machine's environment, on the CPU
+	rm -rf .device-dry-run
+	.venv-device/bin/python -m benchmarks.device --smoke --out .device-dry-run --wheels $(DEVICE_WHEELS)
+
+.venv-device/.installed: benchmarks/device/dry_run_packages.txt
+	@test -x $(@D)/bin/python || $(AOT_PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	@touch $@
 
 lint: $(STAMP)   ## ruff: style and format
@@ -65,4 +92,4 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
 clean:           ## remove what setup and tests left behind
-	rm -rf $(VENV) .venv-aot .venv-aot-latest .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device $(DEVICE_WHEELS) .device-dry-run .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxserve.cuda_toolkit import point_jax_to_toolkit
+
 if TYPE_CHECKING:
     from jaxserve.config import ServerArgs as ServerArgs
     from jaxserve.server.engine import Engine as Engine
@@ -21,6 +23,8 @@ __version__ = "0.1.0"
 __all__ = ["Engine", "SamplingParams", "ServerArgs", "__version__"]
 
 _HOMES = {"Engine": "jaxserve.server.engine", "SamplingParams": "jaxserve.types", "ServerArgs": "jaxserve.config"}
+
+point_jax_to_toolkit()
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "config": set(),
     "demo": set(),
+    "cuda_toolkit": set(),
     "messages": {"types"},
     "runner": {"types"},
     "dispatcher": {"messages"},
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor"},
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor"},
     "__main__": {"cli"},
-    "__init__": {"config", "types", "server"},
+    "__init__": {"config", "cuda_toolkit", "types", "server"},
 }
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.

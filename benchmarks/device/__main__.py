@@ -1,94 +1,125 @@
 """Every kernel on the GPU at hand: is it right, how fast, how near to the device's limits, and against what else there is.
 
-    PYTHONPATH=. python -m benchmarks.device --out device.json              # from the repository root, under 8 minutes
-    PYTHONPATH=. python -m benchmarks.device --only ceilings decode --budget-s 120
-    PYTHONPATH=. python -m benchmarks.device --smoke                        # on a CPU, kernels interpreted, seconds
+    python -m benchmarks.device --out FOLDER [--only SECTION ...]
 
-Sections, in this order; --only takes their names:
-
-    ceilings  copy and read bandwidth, a bf16 matrix product on random data, through JAX and torch
-    checks    every kernel against float32 arithmetic on fresh random, poisoned inputs; each twice, for equal bits
-    decode, extend, mla, write    our kernels with cold L2: microseconds, bytes and operations over them, share of the floor
-    model     Llama-3.1-8B shapes with dummy weights through the executor: decode steps and prefill
-    jax       the same shapes through cuDNN (jax.nn.dot_product_attention, dense KV) and JAX's deprecated Triton paged kernel
-    torch     and through SDPA (flash, cuDNN; dense KV), FlexAttention with a paged block mask, FlashInfer where installed
-
-How times are taken stands in jaxserve/bench/timing.py (JAX) and torch_timing.py (torch). The floor of a case is the larger of
-bytes over the best measured bandwidth and operations over the best measured matrix product. A case that fails, hangs or cannot
-run here is recorded with its reason, and the others go on; so is every case that the budget left out.
+See docs/device.md: what the sections are, the sequence of runs, and what stands in the folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
-import platform
-import subprocess
+import functools
+import os
 import sys
-import tempfile
 import time
+import uuid
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.device.case import SECTIONS
-from benchmarks.device.report import finish, print_table, write_json
-from benchmarks.device.supervisor import Budget, run_sections
+from benchmarks.device.events import EVENTS_FILE, EventLog, done, latest_results, read_events
+from benchmarks.device.machine import ROOT, UnfitMachineError, facts, gpu, watched_gpu, worker_environment
+from benchmarks.device.report import write_report
+from benchmarks.device.sections import NAMES, SECTIONS
+from benchmarks.device.supervisor import Run, run_sections
 
-PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "torch", "triton", "flashinfer-python", "nvidia-cudnn-cu13")
+FAILED = "failed"
+GATES = {section.name for section in SECTIONS if section.is_gate}
 
 
-def _command(*words: str) -> str | None:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for events, log and report; a later run goes on in it")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES), metavar="SECTION", help=", ".join(NAMES))
+    parser.add_argument("--budget-s", type=float, default=540.0, help="everything ends after so many seconds (default: 540)")
+    again = (*NAMES, FAILED)
+    parser.add_argument(
+        "--again", nargs="+", choices=again, default=[], metavar="SECTION", help=f"run these once more, or what {FAILED}"
+    )
+    parser.add_argument(
+        "--merge", nargs="+", type=Path, default=[], metavar="FOLDER", help="take over what other runs recorded"
+    )
+    parser.add_argument("--shape", default="", help="for tune: HEADS/KV_HEADS,HEAD_DIM,PAGE_SIZE,KV_DTYPE")
+    parser.add_argument(
+        "--wheels", type=Path, default=ROOT / ".device-wheels", metavar="FOLDER", help="of `make device-wheels`"
+    )
+    parser.add_argument("--commit", help="what to record where git cannot tell")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes on a CPU, kernels interpreted")
+    parser.add_argument("--report", action="store_true", help="run nothing; write the report of what is in the folder")
+    return parser
+
+
+def _check_folder(folder: Path) -> None:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / EVENTS_FILE).open("a").close()
+    except OSError as error:
+        raise UnfitMachineError(f"--out {folder} cannot be written to: {error.strerror}") from error
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
+def _merge(log: EventLog, folders: Iterable[Path]) -> None:
+    for folder in folders:
         try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+            print(f"{log.merge(folder)} records taken over from {folder}")
+        except OSError as error:
+            raise UnfitMachineError(f"--merge {folder}: there is no {EVENTS_FILE} to read: {error.strerror}") from error
 
 
-def _machine(smoke: bool, commit: str | None) -> dict[str, Any]:
-    fields = ("name", "driver_version", "memory.total")
-    gpu = None if smoke else _command("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
-    return {
-        "device": dict(zip(fields, gpu.split("\n")[0].split(", "), strict=False)) if gpu else {"name": "cpu"},
-        "versions": _versions(),
-        "commit": commit or _command("git", "rev-parse", "HEAD"),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "smoke": smoke,
-    }
+def forget(log: EventLog, out: Path, wanted: list[str]) -> None:
+    """What was asked for again does not count as done, nor does a failure that would end this run, too."""
+    events = read_events(out / EVENTS_FILE)
+    results = latest_results(events)
+    for section, name in done(events):
+        is_failed_again = results[section, name]["status"] == FAILED and (FAILED in wanted or section in GATES)
+        if section in wanted or is_failed_again:
+            log.emit("again", section=section, name=name)
+
+
+def _run(options: argparse.Namespace) -> int:
+    started_s = time.time()
+    if options.shape:
+        from benchmarks.device.tune import check_shape
+
+        check_shape(options.shape)
+    machine: dict[str, Any] = {"gpu": {"name": "cpu"} if options.smoke else gpu(), **facts(options.commit)}
+    _check_folder(options.out)
+    name = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:4]}"
+    log = EventLog(options.out / EVENTS_FILE, name)
+    _merge(log, options.merge)
+    forget(log, options.out, options.again)
+    log.emit("run", machine=machine, only=options.only, budget_s=options.budget_s, smoke=options.smoke)
+    sections = [section for section in SECTIONS if section.name in options.only]
+    report = functools.partial(write_report, options.out)
+    with worker_environment(options.wheels, options.smoke) as environment, nullcontext() if options.smoke else watched_gpu(log):
+        run = Run(options.out, name, started_s + options.budget_s, options.smoke, options.shape, environment)
+        problem = run_sections(sections, run, report)
+    results = latest_results(read_events(options.out / EVENTS_FILE)).values()
+    failed = sum(result["status"] == FAILED for result in results)
+    print(f"{options.out}: {len(results)} results, {failed} failed, {time.time() - started_s:.0f} s")
+    if problem is not None:
+        print(f"stopped: {problem}", file=sys.stderr)
+    return 1 if failed or problem else 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
-    parser.add_argument("--budget-s", type=float, default=450.0, help="no case is started after so many seconds")
-    parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--commit", help="what to record where git cannot tell")
-    parser.add_argument("--smoke", action="store_true", help="tiny shapes on a CPU, kernels interpreted")
-    options = parser.parse_args()
-    started_s = time.time()
-    sections = [section for section in SECTIONS if section in options.only]
-    document = _machine(options.smoke, options.commit)
-    with tempfile.TemporaryDirectory() as folder:
-        found = run_sections(sections, Path(folder), Budget(started_s, options.budget_s), smoke=options.smoke)
-    ceilings, results = finish(found)
-    document |= {"wall_s": round(time.time() - started_s, 1), "ceilings": ceilings, "cases": results}
-    print_table(ceilings, results)
-    if options.out:
-        write_json(options.out, document)
-    print(f"{document['wall_s']:.0f} s")
-    return 1 if any(result["status"] == "failed" for result in results) else 0
+    options = _parser().parse_args()
+    try:
+        if options.report:
+            _check_folder(options.out)
+            _merge(EventLog(options.out / EVENTS_FILE, "report"), options.merge)
+            write_report(options.out)
+            return 0
+        return _run(options)
+    except UnfitMachineError as error:
+        print(f"benchmarks.device: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # In the end of a run everything is on disk; what a library leaves running must not keep the machine.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.device.case import Case, NotHereError, Setting
+from benchmarks.device.case import Case, Measure, NotHereError, Numbers, Setting
 from benchmarks.device.decode import decode_shapes
 from benchmarks.device.extend import extend_shapes
 from jaxserve.bench.inputs import AttentionCase, make_inputs, random_array
-from jaxserve.bench.timing import Plan, Timing, copies_needed, time_calls
+from jaxserve.bench.timing import Plan, Timing, compile_calls, copies_needed
 
 # The Triton kernel's indices are int32: a larger pool would be read at wrong places.
 _MOST_INDEXED = 1 << 31
@@ -37,7 +37,7 @@ def _result(name: str, timing: Timing, calls_each: int, case: AttentionCase) -> 
     return {"against": name, **times, "calls": timing.calls * calls_each, "bytes": case.nbytes, "flop": case.flop}
 
 
-def cudnn_dense(name: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
+def cudnn_dense(name: str, case: AttentionCase, setting: Setting) -> Measure:
     """Queries are the result of the call before: nothing can be moved out of the loop. An even number of calls in a round ends
     where it began, so that the loop needs no copy."""
     setting.needs_cuda()
@@ -64,11 +64,11 @@ def cudnn_dense(name: str, case: AttentionCase, setting: Setting) -> dict[str, A
 
     plan = Plan()
     calls = plan.calls(case.expected_us * rounds)
-    timing, _ = time_calls(call, q, (keys, values), calls, plan)
-    return _result(name, timing, rounds, case)
+    compiled = compile_calls(call, q, (keys, values), calls, plan)
+    return lambda: _result(name, compiled.time()[0], rounds, case)
 
 
-def triton_paged(name: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
+def triton_paged(name: str, case: AttentionCase, setting: Setting) -> Measure:
     setting.needs_cuda()
     from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
 
@@ -100,16 +100,21 @@ def triton_paged(name: str, case: AttentionCase, setting: Setting) -> dict[str, 
             k_splits=splits,
         )
 
-    timing, out = time_calls(call, jnp.zeros_like(q), (q, keys, values, table, lengths, rotation), calls, plan)
-    if not bool(jnp.isfinite(out).all()):
-        raise FloatingPointError("the result is not finite")
-    return _result(name, timing, 1, case)
+    compiled = compile_calls(call, jnp.zeros_like(q), (q, keys, values, table, lengths, rotation), calls, plan)
+
+    def measure() -> Numbers:
+        timing, out = compiled.time()
+        if not bool(jnp.isfinite(out).all()):
+            raise FloatingPointError("the result is not finite")
+        return _result(name, timing, 1, case)
+
+    return measure
 
 
 def cases(setting: Setting) -> list[Case]:
     found: list[Case] = []
 
-    def add(what: str, name: str, run: Callable[..., dict[str, Any]], case: AttentionCase) -> None:
+    def add(what: str, name: str, run: Callable[..., Measure], case: AttentionCase) -> None:
         found.append(Case(f"{name}: {what}", functools.partial(run, name, case, setting)))
 
     decode = {name: case for name, case in decode_shapes(setting).items() if is_plain(case) and case.rows[0][0] == 1}

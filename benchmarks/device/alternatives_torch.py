@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.device.alternatives_jax import is_plain
-from benchmarks.device.case import Case, NotHereError, Setting
+from benchmarks.device.case import Case, Measure, NotHereError, Setting
 from benchmarks.device.decode import decode_shapes
 from benchmarks.device.extend import extend_shapes
 from benchmarks.device.torch_timing import time_torch, torch_cuda
@@ -26,7 +26,7 @@ def _result(name: str, times: dict[str, Any], case: AttentionCase, **more: Any) 
     return {"against": name, **times, "bytes": case.nbytes, "flop": case.flop, **more}
 
 
-def sdpa(backend: str, name: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
+def sdpa(backend: str, name: str, case: AttentionCase, setting: Setting) -> Measure:
     """Dense KV [R, Hkv, kv_len, D]."""
     torch = torch_cuda(setting)
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -38,7 +38,7 @@ def sdpa(backend: str, name: str, case: AttentionCase, setting: Setting) -> dict
         with sdpa_kernel(which):
             return dense_attention(torch, q, k, v, case)
 
-    return _result(name, time_torch([functools.partial(run, k, v) for k, v in copies]), case)
+    return lambda: _result(name, time_torch([functools.partial(run, k, v) for k, v in copies]), case)
 
 
 def dense_inputs(torch: Any, case: AttentionCase, device: str) -> tuple[Any, list[tuple[Any, Any]]]:
@@ -65,7 +65,7 @@ def dense_attention(torch: Any, q: Any, k: Any, v: Any, case: AttentionCase) -> 
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
 
-def flex(name: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
+def flex(name: str, case: AttentionCase, setting: Setting) -> Measure:
     torch = torch_cuda(setting)
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -74,7 +74,7 @@ def flex(name: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
         calls, error = flex_calls(torch, compiled, case, "cuda")
     if case.sliding_window is None and not error <= MOST_ERROR:
         raise FloatingPointError(f"its result differs from SDPA's: {error:.2e}")
-    return _result(name, time_torch(calls), case, error=error)
+    return lambda: _result(name, time_torch(calls), case, error=error)
 
 
 def flex_calls(torch: Any, attention: Any, case: AttentionCase, device: str) -> tuple[Sequence[Callable[[], Any]], float]:
@@ -122,7 +122,7 @@ def _gather(torch: Any, pool: Any, table: Any, kv_len: int) -> Any:
     return rows[:, :, :kv_len].transpose(0, 1).contiguous()
 
 
-def flashinfer(name: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
+def flashinfer(name: str, case: AttentionCase, setting: Setting) -> Measure:
     torch = torch_cuda(setting)
     try:
         import flashinfer as fi
@@ -153,7 +153,8 @@ def flashinfer(name: str, case: AttentionCase, setting: Setting) -> dict[str, An
     pools = [
         tuple(torch.randn(shape, dtype=dtype, device="cuda") for _ in range(2)) for _ in range(copies_needed(case.kv_bytes))
     ]
-    return _result(name, time_torch([functools.partial(wrapper.run, q, pool) for pool in pools]), case)
+    wrapper.run(q, pools[0])  # which compiles it
+    return lambda: _result(name, time_torch([functools.partial(wrapper.run, q, pool) for pool in pools]), case)
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -162,19 +163,16 @@ def cases(setting: Setting) -> list[Case]:
     uniform = {name: case for name, case in shapes.items() if len(set(case.rows)) == 1 and not case.is_quantized}
     plain = {name: case for name, case in uniform.items() if is_plain(case) and not 1 < case.rows[0][0] < 5}
     dense = [
-        Case(f"{name}: SDPA {label}", functools.partial(sdpa, backend, name, case, setting), limit_s=40)
+        Case(f"{name}: SDPA {label}", functools.partial(sdpa, backend, name, case, setting))
         for name, case in plain.items()
         if case.page_size == 64 or setting.smoke
         for label, backend in (("flash", "FLASH_ATTENTION"), ("cuDNN", "CUDNN_ATTENTION"))
     ]
     paged = [
-        Case(f"{name}: FlexAttention paged", functools.partial(flex, name, uniform[name], setting), limit_s=90)
+        Case(f"{name}: FlexAttention paged", functools.partial(flex, name, uniform[name], setting))
         for name in FLEX_CASES
         if name in uniform
     ]
-    infer = [
-        Case(f"{name}: FlashInfer", functools.partial(flashinfer, name, case, setting), limit_s=120)
-        for name, case in plain.items()
-    ]
+    infer = [Case(f"{name}: FlashInfer", functools.partial(flashinfer, name, case, setting)) for name, case in plain.items()]
     num_extend = sum(case.name.startswith("extend") for case in dense)
     return [*dense[: num_extend + 2], *paged[:2], *dense[num_extend + 2 :], *paged[2:], *infer]

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.device.case import NotHereError, Setting
+from benchmarks.device.case import CompilerOptions, Measure, NotHereError, Numbers, Setting
 from benchmarks.device.compare import LIMITS, relative_error
 from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.kernels.rotary import Rotary
@@ -35,7 +35,7 @@ class WriteShape:
     norms: bool = False
 
 
-def checks(setting: Setting) -> dict[str, Callable[[Setting], dict[str, Any]]]:
+def checks(setting: Setting) -> dict[str, Callable[[Setting], Measure]]:
     if setting.smoke:
         shapes = {"small": WriteShape(9, 2, 2, 64, 16)}
     else:
@@ -57,7 +57,7 @@ def checks(setting: Setting) -> dict[str, Callable[[Setting], dict[str, Any]]]:
     return {f"write {name}": functools.partial(check_write, shape) for name, shape in shapes.items()}
 
 
-def check_write(shape: WriteShape, setting: Setting) -> dict[str, Any]:
+def check_write(shape: WriteShape, setting: Setting, options: CompilerOptions = None) -> Measure:
     from jaxserve.kernels.pallas import gpu_write
 
     seed = time.time_ns() % (1 << 31)
@@ -74,17 +74,24 @@ def check_write(shape: WriteShape, setting: Setting) -> dict[str, Any]:
         pages, offsets = jnp.asarray(slot_pages, jnp.int32), jnp.asarray(slots % shape.page_size, jnp.int32)
         return gpu_write.rope_and_write(qkv, rotary, pool, scales, pages, offsets, offset, interpret=setting.interpret)
 
-    results = []
-    for _ in range(2):
-        old = jax.tree.map(jnp.asarray, (pool, scales))
-        try:
-            results.append(jax.tree.map(np.asarray, write(*old, qkv, rotary, jnp.int32(num_pages))))
-        except NotImplementedError as error:
-            raise NotHereError(str(error)) from error
-    is_repeatable = all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, results), strict=True))
+    offset = jnp.int32(num_pages)
+    try:
+        lowered = write.lower(*jax.tree.map(jnp.asarray, (pool, scales)), qkv, rotary, offset)
+        compiled = lowered.compile(compiler_options=options)
+    except NotImplementedError as error:
+        raise NotHereError(str(error)) from error
     live = np.flatnonzero(~is_padding)
     pages, offsets = slots[live] // shape.page_size + num_pages, slots[live] % shape.page_size
-    return {"seed": seed, **_judge(shape, results[0], (pool, scales), qkv, rotary, (live, pages, offsets), is_repeatable)}
+
+    def run() -> Any:
+        return jax.tree.map(np.asarray, compiled(*jax.tree.map(jnp.asarray, (pool, scales)), qkv, rotary, offset))
+
+    def measure() -> Numbers:
+        first, second = run(), run()
+        is_repeatable = all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, (first, second)), strict=True))
+        return {"seed": seed, **_judge(shape, first, (pool, scales), qkv, rotary, (live, pages, offsets), is_repeatable)}
+
+    return measure
 
 
 def _inputs(shape: WriteShape, rng: np.random.Generator) -> tuple[jax.Array, Rotary | None]:

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.device.case import NotHereError, Setting
-from jaxserve.bench.attention import decode_plan, extend_plan, time_attention
+from benchmarks.device.case import Measure, NotHereError, Numbers, Setting
+from jaxserve.bench.attention import compile_attention, decode_plan, extend_plan
 from jaxserve.bench.inputs import AttentionCase, make_inputs
-from jaxserve.bench.timing import Plan, Rotation, time_calls
+from jaxserve.bench.timing import Plan, Rotation, compile_calls
 from jaxserve.kernels import tuning
 
 # Blocks that the interpreter can run in a second or two.
@@ -37,17 +37,21 @@ def config_for(op: str, case: AttentionCase, setting: Setting) -> Any:
     return dataclasses.replace(config, **{name: value for name, value in _SMOKE_FIELDS.items() if name in names})
 
 
-def timed(op: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
+def timed(op: str, case: AttentionCase, setting: Setting) -> Measure:
     """Time, bytes and operations of one of jaxserve.bench.attention.MAKERS."""
     config = config_for(op, case, setting)
     try:
-        timing = time_attention(op, case, config, SMOKE_PLAN if setting.smoke else Plan(), setting.interpret)
+        time = compile_attention(op, case, config, SMOKE_PLAN if setting.smoke else Plan(), setting.interpret)
     except NotImplementedError as error:
         raise NotHereError(str(error)) from error
-    return {**timing.as_dict(), "bytes": case.nbytes, "flop": case.flop, "config": dataclasses.asdict(config)}
+
+    def measure() -> Numbers:
+        return {**time().as_dict(), "bytes": case.nbytes, "flop": case.flop, "config": dataclasses.asdict(config)}
+
+    return measure
 
 
-def timed_plan(op: str, case: AttentionCase, setting: Setting) -> dict[str, Any]:
+def timed_plan(op: str, case: AttentionCase, setting: Setting) -> Measure:
     """Of the division of work, which a step pays once for all its layers. It is a row of small XLA kernels."""
     config, plan = config_for(op, case, setting), SMOKE_PLAN if setting.smoke else Plan()
     make: Any = {"decode": decode_plan, "extend": extend_plan}[op]
@@ -67,5 +71,5 @@ def timed_plan(op: str, case: AttentionCase, setting: Setting) -> dict[str, Any]
         return make(case, dataclasses.replace(inputs, kv_lens=inputs.kv_lens + inputs.rotation.offset(index)), config)
 
     carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: make(case, inputs, config)))
-    timing, _ = time_calls(call, carry, inputs, plan.calls(50.0), plan)
-    return timing.as_dict()
+    compiled = compile_calls(call, carry, inputs, plan.calls(50.0), plan)
+    return lambda: dict(compiled.time()[0].as_dict())

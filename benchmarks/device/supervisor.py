@@ -1,198 +1,227 @@
-"""Starts workers, watches them, and collects what they measured.
+"""Starts workers, watches them, and ends the ones that hang.
 
-A kernel that was never on hardware may hang, or read what it must not and take the CUDA context with it. So each section runs
-in a process that can be ended; what ended it is recorded as failed and a new process goes on behind it.
+A kernel that was never on hardware may hang, or read what it must not and take the CUDA context with it. So each group of
+sections runs in a process that can be ended; what ended it is recorded as the result of the case that ran, and a new process
+goes on behind it. Nothing is kept here that is not in the events.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.device.worker import read_events
+from benchmarks.device.events import EVENTS_FILE, WHOLE_SECTION, Event, EventLog, Tail, latest_results, read_events
+from benchmarks.device.sections import Section, grouped, share_of_rest
 
-START_LIMIT_S = 90.0  # importing JAX and torch, finding the device, listing cases
-GRACE_S = 8.0  # a case may run so far past the end of the whole budget
+LOG_FILE = "log.txt"
+START_LIMIT_S = 120.0  # importing JAX and torch, finding the device, listing cases
+END_LIMIT_S = 10.0  # after SIGKILL; a process in the driver's hands may not end
+GRACE_S = 5.0  # a case may run so far past the end of the whole budget
 POLL_S = 0.1
-MOST_RESTARTS = 12
-MOST_HANGS = 3  # each costs a case's whole time limit
-# Check workers share the device: checks are compiled more than they run, and nothing is timed.
-CHECK_WORKERS = 8
-# Sections that share a process: importing JAX and finding the device takes seconds.
-TOGETHER = (("ceilings",), ("checks",), ("decode", "extend", "mla", "write"), ("model",), ("jax",), ("torch",))
 
 
 @dataclasses.dataclass(frozen=True)
-class Budget:
-    start_s: float  # time.time()
-    total_s: float
-    # Sections may not take more than this share of the total, so that a slow one leaves the others their turn.
-    shares: dict[str, float] = dataclasses.field(
-        default_factory=lambda: {
-            "ceilings": 0.1,
-            "checks": 0.27,
-            "decode": 0.22,
-            "extend": 0.12,
-            "mla": 0.1,
-            "write": 0.06,
-            "model": 0.3,
-            "jax": 0.15,
-            "torch": 0.3,
-        }
-    )
+class Run:
+    """What all workers of a run have in common."""
+
+    out: Path
+    name: str
+    end_s: float  # seconds since the epoch
+    smoke: bool = False
+    shape: str = ""
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)  # beside this process's own
+    start_limit_s: float = START_LIMIT_S
 
     @property
-    def end_s(self) -> float:
-        return self.start_s + self.total_s
+    def events(self) -> Path:
+        return self.out / EVENTS_FILE
 
-    def deadline_s(self, sections: list[str]) -> float:
-        """No new case is taken after this."""
-        share = sum(self.shares[section] for section in sections)
-        return min(self.end_s, time.time() + share * self.total_s)
+    def log(self, worker: str = "") -> EventLog:
+        return EventLog(self.events, self.name, worker)
 
 
 class WorkerProcess:
-    """One worker, started anew while it makes progress."""
+    """One worker of a group, started anew while it makes progress."""
 
-    def __init__(self, sections: list[str], folder: Path, budget: Budget, shard: int, shards: int, smoke: bool) -> None:
-        name = f"{sections[0]}-{shard}"
-        self.events_path = folder / f"{name}.jsonl"
-        self._log_path = folder / f"{name}.log"
+    def __init__(self, run: Run, sections: Sequence[Section], shard: int, shards: int, deadline_s: float) -> None:
+        self._run = run
         self._sections = sections
-        self._budget = budget
-        self._deadline_s = budget.deadline_s(sections)
-        self._arguments = ["--shard", str(shard), "--shards", str(shards), *(["--smoke"] if smoke else [])]
-        self._smoke = smoke
-        self._failures: list[dict[str, Any]] = []
-        self._restarts = self._hangs = 0
-        self._started_before = 0
+        self._shard, self._shards = shard, shards
+        self._deadline_s = deadline_s
+        self._starts = 0
         self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "benchmarks.device.worker", "--sections", *self._sections]
-        command += ["--events", str(self.events_path), "--deadline-s", str(self._deadline_s), *self._arguments]
-        self._started_s = time.time()
-        with self._log_path.open("a") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, env=_environment(self._smoke)
-            )
+        self._starts += 1
+        self.name = f"{self._sections[0].group}-{self._shard}.{self._starts}"
+        self._log = self._run.log(self.name)
+        command = [sys.executable, "-m", "benchmarks.device.worker", "--out", str(self._run.out), "--run", self._run.name]
+        command += ["--sections", *(f"{section.name}={section.module}" for section in self._sections)]
+        command += ["--name", self.name, "--deadline-s", str(self._deadline_s), "--parent", str(os.getpid())]
+        command += ["--shard", str(self._shard), "--shards", str(self._shards), f"--shape={self._run.shape}"]
+        command += ["--smoke"] if self._run.smoke else []
+        self._last_s, self._latest, self._progress = time.time(), None, 0
+        self._running: Event | None = None
+        self._process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **self._run.environment},
+        )
+        self._lines: collections.deque[str] = collections.deque(maxlen=5)
+        self._copier = threading.Thread(target=self._copy_output, args=(self._process, self._lines), daemon=True)
+        self._copier.start()
 
-    def poll(self) -> bool:
-        """Looks after the process; True when nothing is left to do."""
-        events = read_events(self.events_path)
-        code = self._process.poll()
-        if code is None:
-            reason = self._overdue(events)
-            if reason is None:
+    def _copy_output(self, process: subprocess.Popen[bytes], lines: collections.deque[str]) -> None:
+        assert process.stdout is not None
+        with (self._run.out / LOG_FILE).open("a") as log:
+            for line in process.stdout:
+                text = line.decode(errors="replace").rstrip()
+                lines.append(text[-300:])
+                log.write(f"[{self.name}] {text}\n")
+                log.flush()
+
+    def take(self, event: Event) -> None:
+        """An event of this worker."""
+        self._latest, self._last_s = event["event"], event["time_s"]
+        if event["event"] in ("start", "ready"):
+            self._running = event
+        elif event["event"] == "result":
+            self._running, self._progress = None, self._progress + 1
+
+    def poll(self, read: Callable[[], None]) -> bool:
+        """Looks after the process; True when nothing is left to do. `read` brings `take` up to date."""
+        ended = self._process.poll() is not None
+        read()
+        if not ended:
+            overdue = self._overdue()
+            if overdue is None:
                 return False
-            self._end()
-            self._hangs += 1
-            self._note(read_events(self.events_path), reason)
-        elif events and events[-1]["event"] == "finished":
+            if not self.end():
+                overdue = (overdue[0], f"{overdue[1]}, and its process could not be ended")
+                self._deadline_s = 0.0  # whoever came next would wait for the device
+            read()  # a result may have come meanwhile
+            self._close_case(*overdue)
+        elif self._latest == "finished":
             return True
         else:
-            self._note(events, f"its process ended with exit code {code}: {self._last_line()}")
-        return not self._may_restart()
+            self._copier.join(timeout=1)
+            self._close_case("failed", f"its process ended with exit code {self._process.returncode}: {self._last_words()}")
+        return not self._restart()
 
-    def results(self) -> list[dict[str, Any]]:
-        """One per case: from the worker, else what ended it, else that it was never reached."""
-        events = read_events(self.events_path)
-        results = [event for event in events if event["event"] == "result"] + self._failures
-        known = {(result["section"], result["name"]) for result in results}
-        for event in events:
-            for name in event.get("names", []) if event["event"] == "planned" else []:
-                if (event["section"], name) not in known:
-                    known.add((event["section"], name))
-                    left_out = {"status": "left out", "reason": "its worker was ended before"}
-                    results.append({"section": event["section"], "name": name, **left_out})
-        if not any(event["event"] == "planned" for event in events) and not results:
-            reason = f"the worker did not start: {self._last_line()}"
-            results = [{"section": name, "name": "(section)", "status": "failed", "reason": reason} for name in self._sections]
-        return results
+    def _overdue(self) -> tuple[str, str] | None:
+        """Status and reason for what runs."""
+        now_s, running = time.time(), self._running
+        if now_s > self._run.end_s + GRACE_S:
+            return "left out", "the time was used up while it ran"
+        if running is None:
+            too_long = now_s - self._last_s > self._run.start_limit_s
+            return ("failed", f"its worker did nothing for {self._run.start_limit_s:.0f} s") if too_long else None
+        if now_s - running["time_s"] <= running["limit_s"]:
+            return None
+        what = "it hung" if running["event"] == "ready" else "preparing it took too long"
+        return "failed", f"{what}: ended after {running['limit_s']:.0f} s"
 
-    def _overdue(self, events: list[dict[str, Any]]) -> str | None:
-        now_s, running = time.time(), _running(events)
-        if now_s > self._budget.end_s + GRACE_S:
-            return "the time was used up while it ran"
-        if running is not None and now_s - running["time_s"] > running["limit_s"]:
-            return f"it hung: ended after {running['limit_s']:.0f} s"
-        latest_s = max([self._started_s, *(event["time_s"] for event in events[-1:])])
-        if running is None and now_s - latest_s > START_LIMIT_S:
-            return "its worker did nothing"
-        return None
-
-    def _note(self, events: list[dict[str, Any]], reason: str) -> None:
-        running = _running(events)
+    def _close_case(self, status: str, reason: str) -> None:
+        """The result of what ran; of the section, if nothing had begun."""
+        running, self._running = self._running, None
         if running is not None:
-            failure = {"section": running["section"], "name": running["name"], "status": "failed", "reason": reason}
-            self._failures.append(failure)
+            self._log.emit("result", section=running["section"], name=running["name"], status=status, reason=reason)
+            self._progress += 1
+        elif not self._progress:
+            for section in self._sections:
+                self._log.emit("result", section=section.name, name=WHOLE_SECTION, status=status, reason=reason)
 
-    def _may_restart(self) -> bool:
-        started = sum(event["event"] == "start" for event in read_events(self.events_path))
-        made_progress = started > self._started_before
-        is_hopeless = not made_progress or self._restarts >= MOST_RESTARTS or self._hangs >= MOST_HANGS
-        if is_hopeless or time.time() > self._deadline_s:
+    def _restart(self) -> bool:
+        if not self._progress or time.time() > self._deadline_s:
             return False
-        self._started_before = started
-        self._restarts += 1
-        with self.events_path.open("a") as file:
-            file.write(json.dumps({"event": "restarted", "time_s": time.time()}) + "\n")
         self._start()
         return True
 
-    def _end(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+    def end(self) -> bool:
+        """Whether it did."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
-    def _last_line(self) -> str:
-        lines = [line for line in self._log_path.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1][-300:] if lines else "no output"
-
-
-def _running(events: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The case that was started and has not ended."""
-    last = next((event for event in reversed(events) if event["event"] != "planned"), None)
-    return last if last is not None and last["event"] == "start" else None
-
-
-def _environment(smoke: bool) -> dict[str, str]:
-    """JAX and torch share the device, so JAX takes memory as it needs it."""
-    variables = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    if smoke:  # its time is XLA's, compiling what runs once
-        variables["JAX_PLATFORMS"] = "cpu"
-        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-        variables["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    return {**os.environ, **variables}
+    def _last_words(self) -> str:
+        return next((line for line in reversed(self._lines) if line.strip()), "no output")
 
 
-def run_sections(sections: list[str], folder: Path, budget: Budget, *, smoke: bool) -> list[dict[str, Any]]:
-    """Results of all cases. Groups of sections run one after the other; a smoke run puts all into one process."""
-    if smoke:
-        return _watch([WorkerProcess(sections, folder, budget, 0, 1, smoke)])
-    results = []
-    for group in TOGETHER:
-        wanted = [section for section in group if section in sections]
-        if not wanted:
-            continue
-        shards = CHECK_WORKERS if wanted == ["checks"] else 1
+def run_sections(sections: Sequence[Section], run: Run, report: Callable[[], None]) -> str | None:
+    """Runs what is not done. A sentence if it was stopped early. `report` is called whenever a group is through."""
+    groups = grouped(_together(sections) if run.smoke else sections)
+    for index, group in enumerate(groups):
+        deadline_s = _deadline_s(groups[index:], run)
         started_s = time.time()
-        found = _watch([WorkerProcess(wanted, folder, budget, shard, shards, smoke) for shard in range(shards)])
-        results += found
-        ok = sum(result["status"] == "ok" for result in found)
-        print(f"{', '.join(wanted)}: {ok} of {len(found)} cases ran, {time.time() - started_s:.0f} s", flush=True)
-    return results
+        shards = 1 if run.smoke else max(section.workers for section in group)
+        _watch([WorkerProcess(run, group, shard, shards, deadline_s) for shard in range(shards)], run)
+        report()
+        _say(group, run, time.time() - started_s)
+        problem = _failed_gate(group, run)
+        if problem is not None:
+            return problem
+    return None
 
 
-def _watch(workers: list[WorkerProcess]) -> list[dict[str, Any]]:
-    waiting = list(workers)
-    while waiting:
-        time.sleep(POLL_S)
-        waiting = [worker for worker in waiting if not worker.poll()]
-    return [result for worker in workers for result in worker.results()]
+def _deadline_s(groups: Sequence[Sequence[Section]], run: Run) -> float:
+    """When the first group starts no more cases. A gate takes what it needs: behind one that is not through nothing runs."""
+    if any(section.is_gate for section in groups[0]):
+        return run.end_s
+    return time.time() + max(run.end_s - time.time(), 0.0) * share_of_rest(groups)
+
+
+def _together(sections: Sequence[Section]) -> list[Section]:
+    """In a smoke run nothing is timed, and importing JAX takes longer than most cases."""
+    return [section if section.is_gate else dataclasses.replace(section, process="smoke") for section in sections]
+
+
+def _watch(workers: Sequence[WorkerProcess], run: Run) -> None:
+    tail, waiting = Tail(run.events), list(workers)
+
+    def read() -> None:
+        for event in tail.new():
+            for worker in workers:
+                if event["run"] == run.name and event["worker"] == worker.name:
+                    worker.take(event)
+
+    try:
+        while waiting:
+            time.sleep(POLL_S)
+            waiting = [worker for worker in waiting if not worker.poll(read)]
+    finally:
+        for worker in waiting:
+            worker.end()
+
+
+def _results(group: Sequence[Section], run: Run) -> list[dict[str, Any]]:
+    names = {section.name for section in group}
+    return [result for (section, _), result in latest_results(read_events(run.events)).items() if section in names]
+
+
+def _say(group: Sequence[Section], run: Run, seconds: float) -> None:
+    statuses = collections.Counter(result["status"] for result in _results(group, run))
+    counts = ", ".join(f"{count} {status}" for status, count in statuses.most_common())
+    print(f"{', '.join(section.name for section in group)}: {counts or 'nothing'}; {seconds:.0f} s", flush=True)
+
+
+def _failed_gate(group: Sequence[Section], run: Run) -> str | None:
+    if not any(section.is_gate for section in group):
+        return None
+    bad = [result for result in _results(group, run) if result["status"] in ("failed", "left out")]
+    reasons = sorted({f"{result['section']}: {result['name']}: {result['reason']}" for result in bad})
+    return "; ".join(reasons) or None

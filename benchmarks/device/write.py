@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.device.case import Case, Setting
+from benchmarks.device.case import Case, Measure, Setting
 from benchmarks.device.kernels import SMOKE_PLAN
-from jaxserve.bench.timing import Plan, Rotation, copies_needed, time_calls
+from jaxserve.bench.timing import Plan, Rotation, compile_calls, copies_needed
 from jaxserve.kernels.rotary import Rotary
 
 NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE = 8, 4, 128, 64
 
 
-def time_write(num_tokens: int, kv_dtype: str, setting: Setting) -> dict[str, Any]:
+def time_write(num_tokens: int, kv_dtype: str, setting: Setting) -> Measure:
     from jaxserve.kernels.pallas import gpu_write
 
     Hkv, page_size = (2, 16) if setting.smoke else (NUM_KV_HEADS, PAGE_SIZE)
@@ -49,8 +49,8 @@ def time_write(num_tokens: int, kv_dtype: str, setting: Setting) -> dict[str, An
         )
 
     q = jnp.zeros((num_tokens, Hkv * GROUP, HEAD_DIM), jnp.bfloat16)
-    timing, _ = time_calls(call, (q, pool, scales), operands, calls, plan)
-    return {**timing.as_dict(), "bytes": nbytes}
+    compiled = compile_calls(call, (q, pool, scales), operands, calls, plan)
+    return lambda: {**compiled.time()[0].as_dict(), "bytes": nbytes}
 
 
 def cases(setting: Setting) -> list[Case]:

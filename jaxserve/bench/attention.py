@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.bench.inputs import AttentionCase, AttentionInputs
-from jaxserve.bench.runnable import Runnable, time_runnable
+from jaxserve.bench.runnable import Runnable, compile_runnable
 from jaxserve.bench.timing import Plan, Rotation, Timing
 from jaxserve.kernels.pallas import gpu_decode, gpu_extend, gpu_mla
 
@@ -136,6 +136,11 @@ Maker = Callable[[AttentionCase, AttentionInputs, Any, Any], Runnable]  # (case,
 MAKERS: dict[str, Maker] = {"ragged extend": ragged_extend, "decode": decode, "extend": extend, "mla decode": mla_decode}
 
 
+def compile_attention(op: str, case: AttentionCase, config: Any, plan: Plan, interpret: Any = None) -> Callable[[], Timing]:
+    """`op` is a key of MAKERS. What compile_runnable returns."""
+    return compile_runnable(case, lambda inputs: MAKERS[op](case, inputs, config, interpret), plan)
+
+
 def time_attention(op: str, case: AttentionCase, config: Any, plan: Plan, interpret: Any = None) -> Timing:
-    """`op` is a key of MAKERS. FloatingPointError as time_runnable has it."""
-    return time_runnable(case, lambda inputs: MAKERS[op](case, inputs, config, interpret), plan)
+    """Compiles and times it."""
+    return compile_attention(op, case, config, plan, interpret)()

@@ -80,12 +80,31 @@ def copies_needed(nbytes: int) -> int:
     return 1 if nbytes >= COLD_BYTES else -(-COLD_BYTES // max(nbytes, 1)) + 1
 
 
-def time_calls(call: Call, carry: Any, operands: Any, calls: int, plan: Plan) -> tuple[Timing, Any]:
-    """Times `calls` calls in a loop. `carry` is donated; returns the last one, to be looked at."""
+@dataclasses.dataclass(frozen=True)
+class CompiledCalls:
+    """A loop of calls, compiled; nothing of it has run."""
+
+    program: jax.stages.Compiled
+    carry: Any
+    operands: Any
+    calls: int
+    plan: Plan
+
+    def time(self) -> tuple[Timing, Any]:
+        """Once: the carry is donated. Returns the last one, to be looked at."""
+        raw_us, carry = _samples_us(self.program, self.carry, self.operands, self.calls, self.plan.repeats)
+        return _timing(raw_us, _empty_loop_us(self.calls, self.plan.repeats), self.calls), carry
+
+
+def compile_calls(call: Call, carry: Any, operands: Any, calls: int, plan: Plan) -> CompiledCalls:
+    """A loop of `calls` calls. `carry` is donated when it runs."""
     program = _compile(_loop(call, calls), carry, operands)
-    raw_us, carry = _samples_us(program, carry, operands, calls, plan.repeats)
-    empty_us = _empty_loop_us(calls, plan.repeats)
-    return _timing(raw_us, empty_us, calls), carry
+    return CompiledCalls(program, carry, operands, calls, plan)
+
+
+def time_calls(call: Call, carry: Any, operands: Any, calls: int, plan: Plan) -> tuple[Timing, Any]:
+    """Compiles and times them."""
+    return compile_calls(call, carry, operands, calls, plan).time()
 
 
 def _timing(raw_us: list[float], empty_us: float, calls: int) -> Timing:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 # PTXAS=path/to/ptxas compiles GPU kernels with that one. Up to JAX 0.11 the first on PATH is taken, then /usr/local/cuda's,
 # then the wheel's; CUDA_ROOT has no say. JAX 0.12 asks no ptxas, but the wheel's libnvjitlink.
-os.environ["PATH"] = os.pathsep.join(
-    [*(str(Path(x).resolve().parent) for x in [os.environ.get("PTXAS")] if x), os.environ["PATH"]]
-)
+if os.environ.get("PTXAS"):
+    os.environ["PATH"] = os.pathsep.join([str(Path(os.environ["PTXAS"]).resolve().parent), os.environ["PATH"]])
 
 import jax
 import jax.numpy as jnp
@@ -37,11 +35,9 @@ else:  # code as it runs, but for autotuning, which needs a real device; JAX has
 @pytest.fixture(scope="session")
 def chosen_ptxas() -> str | None:
     """The version of PTXAS, as 13.0.88; None if nobody chose."""
-    ptxas = os.environ.get("PTXAS")
-    if not ptxas:
-        return None
-    text = subprocess.run([ptxas, "--version"], capture_output=True, text=True, check=True).stdout
-    return text.split(", V")[1].split()[0]
+    from tests.accelerator.proofs import chosen_ptxas
+
+    return chosen_ptxas()
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from jaxserve.aot.hlo import MadeArray, TpuKernel
 from jaxserve.aot.ptxas import KernelResources, compile_with_report
 
 RECORDS = Path(__file__).parent / "records"
-COMPILERS = ("jax", "jaxlib", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "libtpu")
+COMPILERS = ("jax", "jaxlib", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "nvidia-nvjitlink", "libtpu")
 GPU_KERNEL, TPU_KERNEL = "mosaic_gpu_v2", "tpu_custom_call"  # what Pallas kernels are to XLA
 _MODULE_NAME = re.compile(r'sym_name = "(\w+_mosaic_gpu)"')
 _DUMP_NAME = re.compile(r'mosaic_gpu.dump_basename = "\w+"')  # numbered through the process
@@ -105,7 +106,8 @@ class Record:
     """What one version of JAX has shown: fingerprint -> facts, in a file that several processes may add to."""
 
     def __init__(self, folder: Path = RECORDS) -> None:
-        self.path = folder / f"jax-{jax.__version__}.json"
+        ptxas_version = chosen_ptxas()
+        self.path = folder / (f"jax-{jax.__version__}" + (f"-ptxas-{ptxas_version}" if ptxas_version else "") + ".json")
         self.compiled = 0
         self.recalled = 0
         self._versions = versions()
@@ -144,6 +146,15 @@ class Record:
         return dict(content["programs"]) if content["versions"] == self._versions else {}
 
 
+def chosen_ptxas() -> str | None:
+    """The version of the ptxas that the variable PTXAS names, as 13.0.88; None if nobody chose."""
+    path = os.environ.get("PTXAS")
+    if not path:
+        return None
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
+    return text.split(", V")[1].split()[0]
+
+
 def versions() -> dict[str, str]:
     """Of the compilers, and of the code that reads what they made."""
     found = {name: importlib.metadata.version(name) for name in COMPILERS}
@@ -162,7 +173,7 @@ class Program:
     @staticmethod
     def of(lowered: Any, *more: Any) -> Program:
         """`more` is what else the compiler is told."""
-        digest = hashlib.sha256(repr((more, os.environ.get("XLA_FLAGS"), os.environ.get("PTXAS"))).encode())
+        digest = hashlib.sha256(repr((more, os.environ.get("XLA_FLAGS"))).encode())
         gpu_kernels: dict[str, str] = {}
 
         def take_kernel(op: Any) -> Any:
