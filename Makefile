@@ -66,6 +66,7 @@ aot-all:         ## the same, and compile everything; after kernels or models ch
 	@touch $@
 
 .venv-aot/ptxas: .venv-aot/.installed
+	rm -rf $@
 	.venv-aot/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ nvidia-cuda-nvcc==$(AOT_PTXAS_OLDEST)
 
 device-wheels:   ## collect the wheels that benchmarks.device carries to a machine without network (Python 3.12, x86-64)
