@@ -27,7 +27,7 @@ FP8, BF16, F16 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float16
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Whatever no query may see is NaN, scales included; page-table entries past a row's end are nonsense."""
+    """Whatever no query may see is NaN, scales included; page-table entries before the window and past the end are nonsense."""
 
     kv_lens: tuple[int, ...] = LENGTHS
     q_len: int = 1
@@ -49,6 +49,10 @@ class Case:
     @property
     def is_quantized(self) -> bool:
         return is_quantized(self.kv_dtype or self.dtype)
+
+    def first_seen(self, kv_len: int) -> int:
+        """The oldest token that any of a row's queries sees."""
+        return max(0, kv_len - self.q_len + 1 - self.sliding_window) if self.sliding_window else 0
 
     def options(self, sinks: Any) -> dict[str, Any]:
         return {
@@ -86,15 +90,18 @@ def draw(case: Case, seed: int) -> Drawn:
     table = rng.choice(GARBAGE, (len(counts), max(counts) + 2))
     kv = []
     for row, (kv_len, count) in enumerate(zip(case.kv_lens, counts, strict=True)):
-        table[row, :count], free = free[:count], free[count:]
+        seen = case.first_seen(kv_len)
+        table[row, seen // size : count], pages, free = free[seen // size : count], free[:count], free[count:]
         value = _round(
             rng.standard_normal((hkv, kv_len, width)) * (40 if case.is_quantized else 1), case.kv_dtype or case.dtype
         )
         scale = rng.uniform(0.01, 0.05, (hkv, kv_len, 2)).astype(np.float32) if case.is_quantized else np.ones((hkv, kv_len, 2))
-        for i, page in enumerate(page_offset + table[row, :count]):
-            part = slice(i * size, min((i + 1) * size, kv_len))
-            stored[page, :, : part.stop - part.start] = value[:, part]
-            scales[page, :, :, : part.stop - part.start] = scale[:, part].transpose(0, 2, 1)
+        for i, page in enumerate(page_offset + pages):
+            part = slice(max(i * size, seen), min((i + 1) * size, kv_len))
+            if part.start < part.stop:
+                inside = slice(part.start - i * size, part.stop - i * size)
+                stored[page, :, inside] = value[:, part]
+                scales[page, :, :, inside] = scale[:, part].transpose(0, 2, 1)
         kv.append(value * np.repeat(scale, [case.head_dim, case.values], axis=2))
     if case.kv_dtype == jnp.int8:
         stored = np.where(np.isnan(stored), -128, stored)
@@ -153,6 +160,11 @@ CASES = {
     "window of a tile": Case(sliding_window=64, kv_lens=(64, 65, 128, 191)),
     "window of one": Case(sliding_window=1, kv_lens=(65, 64)),
     "window, four queries": Case(sliding_window=30, q_len=4, kv_lens=(66, 130, 200), heads=(2, 1)),
+    "window, pages of 8": Case(sliding_window=20, page_size=8),
+    "window, float16, several tiles": Case(sliding_window=100, dtype=F16, kv_lens=(300, 165)),
+    "window, head_dim 80": Case(sliding_window=30, head_dim=80, kv_lens=(70, 3)),
+    "window, e4m3, pages of 32": Case(sliding_window=20, kv_dtype=FP8, page_size=32),
+    "window, int8": Case(sliding_window=100, kv_dtype=jnp.int8, kv_lens=(300, 165)),
     "soft cap": Case(soft_cap=2.0),
     "sinks": Case(has_sinks=True),
     "all options": Case(sliding_window=70, soft_cap=2.0, has_sinks=True, q_len=2, kv_lens=(66, 0, 200)),

@@ -228,11 +228,13 @@ def _attend(
         state, weights = softmax.weigh(state, raw, scoring.factor)
         plgpu.barrier_wait(ring.v.full.at[slot])
 
-        @pl.when((tile + 1) * block_kv > segment.kv_len)
+        @pl.when(_has_dead_tokens(shape, segment, tile))
         def _clear() -> None:
-            softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - tile * block_kv)
             if scales is not None:
                 gpu_dequant.clear_scales(scales.at[1])
+            start = tile * block_kv
+            begin = None if shape.sliding_window is None else shape.first_seen(segment.kv_len) - start
+            softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - start, begin)
 
         if scales is not None:
             weights = gpu_dequant.scale_columns(weights, gpu_dequant.load_scales(scales.at[1]))
@@ -241,6 +243,15 @@ def _attend(
         return state._replace(acc=acc)
 
     return lax.fori_loop(segment.begin, segment.end, step, softmax.start(M, shape.head_dim_v))
+
+
+def _has_dead_tokens(shape: Shape, segment: Segment, tile: Any) -> Any:
+    """Whether some of a tile's tokens are seen by none of the row's queries; keys and values of those may be NaN."""
+    block_kv = shape.config.block_kv
+    has_dead = (tile + 1) * block_kv > segment.kv_len
+    if shape.sliding_window is not None:
+        has_dead |= tile * block_kv < shape.first_seen(segment.kv_len)
+    return has_dead
 
 
 def _masked(shape: Shape, segment: Segment, tile: Any, raw: jax.Array) -> jax.Array:

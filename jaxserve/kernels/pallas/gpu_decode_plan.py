@@ -130,13 +130,17 @@ def plan_decode(
     )
 
 
+def _first_seen(kv_len: Any, q_len: int, sliding_window: int | None) -> Any:
+    """The oldest token that any query of the row sees."""
+    if sliding_window is None:
+        return jnp.zeros_like(kv_len)
+    return jnp.maximum(kv_len - (q_len - 1 + sliding_window), 0)
+
+
 def _tile_range(kv_len: Any, q_len: int, sliding_window: int | None, block_kv: int) -> tuple[Any, Any]:
     """First tile that any query of the row sees, and one past the last."""
-    end = lax.div(kv_len + (block_kv - 1), jnp.full_like(kv_len, block_kv))
-    if sliding_window is None:
-        return jnp.zeros_like(kv_len), end
-    oldest = jnp.maximum(kv_len - (q_len - 1 + sliding_window), 0)
-    return lax.div(oldest, jnp.full_like(kv_len, block_kv)), end
+    size = jnp.full_like(kv_len, block_kv)
+    return lax.div(_first_seen(kv_len, q_len, sliding_window), size), lax.div(kv_len + (block_kv - 1), size)
 
 
 def _item_at(position: jax.Array, *, ends: jax.Array, counts: jax.Array, num_kv_heads: int) -> jax.Array:
@@ -192,6 +196,9 @@ class Shape:
     @property
     def pages_per_tile(self) -> int:
         return max(1, self.config.block_kv // self.page_size)
+
+    def first_seen(self, kv_len: Any) -> Any:
+        return _first_seen(kv_len, self.q_len, self.sliding_window)
 
     def tiles(self, kv_len: Any) -> tuple[Any, Any]:
         return _tile_range(kv_len, self.q_len, self.sliding_window, self.config.block_kv)
