@@ -13,6 +13,7 @@ import pytest
 
 from jaxserve.kernels.pallas import gpu_decode
 from jaxserve.kernels.pallas.gpu_decode import DecodeConfig, paged_decode, plan_decode, unsupported
+from jaxserve.kernels.pallas.gpu_decode_plan import Segment, Shape, Stream, for_each_segment, segments_of
 from jaxserve.kernels.pallas.gpu_dequant import is_quantized
 from tests.accelerator.conftest import relative_error
 
@@ -218,18 +219,45 @@ def test_the_plan_gives_every_tile_to_one_stream(q_len: int, sliding_window: int
     first = np.maximum(kv_lens - (q_len - 1) - (sliding_window or 1 << 30), 0) // 64
     counts = -(-kv_lens // 64) - first
     items = np.repeat(np.arange(23 * 3), np.repeat(counts, 3))  # the item of every tile on the line
-    per_stream = int(plan.tiles_per_stream[0])
-    assert per_stream == max(2, -(-len(items) // config.num_streams))
-    assert np.array_equal(plan.tile_starts, np.cumsum(counts) - counts)
-    for stream in range(config.num_streams):
-        mine = items[stream * per_stream : (stream + 1) * per_stream]
-        got = int(plan.first_items[stream]), int(plan.end_items[stream])
-        assert got == ((mine[0], mine[-1] + 1) if len(mine) else (0, 0))
+    per_stream = max(2, -(-len(items) // config.num_streams))
+    starts = np.cumsum(counts) - counts
+    assert np.array_equal(plan.rows, np.stack([kv_lens, starts], axis=1))
+    for number, got in enumerate(np.asarray(plan.streams)):
+        stream, mine = Stream(*got), items[number * per_stream : (number + 1) * per_stream]
+        assert stream.num_tiles == len(mine) and stream.tiles_per_stream == per_stream
+        if len(mine):
+            row = mine[0] // 3
+            assert (stream.row, stream.kv_len, stream.start) == (row, kv_lens[row], starts[row])
+
+
+@pytest.mark.parametrize("sliding_window", [None, 100])
+def test_the_streams_segments_are_the_line(sliding_window: int | None) -> None:
+    """What each stream visits, in order, is the line of all tiles, cut; and each segment is where its item looks for it."""
+    rng = np.random.default_rng(0)
+    config = DecodeConfig(num_sms=5, min_tiles=2)
+    kv_lens = np.where(rng.random(23) < 0.5, 0, rng.integers(1, 1000, 23))
+    plan = plan_decode(jnp.asarray(kv_lens), q_len=1, num_kv_heads=3, sliding_window=sliding_window, config=config)
+    shape = Shape(23, 1, 3, 3, 64, 64, 64, sliding_window, config)
+    found: list[tuple[int, ...]] = []
+    with jax.disable_jit():
+        for number in range(config.num_streams):
+            for_each_segment(shape, plan, jnp.int32(number), lambda segment, _: found.append(numbers(segment)))
+        for row, head in np.ndindex(23, 3):
+            first, end = map(int, segments_of(shape, plan, jnp.int32(row), jnp.int32(head)))
+            assert [number for number, *item, _, _ in found if item == [row, head]] == list(range(first, end))
+    first_tiles = np.maximum(kv_lens - (sliding_window or 1 << 30), 0) // 64
+    line = [(r, h, t) for r in range(23) for h in range(3) for t in range(first_tiles[r], -(-kv_lens[r] // 64))]
+    assert [(row, head, tile) for _, row, head, begin, end in found for tile in range(begin, end)] == line
+
+
+def numbers(segment: Segment) -> tuple[int, ...]:
+    return tuple(map(int, (segment.number, segment.row, segment.head, segment.begin, segment.end)))
 
 
 def test_the_plan_of_nothing_gives_no_work() -> None:
     plan = plan_decode(jnp.zeros(4, jnp.int32), q_len=1, num_kv_heads=2)
-    assert not plan.end_items.any() and plan.tiles_per_stream[0] > 0
+    assert not any(Stream(*line).num_tiles for line in np.asarray(plan.streams))
+    assert Stream(*plan.streams[0]).tiles_per_stream > 0
 
 
 GOOD: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 64, "dtype": BF16}

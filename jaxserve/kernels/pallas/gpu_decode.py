@@ -117,8 +117,8 @@ def paged_decode(
     )  # fmt: skip
     if reason is not None:
         raise NotImplementedError(f"Paged decode on Hopper: {reason}.")
-    if plan.first_items.shape[0] != config.num_streams:
-        raise ValueError(f"The plan is for {plan.first_items.shape[0]} streams, the config has {config.num_streams}.")
+    if plan.streams.shape[0] != config.num_streams:
+        raise ValueError(f"The plan is for {plan.streams.shape[0]} streams, the config has {config.num_streams}.")
     shape = Shape(rows, q_len, num_heads, num_kv_heads, head_dim, head_dim_v, page_size, sliding_window, config)
     dtype = q.dtype
     if shape.is_padded:
@@ -136,11 +136,11 @@ def paged_decode(
 def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype: Any, interpret: Any) -> Any:
     """A function of (q, page table, page offset, plan's arrays, pool[, scales]) that gives partial values, peaks and totals."""
     config = shape.config
-    num_operands = 9 + gpu_dequant.is_quantized(kv_dtype)
+    num_operands = 6 + gpu_dequant.is_quantized(kv_dtype)
 
     def body(*refs: Any) -> None:
-        q, page_table, page_offset, *plan_refs = refs[:8]
-        pool, scales = refs[8], (*refs[9:num_operands], None)[0]
+        q, page_table, page_offset, *plan_refs = refs[:5]
+        pool, scales = refs[5], (*refs[6:num_operands], None)[0]
         out, (sides, q_smem, out_smem, q_full, p_smem) = refs[num_operands : num_operands + 3], refs[num_operands + 3 :]
         plan = DecodePlan(*plan_refs)
         thread = lax.axis_index("wg")
@@ -297,7 +297,7 @@ def _combine_kernel(shape: Shape, dtype: Any, has_sinks: bool, interpret: Any) -
     unroll, columns = shape.config.combine_unroll, _padded(shape.head_dim_v)
 
     def body(partial: Any, peaks: Any, totals: Any, *refs: Any) -> None:
-        plan, (sinks, out, out_smem) = DecodePlan(*refs[:5]), refs[5:] if has_sinks else (None, *refs[5:])
+        plan, (sinks, out, out_smem) = DecodePlan(*refs[:2]), refs[2:] if has_sinks else (None, *refs[2:])
         token, head = lax.axis_index("token"), lax.axis_index("head")
         row, query = lax.div(token, jnp.int32(shape.q_len)), lax.rem(token, jnp.int32(shape.q_len))
         kv_head, g = lax.div(head, jnp.int32(shape.group)), lax.rem(head, jnp.int32(shape.group))
