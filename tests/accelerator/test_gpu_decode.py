@@ -13,6 +13,7 @@ import pytest
 
 from jaxserve.kernels.pallas import gpu_decode
 from jaxserve.kernels.pallas.gpu_decode import DecodeConfig, paged_decode, plan_decode, unsupported
+from jaxserve.kernels.pallas.gpu_decode_plan import Segment, Shape, Stream, for_each_segment, segments_of
 from jaxserve.kernels.pallas.gpu_dequant import is_quantized
 from tests.accelerator.conftest import relative_error
 
@@ -27,7 +28,7 @@ FP8, BF16, F16 = jnp.float8_e4m3fn, jnp.bfloat16, jnp.float16
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Whatever no query may see is NaN, scales included; page-table entries past a row's end are nonsense."""
+    """Whatever no query may see is NaN, scales included; page-table entries before the window and past the end are nonsense."""
 
     kv_lens: tuple[int, ...] = LENGTHS
     q_len: int = 1
@@ -49,6 +50,10 @@ class Case:
     @property
     def is_quantized(self) -> bool:
         return is_quantized(self.kv_dtype or self.dtype)
+
+    def first_seen(self, kv_len: int) -> int:
+        """The oldest token that any of a row's queries sees."""
+        return max(0, kv_len - self.q_len + 1 - self.sliding_window) if self.sliding_window else 0
 
     def options(self, sinks: Any) -> dict[str, Any]:
         return {
@@ -86,15 +91,18 @@ def draw(case: Case, seed: int) -> Drawn:
     table = rng.choice(GARBAGE, (len(counts), max(counts) + 2))
     kv = []
     for row, (kv_len, count) in enumerate(zip(case.kv_lens, counts, strict=True)):
-        table[row, :count], free = free[:count], free[count:]
+        seen = case.first_seen(kv_len)
+        table[row, seen // size : count], pages, free = free[seen // size : count], free[:count], free[count:]
         value = _round(
             rng.standard_normal((hkv, kv_len, width)) * (40 if case.is_quantized else 1), case.kv_dtype or case.dtype
         )
         scale = rng.uniform(0.01, 0.05, (hkv, kv_len, 2)).astype(np.float32) if case.is_quantized else np.ones((hkv, kv_len, 2))
-        for i, page in enumerate(page_offset + table[row, :count]):
-            part = slice(i * size, min((i + 1) * size, kv_len))
-            stored[page, :, : part.stop - part.start] = value[:, part]
-            scales[page, :, :, : part.stop - part.start] = scale[:, part].transpose(0, 2, 1)
+        for i, page in enumerate(page_offset + pages):
+            part = slice(max(i * size, seen), min((i + 1) * size, kv_len))
+            if part.start < part.stop:
+                inside = slice(part.start - i * size, part.stop - i * size)
+                stored[page, :, inside] = value[:, part]
+                scales[page, :, :, inside] = scale[:, part].transpose(0, 2, 1)
         kv.append(value * np.repeat(scale, [case.head_dim, case.values], axis=2))
     if case.kv_dtype == jnp.int8:
         stored = np.where(np.isnan(stored), -128, stored)
@@ -153,6 +161,11 @@ CASES = {
     "window of a tile": Case(sliding_window=64, kv_lens=(64, 65, 128, 191)),
     "window of one": Case(sliding_window=1, kv_lens=(65, 64)),
     "window, four queries": Case(sliding_window=30, q_len=4, kv_lens=(66, 130, 200), heads=(2, 1)),
+    "window, pages of 8": Case(sliding_window=20, page_size=8),
+    "window, float16, several tiles": Case(sliding_window=100, dtype=F16, kv_lens=(300, 165)),
+    "window, head_dim 80": Case(sliding_window=30, head_dim=80, kv_lens=(70, 3)),
+    "window, e4m3, pages of 32": Case(sliding_window=20, kv_dtype=FP8, page_size=32),
+    "window, int8": Case(sliding_window=100, kv_dtype=jnp.int8, kv_lens=(300, 165)),
     "soft cap": Case(soft_cap=2.0),
     "sinks": Case(has_sinks=True),
     "all options": Case(sliding_window=70, soft_cap=2.0, has_sinks=True, q_len=2, kv_lens=(66, 0, 200)),
@@ -206,18 +219,45 @@ def test_the_plan_gives_every_tile_to_one_stream(q_len: int, sliding_window: int
     first = np.maximum(kv_lens - (q_len - 1) - (sliding_window or 1 << 30), 0) // 64
     counts = -(-kv_lens // 64) - first
     items = np.repeat(np.arange(23 * 3), np.repeat(counts, 3))  # the item of every tile on the line
-    per_stream = int(plan.tiles_per_stream[0])
-    assert per_stream == max(2, -(-len(items) // config.num_streams))
-    assert np.array_equal(plan.tile_starts, np.cumsum(counts) - counts)
-    for stream in range(config.num_streams):
-        mine = items[stream * per_stream : (stream + 1) * per_stream]
-        got = int(plan.first_items[stream]), int(plan.end_items[stream])
-        assert got == ((mine[0], mine[-1] + 1) if len(mine) else (0, 0))
+    per_stream = max(2, -(-len(items) // config.num_streams))
+    starts = np.cumsum(counts) - counts
+    assert np.array_equal(plan.rows, np.stack([kv_lens, starts], axis=1))
+    for number, got in enumerate(np.asarray(plan.streams)):
+        stream, mine = Stream(*got), items[number * per_stream : (number + 1) * per_stream]
+        assert stream.num_tiles == len(mine) and stream.tiles_per_stream == per_stream
+        if len(mine):
+            row = mine[0] // 3
+            assert (stream.row, stream.kv_len, stream.start) == (row, kv_lens[row], starts[row])
+
+
+@pytest.mark.parametrize("sliding_window", [None, 100])
+def test_the_streams_segments_are_the_line(sliding_window: int | None) -> None:
+    """What each stream visits, in order, is the line of all tiles, cut; and each segment is where its item looks for it."""
+    rng = np.random.default_rng(0)
+    config = DecodeConfig(num_sms=5, min_tiles=2)
+    kv_lens = np.where(rng.random(23) < 0.5, 0, rng.integers(1, 1000, 23))
+    plan = plan_decode(jnp.asarray(kv_lens), q_len=1, num_kv_heads=3, sliding_window=sliding_window, config=config)
+    shape = Shape(23, 1, 3, 3, 64, 64, 64, sliding_window, config)
+    found: list[tuple[int, ...]] = []
+    with jax.disable_jit():
+        for number in range(config.num_streams):
+            for_each_segment(shape, plan, jnp.int32(number), lambda segment, _: found.append(numbers(segment)))
+        for row, head in np.ndindex(23, 3):
+            first, end = map(int, segments_of(shape, plan, jnp.int32(row), jnp.int32(head)))
+            assert [number for number, *item, _, _ in found if item == [row, head]] == list(range(first, end))
+    first_tiles = np.maximum(kv_lens - (sliding_window or 1 << 30), 0) // 64
+    line = [(r, h, t) for r in range(23) for h in range(3) for t in range(first_tiles[r], -(-kv_lens[r] // 64))]
+    assert [(row, head, tile) for _, row, head, begin, end in found for tile in range(begin, end)] == line
+
+
+def numbers(segment: Segment) -> tuple[int, ...]:
+    return tuple(map(int, (segment.number, segment.row, segment.head, segment.begin, segment.end)))
 
 
 def test_the_plan_of_nothing_gives_no_work() -> None:
     plan = plan_decode(jnp.zeros(4, jnp.int32), q_len=1, num_kv_heads=2)
-    assert not plan.end_items.any() and plan.tiles_per_stream[0] > 0
+    assert not any(Stream(*line).num_tiles for line in np.asarray(plan.streams))
+    assert Stream(*plan.streams[0]).tiles_per_stream > 0
 
 
 GOOD: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 64, "dtype": BF16}

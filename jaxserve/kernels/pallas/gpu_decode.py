@@ -117,8 +117,8 @@ def paged_decode(
     )  # fmt: skip
     if reason is not None:
         raise NotImplementedError(f"Paged decode on Hopper: {reason}.")
-    if plan.first_items.shape[0] != config.num_streams:
-        raise ValueError(f"The plan is for {plan.first_items.shape[0]} streams, the config has {config.num_streams}.")
+    if plan.streams.shape[0] != config.num_streams:
+        raise ValueError(f"The plan is for {plan.streams.shape[0]} streams, the config has {config.num_streams}.")
     shape = Shape(rows, q_len, num_heads, num_kv_heads, head_dim, head_dim_v, page_size, sliding_window, config)
     dtype = q.dtype
     if shape.is_padded:
@@ -136,11 +136,11 @@ def paged_decode(
 def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype: Any, interpret: Any) -> Any:
     """A function of (q, page table, page offset, plan's arrays, pool[, scales]) that gives partial values, peaks and totals."""
     config = shape.config
-    num_operands = 9 + gpu_dequant.is_quantized(kv_dtype)
+    num_operands = 6 + gpu_dequant.is_quantized(kv_dtype)
 
     def body(*refs: Any) -> None:
-        q, page_table, page_offset, *plan_refs = refs[:8]
-        pool, scales = refs[8], (*refs[9:num_operands], None)[0]
+        q, page_table, page_offset, *plan_refs = refs[:5]
+        pool, scales = refs[5], (*refs[6:num_operands], None)[0]
         out, (sides, q_smem, out_smem, q_full, p_smem) = refs[num_operands : num_operands + 3], refs[num_operands + 3 :]
         plan = DecodePlan(*plan_refs)
         thread = lax.axis_index("wg")
@@ -228,11 +228,13 @@ def _attend(
         state, weights = softmax.weigh(state, raw, scoring.factor)
         plgpu.barrier_wait(ring.v.full.at[slot])
 
-        @pl.when((tile + 1) * block_kv > segment.kv_len)
+        @pl.when(_has_dead_tokens(shape, segment, tile))
         def _clear() -> None:
-            softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - tile * block_kv)
             if scales is not None:
                 gpu_dequant.clear_scales(scales.at[1])
+            start = tile * block_kv
+            begin = None if shape.sliding_window is None else shape.first_seen(segment.kv_len) - start
+            softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - start, begin)
 
         if scales is not None:
             weights = gpu_dequant.scale_columns(weights, gpu_dequant.load_scales(scales.at[1]))
@@ -241,6 +243,15 @@ def _attend(
         return state._replace(acc=acc)
 
     return lax.fori_loop(segment.begin, segment.end, step, softmax.start(M, shape.head_dim_v))
+
+
+def _has_dead_tokens(shape: Shape, segment: Segment, tile: Any) -> Any:
+    """Whether some of a tile's tokens are seen by none of the row's queries; keys and values of those may be NaN."""
+    block_kv = shape.config.block_kv
+    has_dead = (tile + 1) * block_kv > segment.kv_len
+    if shape.sliding_window is not None:
+        has_dead |= tile * block_kv < shape.first_seen(segment.kv_len)
+    return has_dead
 
 
 def _masked(shape: Shape, segment: Segment, tile: Any, raw: jax.Array) -> jax.Array:
@@ -286,7 +297,7 @@ def _combine_kernel(shape: Shape, dtype: Any, has_sinks: bool, interpret: Any) -
     unroll, columns = shape.config.combine_unroll, _padded(shape.head_dim_v)
 
     def body(partial: Any, peaks: Any, totals: Any, *refs: Any) -> None:
-        plan, (sinks, out, out_smem) = DecodePlan(*refs[:5]), refs[5:] if has_sinks else (None, *refs[5:])
+        plan, (sinks, out, out_smem) = DecodePlan(*refs[:2]), refs[2:] if has_sinks else (None, *refs[2:])
         token, head = lax.axis_index("token"), lax.axis_index("head")
         row, query = lax.div(token, jnp.int32(shape.q_len)), lax.rem(token, jnp.int32(shape.q_len))
         kv_head, g = lax.div(head, jnp.int32(shape.group)), lax.rem(head, jnp.int32(shape.group))

@@ -116,11 +116,15 @@ def load_segment(ring: Ring, source: Source, segment: Segment, done: Any) -> Non
     """Loads a segment's tiles. Page ids are read one tile ahead, so that their latency hides behind the wait for a slot."""
     shape, block_kv = ring.shape, ring.shape.config.block_kv
     last_page = lax.div(segment.kv_len - 1, jnp.int32(shape.page_size))
+    first_page = lax.div(shape.first_seen(segment.kv_len), jnp.int32(shape.page_size))
 
     def page_ids(tile: Any) -> tuple[Any, ...]:
         first = lax.div(tile * block_kv, jnp.int32(shape.page_size))
-        # Past the row's last page the table is garbage: the last page once more, whose tokens are then masked by position.
+        # Past the row's last page, and before the first that a query sees, the table is garbage: that page instead, whose
+        # tokens are then masked by position.
         at = [jnp.minimum(first + i, last_page) for i in range(shape.pages_per_tile)]
+        if shape.sliding_window is not None:
+            at = [jnp.maximum(i, first_page) for i in at]
         return tuple(source.page_table[segment.row, i] for i in at)
 
     def load(tile: Any, ids: tuple[Any, ...]) -> tuple[Any, ...]:

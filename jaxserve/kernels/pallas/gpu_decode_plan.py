@@ -9,9 +9,8 @@ head size; from it and an item each kernel works out the rest.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -85,20 +84,40 @@ class DecodeConfig:
         return self.streams * (queries + results + tiles) + 3072  # barriers, and what Mosaic keeps for reductions
 
 
+class Row(NamedTuple):
+    """A line of DecodePlan.rows, traced scalars."""
+
+    kv_len: Any
+    start: Any  # tiles of one head of the rows before
+
+
+class Stream(NamedTuple):
+    """A line of DecodePlan.streams, traced scalars: all that a stream needs to begin."""
+
+    row: Any  # where its first tile lies, and that row's line
+    kv_len: Any
+    start: Any
+    num_tiles: Any  # of the stream; 0 if it has no work
+    tiles_per_stream: Any  # the same in all lines
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodePlan:
-    """The division of a step's tiles among streams. All arrays are int32."""
+    """The division of a step's tiles among streams. Both arrays are int32."""
 
-    kv_lens: jax.Array  # [R]
-    tile_starts: jax.Array  # [R] tiles of one head of the rows before
-    first_items: jax.Array  # [num_streams] the stream's first item
-    end_items: jax.Array  # [num_streams] one past its last
-    tiles_per_stream: jax.Array  # [1]
+    rows: jax.Array  # [R, 2], see Row
+    streams: jax.Array  # [num_streams, 5], see Stream
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        return (self.kv_lens, self.tile_starts, self.first_items, self.end_items, self.tiles_per_stream)
+        return (self.rows, self.streams)
+
+    def row(self, index: Any) -> Row:
+        return Row(*(self.rows[index, i] for i in range(len(Row._fields))))
+
+    def stream(self, index: Any) -> Stream:
+        return Stream(*(self.streams[index, i] for i in range(len(Stream._fields))))
 
 
 def plan_decode(
@@ -109,42 +128,47 @@ def plan_decode(
     sliding_window: int | None = None,
     config: DecodeConfig | None = None,
 ) -> DecodePlan:
-    """kv_lens: int32 [R], the step's included, 0 for padding rows. Layers with different windows need different plans."""
+    """kv_lens: int32 [R], the step's included, 0 for padding rows. Layers with different windows need different plans.
+
+    Each array is one sum over all rows, so that XLA makes each in one kernel: cumsum, searchsorted and gathers are several.
+    """
     config = config or DecodeConfig()
     kv_lens = kv_lens.astype(jnp.int32)
     first, end = _tile_range(kv_lens, q_len, sliding_window, config.block_kv)
     counts = end - first
-    ends = jnp.cumsum(counts, dtype=jnp.int32)
-    total = ends[-1] * num_kv_heads
+    index = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
+    is_before, is_same = index < index[:, None], index == index[:, None]
+    rows = _sums(jnp.where(is_same, kv_lens, 0), jnp.where(is_before, counts, 0))
+
+    starts, total = rows[:, 1], (rows[-1, 1] + counts[-1]) * num_kv_heads
     per_stream = jnp.maximum(lax.div(total + (config.num_streams - 1), jnp.int32(config.num_streams)), config.min_tiles)
-    begins = jnp.arange(config.num_streams, dtype=jnp.int32) * per_stream
-    item_of = functools.partial(_item_at, ends=ends, counts=counts, num_kv_heads=num_kv_heads)
-    has_work = begins < total
-    last_items = item_of(jnp.minimum(begins + per_stream, total) - 1)
-    return DecodePlan(
-        kv_lens=kv_lens,
-        tile_starts=ends - counts,
-        first_items=jnp.where(has_work, item_of(begins), 0),
-        end_items=jnp.where(has_work, last_items + 1, 0),
-        tiles_per_stream=per_stream[None],
-    )
+    begins = jnp.arange(config.num_streams, dtype=jnp.int32)[:, None] * per_stream
+    is_over = (starts + counts) * num_kv_heads <= begins
+    is_here = ~is_over & (starts * num_kv_heads <= begins) & (counts > 0)
+    num_tiles = jnp.where(index == 0, jnp.clip(total - begins, 0, per_stream), 0)
+    fields = Stream(
+        jnp.where(is_over, 1, 0), jnp.where(is_here, kv_lens, 0), jnp.where(is_here, starts, 0), num_tiles,
+        jnp.where(index == 0, per_stream, 0) + jnp.zeros_like(begins),
+    )  # fmt: skip
+    return DecodePlan(rows, _sums(*fields))
+
+
+def _sums(*fields: jax.Array) -> jax.Array:
+    """Sums along the last axis of arrays [N, R], side by side: [N, fields]."""
+    return jnp.sum(jnp.stack(fields, axis=1), axis=2, dtype=jnp.int32)
+
+
+def _first_seen(kv_len: Any, q_len: int, sliding_window: int | None) -> Any:
+    """The oldest token that any query of the row sees."""
+    if sliding_window is None:
+        return jnp.zeros_like(kv_len)
+    return jnp.maximum(kv_len - (q_len - 1 + sliding_window), 0)
 
 
 def _tile_range(kv_len: Any, q_len: int, sliding_window: int | None, block_kv: int) -> tuple[Any, Any]:
     """First tile that any query of the row sees, and one past the last."""
-    end = lax.div(kv_len + (block_kv - 1), jnp.full_like(kv_len, block_kv))
-    if sliding_window is None:
-        return jnp.zeros_like(kv_len), end
-    oldest = jnp.maximum(kv_len - (q_len - 1 + sliding_window), 0)
-    return lax.div(oldest, jnp.full_like(kv_len, block_kv)), end
-
-
-def _item_at(position: jax.Array, *, ends: jax.Array, counts: jax.Array, num_kv_heads: int) -> jax.Array:
-    """The item (row * num_kv_heads + head) whose tiles cover each position of the line."""
-    row = jnp.searchsorted(ends * num_kv_heads, position, side="right", method="compare_all").astype(jnp.int32)
-    row = jnp.minimum(row, ends.shape[0] - 1)
-    inside = position - (ends - counts)[row] * num_kv_heads
-    return row * num_kv_heads + lax.div(inside, jnp.maximum(counts[row], 1))
+    size = jnp.full_like(kv_len, block_kv)
+    return lax.div(_first_seen(kv_len, q_len, sliding_window), size), lax.div(kv_len + (block_kv - 1), size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,6 +217,9 @@ class Shape:
     def pages_per_tile(self) -> int:
         return max(1, self.config.block_kv // self.page_size)
 
+    def first_seen(self, kv_len: Any) -> Any:
+        return _first_seen(kv_len, self.q_len, self.sliding_window)
+
     def tiles(self, kv_len: Any) -> tuple[Any, Any]:
         return _tile_range(kv_len, self.q_len, self.sliding_window, self.config.block_kv)
 
@@ -209,35 +236,50 @@ class Segment:
     end: Any
 
 
-def for_each_segment(shape: Shape, plan: DecodePlan, stream: Any, visit: Callable[[Segment, Any], None]) -> Any:
-    """Calls visit(segment, tiles of the stream before it) for each segment that has tiles; returns the stream's tiles."""
-    per_stream = plan.tiles_per_stream[0]
+def for_each_segment(shape: Shape, plan: DecodePlan, index: Any, visit: Callable[[Segment, Any], None]) -> Any:
+    """Calls visit(segment, tiles of the stream before it) for each segment of a stream; returns the stream's tiles."""
+    stream = plan.stream(index)
+    begin = index * stream.tiles_per_stream
+    one_head = _num_tiles(shape, stream.kv_len)
+    head = lax.div(begin - stream.start * shape.num_kv_heads, jnp.maximum(one_head, 1))
 
-    def step(item: Any, done: Any) -> Any:
-        segment = _segment(shape, plan, item, stream, per_stream)
-        count = segment.end - segment.begin
+    def step(state: _Place) -> _Place:
+        done, row, head, about = state
+        first, end = shape.tiles(about.kv_len)
+        origin = about.start * shape.num_kv_heads + head * (end - first)  # where the item's first tile lies
+        tile = first + begin + done - origin
+        count = jnp.minimum(end - tile, stream.num_tiles - done)
+        item = row * shape.num_kv_heads + head
+        segment = Segment(item + index, row, head, about.kv_len, tile, tile + count)
         pl.when(count > 0)(lambda: visit(segment, done))
-        return done + jnp.maximum(count, 0)
+        is_last_head = (head + 1 == shape.num_kv_heads) | (end <= first)  # an empty row has none to visit
+        row = row + jnp.where(is_last_head, 1, 0)
+        about = plan.row(jnp.minimum(row, shape.rows - 1))
+        return _Place(done + jnp.maximum(count, 0), row, jnp.where(is_last_head, 0, head + 1), about)
 
-    return lax.fori_loop(plan.first_items[stream], plan.end_items[stream], step, jnp.int32(0))
+    start = _Place(jnp.int32(0), stream.row, head, Row(stream.kv_len, stream.start))
+    return lax.while_loop(lambda state: state.done < stream.num_tiles, step, start).done
 
 
-def _segment(shape: Shape, plan: DecodePlan, item: Any, stream: Any, per_stream: Any) -> Segment:
-    row, head = lax.div(item, jnp.int32(shape.num_kv_heads)), lax.rem(item, jnp.int32(shape.num_kv_heads))
-    kv_len, tile_start = plan.kv_lens[row], plan.tile_starts[row]
+class _Place(NamedTuple):
+    """How far a stream has come, traced scalars."""
+
+    done: Any  # tiles
+    row: Any
+    head: Any
+    about: Row
+
+
+def _num_tiles(shape: Shape, kv_len: Any) -> Any:
     first, end = shape.tiles(kv_len)
-    line = tile_start * shape.num_kv_heads + head * (end - first)  # where the item's first tile lies
-    offset = first - line
-    begin = jnp.maximum(line, stream * per_stream) + offset
-    return Segment(item + stream, row, head, kv_len, begin, jnp.minimum(end, (stream + 1) * per_stream + offset))
+    return end - first
 
 
 def segments_of(shape: Shape, plan: DecodePlan, row: Any, kv_head: Any) -> tuple[Any, Any]:
     """Number of an item's first segment, and one past its last; equal where the row is empty."""
-    per_stream = plan.tiles_per_stream[0]
-    first, end = shape.tiles(plan.kv_lens[row])
-    count = end - first
-    line = plan.tile_starts[row] * shape.num_kv_heads + kv_head * count
+    about, per_stream = plan.row(row), plan.stream(0).tiles_per_stream
+    count = _num_tiles(shape, about.kv_len)
+    line = about.start * shape.num_kv_heads + kv_head * count
     item = row * shape.num_kv_heads + kv_head
     begin = item + lax.div(line, per_stream)
     return begin, jnp.where(count > 0, item + lax.div(line + count - 1, per_stream) + 1, begin)

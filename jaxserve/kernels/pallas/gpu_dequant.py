@@ -65,6 +65,7 @@ def scale_columns(x: jax.Array, scales: jax.Array) -> jax.Array:
 def clear_scales(scales_smem: Any) -> None:
     """Zeros in scales [N] that are not finite, for tiles with dead tokens: a weight of 0 does not undo a NaN.
 
+    For one warpgroup, which calls commit_smem afterwards: TMA will write there again.
     Not by position: the columns' numbers would stay in registers from tile to tile, where head_dim 256 has none to spare.
     """
     scales = load_scales(scales_smem)
