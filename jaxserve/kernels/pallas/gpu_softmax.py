@@ -97,8 +97,11 @@ def columns(rows: int, count: int) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, (rows, count), 1, layout=plgpu.Layout.WGMMA)
 
 
-def clear_rows(v_smem: Any, num_live: Any) -> None:
-    """Zeros in v [N, Dv] from row `num_live` on: a weight of 0 does not undo a NaN. For one warpgroup, before its wgmma."""
+def clear_rows(v_smem: Any, end: Any, begin: Any | None = None) -> None:
+    """Zeros in v [N, Dv] outside rows begin to end - 1: a weight of 0 does not undo a NaN. For one warpgroup, before its wgmma.
+
+    Also what that warpgroup has written to shared memory before may be overwritten by TMA once this returns.
+    """
     columns, dtype = v_smem.shape[1], v_smem.dtype
     tiling, swizzle = value_transforms(v_smem.shape[0], columns, dtype)
     rows = 4 * ROW_GROUP // math.gcd(columns // tiling.tiling[1], 4)  # at a time, to hold few registers
@@ -108,7 +111,13 @@ def clear_rows(v_smem: Any, num_live: Any) -> None:
         part = v_smem.at[pl.ds(piece * rows, rows)]
         row = plgpu.broadcasted_iota(jnp.int32, (rows, columns), 0, layout=layout) + piece * rows
         value = plgpu.load(part, layout=layout)
-        part[...] = jnp.where(row < num_live, value, jnp.zeros_like(value))
+        is_live = row < end
+        if begin is not None:
+            is_live &= row >= begin
+        part[...] = jnp.where(is_live, value, jnp.zeros_like(value))
 
-    lax.fori_loop(lax.div(num_live, jnp.int32(rows)), v_smem.shape[0] // rows, clear, None)
+    first = jnp.maximum(lax.div(end, jnp.int32(rows)), 0)
+    if begin is not None:
+        first = jnp.where(begin > 0, 0, first)
+    lax.fori_loop(first, v_smem.shape[0] // rows, clear, None)
     plgpu.commit_smem()
