@@ -66,7 +66,7 @@ def extend_config(device_kind: str, shape: KernelShape) -> ExtendConfig:
     from jaxserve.kernels.pallas.gpu_extend import ExtendConfig
 
     dims, is_quantized = (shape.head_dim, shape.head_dim_v), shape.kv_dtype in QUANTIZED_DTYPES
-    default = ExtendConfig.for_heads(shape.head_dim, is_quantized=is_quantized)
+    default = ExtendConfig.for_heads(*dims, is_quantized=is_quantized)
     return tuned(device_kind, shape.key("extend"), default, lambda config: config.problem(*dims, is_quantized))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +14,19 @@ import numpy as np
 import pytest
 
 from jaxserve.kernels.pallas.gpu_extend import ExtendConfig, paged_extend, plan_extend, ragged_extend, unsupported
+from jaxserve.kernels.pallas.gpu_extend_tile import Work
 from tests.accelerator.conftest import relative_error
 
 # NaN is what the interpreter's uninitialised memory holds, and what poisons these cases.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in:RuntimeWarning")
-SMALL = ExtendConfig(block_kv=64)
-ALONE = ExtendConfig(consumers=1, block_kv=64)
+SMALL = ExtendConfig(block_kv=64, num_sms=2)
+ALONE = ExtendConfig(consumers=1, block_kv=64, num_sms=3)
 GARBAGE = np.array([2**31 - 1, -1, -(2**31), 1 << 30], np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A step. Whatever no live query may see is NaN, and page-table entries past a row's end are nonsense."""
+    """A step. Pages and tokens that no query of their row may see are NaN, and such pages are nonsense in the table."""
 
     rows: tuple[tuple[int, int], ...]  # (query_len, kv_len)
     num_tokens: int
@@ -68,13 +70,20 @@ def draw(case: Case, seed: int = 0) -> Drawn:
     pool = np.full((case.page_offset + num_pages, case.kv_heads, size, width), np.nan, np.float32)
     table = rng.choice(GARBAGE, (len(case.rows), max(counts, default=0) + 2))
     for row, count in enumerate(counts):
-        table[row, :count], free = free[:count], free[count:]
-        for i, page in enumerate(table[row, :count]):
+        own, free = free[:count], free[count:]
+        for i in range(first_page(case, row), count):
+            table[row, i] = page = own[i]
             part = kv[row][:, i * size : (i + 1) * size]
             pool[case.page_offset + page, :, : part.shape[1]] = part
     q = normal(case.num_tokens, case.q_heads, case.head_dim)
     q[sum(query_len for query_len, _ in case.rows) :] = np.nan
     return Drawn(q, pool, table, kv, normal(case.q_heads))
+
+
+def first_page(case: Case, row: int) -> int:
+    """Of those that a query of the row may see; the ones before it have left the window."""
+    query_len, kv_len = case.rows[row]
+    return max(kv_len - query_len - (case.sliding_window or kv_len) + 1, 0) // case.page_size
 
 
 def quantized(case: Case, drawn: Drawn) -> Drawn:
@@ -89,8 +98,12 @@ def quantized(case: Case, drawn: Drawn) -> Drawn:
     values = np.concatenate([part * scales[:, :, i, :, None] for i, part in enumerate(stored)], axis=3)
     kv = []
     for row, (_, kv_len) in enumerate(case.rows):
-        pages = drawn.table[row, : -(-kv_len // case.page_size)] + case.page_offset
-        kv.append(np.concatenate([values[page] for page in pages], axis=1)[:, :kv_len])
+        first, tokens = first_page(case, row), drawn.kv[row].copy()
+        pages = drawn.table[row, first : -(-kv_len // case.page_size)] + case.page_offset
+        if len(pages):
+            start = first * case.page_size
+            tokens[:, start:] = np.concatenate([values[page] for page in pages], axis=1)[:, : kv_len - start]
+        kv.append(tokens)
     garbage = 100 if dtype == jnp.int8 else np.nan
     return dataclasses.replace(drawn, pool=np.where(np.isnan(pool), garbage, pool), kv=kv, scales=scales)
 
@@ -156,6 +169,7 @@ def check(case: Case, interpret: Any) -> None:
 
 
 MIXED = ((7, 7), (1, 66), (33, 96), (8, 200))  # chunks with prefixes of none, a page and more, in pages of 64
+FREED = ((20, 300), (2, 57), (3, 45), (5, 125), (7, 7))  # a window's first page in mid-tile, also as the row's last
 FEW = ((9, 70), (3, 3))
 
 CASES = {
@@ -168,9 +182,16 @@ CASES = {
     "three query heads per KV head, pages of 8": Case(FEW, 16, q_heads=3, page_size=8),
     "heads per tile limited": Case(FEW, 16, 4, 1, 80, 80, config=dataclasses.replace(SMALL, max_heads_per_tile=2)),
     "decode rows are left out": Case(((1, 70), (20, 96), (1, 1), (2, 2)), 24, min_q_len=2),
-    "tiles of two pages, three stages": Case(((20, 500),), 24, config=ExtendConfig(block_kv=128, num_stages=3)),
+    "tiles of two pages, three stages": Case(((20, 500),), 24, config=ExtendConfig(block_kv=128, num_stages=3, num_sms=1)),
     "window of one": Case(FEW, 16, head_dim=96, head_dim_v=96, sliding_window=1),
     "window wider than a tile, pages of 256": Case(((20, 300), (5, 256)), 32, page_size=256, sliding_window=130),
+    "freed pages before the window": Case(FREED, 48, page_size=16, sliding_window=20),
+    "freed pages of 8 before the window, tiles of 16 pages": Case(
+        FREED, 48, 4, page_size=8, sliding_window=3, config=ExtendConfig(block_kv=128, num_sms=1)
+    ),
+    "float8, freed pages before the window": Case(
+        FREED, 48, page_size=32, kv_dtype=jnp.float8_e4m3fn, sliding_window=4, scale=0.01
+    ),
     "sinks, one query head per KV head, several tiles": Case(((130, 140),), 136, q_heads=1, has_sinks=True),
     "float16": Case(((5, 66), (9, 70)), 16, head_dim=128, head_dim_v=128, dtype=jnp.float16),
     "float8, one consumer": Case(
@@ -235,8 +256,8 @@ def test_a_plan_covers_each_token_once_longest_first(config: ExtendConfig) -> No
         q_lens = rng.multinomial(rng.integers(513), np.full(9, 1 / 9))
         kv_lens = q_lens + rng.integers(0, 300, 9) * (q_lens > 0)
         cu_q_lens = np.cumsum([0, *q_lens])
-        tiles = np.asarray(plan(jnp.asarray(kv_lens, jnp.int32), jnp.asarray(cu_q_lens, jnp.int32)).tiles)
-        row, first, position, begin, end, kv_len, _ = tiles.T
+        plan_of_step = plan(jnp.asarray(kv_lens, jnp.int32), jnp.asarray(cu_q_lens, jnp.int32))
+        row, first, position, begin, end, kv_len, _ = np.asarray(plan_of_step.tiles).T
         assert (first % 8 == 0).all() and (first >= 0).all() and (first + config.tile_tokens(4) <= 512).all()
         covered = np.zeros(512, int)
         for tile in np.flatnonzero(end > begin):
@@ -250,8 +271,49 @@ def test_a_plan_covers_each_token_once_longest_first(config: ExtendConfig) -> No
             positions = position[tile] + np.arange(begin[tile], end[tile])
             assert (positions == tokens - cu_q_lens[r] + kv_lens[r] - q_lens[r]).all()
         assert (covered == 1).all()
+        assert plan_of_step.num_tiles[0] == (end > begin).sum()
         costs = np.where(end > begin, np.where(kv_len > 0, position + end, 0), -1)
         assert (np.diff(costs) <= 0).all()
+
+
+LINES = {  # (queries, keys) of rows
+    "a prompt of 4k": [(4096, 4096)],
+    "a prompt of 16k": [(16384, 16384)],
+    "eight prompts of 1k": [(1024, 1024)] * 8,
+    "a chunk on a long prefix and eight short prompts": [(512, 32000)] + [(200, 200)] * 8,
+    "speculated tokens of 64 rows": [(4, 1000 + 113 * i) for i in range(64)],
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_blocks_end_together(name: str) -> None:
+    """Steps of the block that has most, against the best order there is: each item to the block that is free first."""
+    config, groups = ExtendConfig(), 8
+    q_lens, kv_lens = np.array(LINES[name]).T
+    cu_q_lens = jnp.asarray(np.cumsum([0, *q_lens]), jnp.int32)
+    plan = plan_extend(jnp.asarray(kv_lens, jnp.int32), cu_q_lens, int(q_lens.sum()), group=4, config=config)
+    keys = np.asarray(plan.tiles[:, 2] + plan.tiles[:, 4])[: int(plan.num_tiles[0])]
+    steps = np.repeat(-(-keys // config.block_kv), groups)
+    taken = np.zeros(len(steps), int)
+
+    def loads(block: int) -> int:
+        load = 0
+
+        def visit(item: Any, done: Any) -> Any:
+            nonlocal load
+            load += int(steps[item])
+            taken[item] += 1
+            return done
+
+        with jax.disable_jit():
+            Work(None, jnp.int32(len(steps)), jnp.int32(block), config.num_sms).for_each(visit)
+        return load
+
+    free = [0] * config.num_sms
+    for item in steps:
+        heapq.heapreplace(free, free[0] + int(item))
+    assert max(map(loads, range(config.num_sms))) <= 1.06 * max(free)
+    assert (taken == 1).all()
 
 
 def test_reasons_against_a_shape() -> None:
@@ -265,14 +327,18 @@ def test_reasons_against_a_shape() -> None:
     assert "values of 48" in (unsupported(**fine, head_dim_v=48) or "")
     assert "head_dim 32" in (unsupported(**{**fine, "head_dim": 32}) or "")
     assert unsupported(**{**fine, "head_dim": 256, "num_kv_heads": 16, "kv_dtype": "float8_e4m3fn"}) is None
+    assert unsupported(**{**fine, "head_dim": 192}) is None
     assert "shared memory" in (unsupported(**fine, config=ExtendConfig(num_stages=3)) or "")
+    assert "num_sms" in (unsupported(**fine, config=ExtendConfig(num_sms=0)) or "")
+    assert "block_kv" in (unsupported(**{**fine, "head_dim": 64, "kv_dtype": "int8"}, config=ExtendConfig(block_kv=256)) or "")
 
 
 def compiled(compile_for_h200: Callable[..., Any], case: Case, num_rows: int = 8) -> Any:
     """The report of `case` at the size of a server: 2048 tokens."""
     T, shape = 2048, jax.ShapeDtypeStruct
     is_quantized, width = case.kv_dtype is not None, case.head_dim + case.head_dim_v
-    config, group = ExtendConfig.for_heads(case.head_dim, is_quantized=is_quantized), case.q_heads // case.kv_heads
+    config = ExtendConfig.for_heads(case.head_dim, case.head_dim_v, is_quantized=is_quantized)
+    group = case.q_heads // case.kv_heads
     options = {"scale": case.scale, "sliding_window": case.sliding_window, "soft_cap": case.soft_cap, "config": config}
 
     def attend(q: jax.Array, kv: Any, table: jax.Array, kv_lens: jax.Array, cu_lens: jax.Array, sinks: jax.Array) -> jax.Array:
@@ -309,6 +375,8 @@ COMPILED = {
     "DeepSeek's widths": Case((), 0, 16, 16, 192, 128),
     "DeepSeek's prefill": Case((), 0, 16, 16, 192, 128, page_size=0),
     "contiguous, sinks and window": Case((), 0, 32, 8, 128, 128, page_size=0, sliding_window=128, has_sinks=True),
+    "contiguous, sinks and window at 256": Case((), 0, 16, 8, 256, 256, page_size=0, sliding_window=1024, has_sinks=True),
+    "values as wide as keys of 192": Case((), 0, 16, 16, 192, 192),
     "float8": Case((), 0, 32, 8, 128, 128, kv_dtype=jnp.float8_e4m3fn),
     "float8, sinks and window": Case((), 0, 64, 8, 64, 64, kv_dtype=jnp.float8_e4m3fn, sliding_window=128, has_sinks=True),
     "float8, DeepSeek's widths": Case((), 0, 16, 16, 192, 128, kv_dtype=jnp.float8_e4m3fn),

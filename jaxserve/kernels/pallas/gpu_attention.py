@@ -186,7 +186,8 @@ class PallasGpuAttention:
         return dataclasses.replace(tuning.decode_config(chip.kind, self._shape()), num_sms=chip.num_cores)
 
     def _extend_config(self) -> Any:
-        return tuning.extend_config(self.spec.chip.kind, self._shape())
+        chip = self.spec.chip
+        return dataclasses.replace(tuning.extend_config(chip.kind, self._shape()), num_sms=chip.num_cores)
 
     def _shape(self) -> tuning.KernelShape:
         spec = self.spec

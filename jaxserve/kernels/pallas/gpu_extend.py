@@ -37,7 +37,7 @@ def unsupported(
     """Why paged_extend cannot do this, as a sentence; None if it can. Heads are those of one shard."""
     head_dim_v, dtype, kv_dtype = head_dim_v or head_dim, jnp.dtype(dtype), jnp.dtype(kv_dtype)
     is_quantized = gpu_dequant.is_quantized(kv_dtype)
-    config = config or ExtendConfig.for_heads(head_dim, is_quantized=is_quantized)
+    config = config or ExtendConfig.for_heads(head_dim, head_dim_v, is_quantized=is_quantized)
     if num_heads % num_kv_heads:
         return f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads."
     if dtype not in (jnp.bfloat16, jnp.float16):
@@ -137,8 +137,8 @@ def _call(
     )
     num_tokens = q.shape[0]
     padded = padded_tokens(num_tokens, shape.tokens)
-    kernel = extend_kernel(shape, plan.tiles.shape[0], padded, interpret)
-    inputs = [_pad(q, padded), plan.tiles, *kv]
+    kernel = extend_kernel(shape, padded, interpret)
+    inputs = [_pad(q, padded), plan.tiles, plan.num_tiles, *kv]
     return kernel(*inputs, *([] if sinks is None else [sinks.astype(jnp.float32)]))[:num_tokens]
 
 

@@ -17,7 +17,7 @@ from jaxserve.kernels.pallas import gpu_softmax as softmax
 from jaxserve.kernels.pallas.gpu_common import LOG2E
 from jaxserve.kernels.pallas.gpu_extend_plan import ROWS
 from jaxserve.kernels.pallas.gpu_extend_store import store
-from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile
+from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,27 +39,39 @@ class Turns:
         self.wait()
 
 
-def consume(s: Shape, wg: Any, tiles: Any, q: Any, sinks: Any, out: Any, scratch: dict[str, Any]) -> None:
-    """`tiles` is read three times, by and by: its registers are scarce in the loops."""
-    tile = Tile.read(s, tiles).for_consumer(s, wg)
-    _load_queries(s, wg, tile, q, scratch)
+def consume(s: Shape, wg: Any, work: Work, sinks: Any, out: Any, scratch: dict[str, Any]) -> None:
+    """All items of a block, one behind the other."""
+    work.for_each(functools.partial(_consume_item, s, wg, work, sinks, out, scratch))
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _consume_item(s: Shape, wg: Any, work: Work, sinks: Any, out: Any, scratch: dict[str, Any], item: Any, done: Any) -> Any:
+    """The tile is read three times, by and by: its registers are scarce in the loops."""
+
+    def read() -> Tile:
+        return Tile.read(s, work, item, done).for_consumer(s, wg)
+
+    tile = read()
     turns = Turns(scratch.get("schedule"))
 
-    def products(slot: Any) -> jax.Array:
+    def products(slot: Any, place: Any) -> jax.Array:
         def multiply(acc: Any) -> jax.Array:
             for part, (start, width) in enumerate(s.q_parts):
                 keys = scratch["k"].at[slot, :, pl.ds(start, width)]
-                plgpu.wgmma(acc, scratch[f"q{part}"].at[wg], keys.transpose((1, 0)))
+                plgpu.wgmma(acc, scratch[f"q{part}"].at[place], keys.transpose((1, 0)))
             turns.take()
             return acc[...]
 
         return pl.run_scoped(multiply, plgpu.ACC((ROWS, s.block_kv), jnp.float32))
 
-    def step(i: Any, state: softmax.Softmax, *, tile: Tile | None) -> softmax.Softmax:
+    def step(i: Any, state: softmax.Softmax, *, place: Any, tile: Tile | None) -> softmax.Softmax:
+        """`tile` where some keys are masked; the item's last step is such a one."""
         slot = lax.rem(i, s.config.num_stages)
         plgpu.barrier_wait(scratch["k_full"].at[slot])
-        raw = products(slot)
+        raw = products(slot, place)
         plgpu.barrier_arrive(scratch["k_empty"].at[slot])
+        if tile is not None:
+            pl.when(i == tile.end_step - 1)(lambda: plgpu.barrier_arrive(scratch["q_empty"].at[wg]))
         if s.is_quantized:
             plgpu.barrier_wait(scratch["scales_full"].at[slot])
             raw = gpu_dequant.scale_columns(raw, gpu_dequant.load_scales(scratch["scales"].at[slot, 0]))
@@ -79,30 +91,31 @@ def consume(s: Shape, wg: Any, tiles: Any, q: Any, sinks: Any, out: Any, scratch
         return state._replace(acc=acc)
 
     pl.when(wg == 1)(turns.take)
+    pl.when(tile.has_steps)(lambda: plgpu.barrier_wait(scratch["q_full"].at[wg]))
     state = _first_state(s, tile, sinks)
-    state = lax.fori_loop(0, tile.num_full, functools.partial(step, tile=None), state)
-    tile = Tile.read(s, tiles).for_consumer(s, wg)
-    state = lax.fori_loop(tile.num_full, tile.num_steps, functools.partial(step, tile=tile), state)
-    pl.when(wg == 0)(turns.take)
+    step_full = functools.partial(step, place=_place(wg, tile), tile=None)
+    state = lax.fori_loop(done, done + tile.num_full, step_full, state)
+    tile = read()
+    step_masked = functools.partial(step, place=_place(wg, tile), tile=tile)
+    state = lax.fori_loop(done + tile.num_full, tile.end_step, step_masked, state)
+    pl.when(wg == 0)(turns.arrive)
     share = jnp.where(state.total > 0, 1 / state.total, 0.0)
     result = state.acc * lax.broadcast_in_dim(share, state.acc.shape, [0])
-    store(s, wg, Tile.read(s, tiles), result.astype(s.dtype), out, scratch)
+    tile = read()
+    store(s, tile, result.astype(s.dtype), out, scratch["chunks"].at[_place(wg, tile)])
+    pl.when(wg == 0)(turns.wait)
+    return tile.end_step
+
+
+def _place(wg: Any, tile: Tile) -> Any:
+    """`wg`, whose place in buffers is to be computed where `tile` has been read, not kept in registers over the loops."""
+    return wg + jnp.minimum(tile.lead, 0)  # adds 0
 
 
 def _value_scales(scales_smem: Any, is_masked: bool) -> jax.Array:
     """Where keys are masked some may be dead, their scales NaN, which a weight of 0 would not hide."""
     scales = gpu_dequant.load_scales(scales_smem)
     return jnp.where(jnp.abs(scales) < jnp.finfo(jnp.float32).max, scales, 0.0) if is_masked else scales
-
-
-def _load_queries(s: Shape, wg: Any, tile: Tile, q: Any, scratch: dict[str, Any]) -> None:
-    full = scratch["q_full"].at[wg]
-    for head in range(s.wg_heads):
-        tokens = q.at[pl.ds(tile.first_token, s.wg_tokens), tile.first_head + head]
-        for part, (start, width) in enumerate(s.q_parts):
-            target = scratch[f"q{part}"].at[wg, pl.ds(head * s.wg_tokens, s.wg_tokens)]
-            plgpu.copy_gmem_to_smem(tokens.at[:, pl.ds(start, width)], target, full)
-    plgpu.barrier_wait(full)
 
 
 def _first_state(s: Shape, tile: Tile, sinks: Any) -> softmax.Softmax:

@@ -1,16 +1,16 @@
 """The extend kernel put together: shared memory, warpgroups and grid. What each warpgroup does stands in gpu_extend_load,
 gpu_extend_consume and gpu_extend_store.
 
-A block takes one tile of the plan and `heads_per_tile` query heads of one KV head: 64 rows of scores per consumer warpgroup,
-ordered head by head. One more warpgroup, the producer, fetches keys and values by TMA. As in FlashAttention-3 (Shah et al.
-2024) two consumers take turns, so that one's softmax runs beside the other's products.
+There is one block per SM, which takes items of work one after the other: an item is one tile of the plan and `heads_per_tile`
+query heads of one KV head, 64 rows of scores per consumer warpgroup, ordered head by head. One more warpgroup, the producer,
+fetches queries, keys and values by TMA, and is at the next item before the consumers are. As in FlashAttention-3 (Shah et al.
+2024) two consumers take turns, so that one's softmax, or the end of its item, runs beside the other's products.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,11 +20,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas.gpu_common import cdiv, compiler_params, set_max_registers, transforms
+from jaxserve.kernels.pallas.gpu_common import compiler_params, set_max_registers, transforms
 from jaxserve.kernels.pallas.gpu_extend_consume import consume
-from jaxserve.kernels.pallas.gpu_extend_load import Contiguous, Pages, produce, produce_converted
-from jaxserve.kernels.pallas.gpu_extend_plan import BEGIN, END, ROWS, STAGE_COLUMNS
-from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile
+from jaxserve.kernels.pallas.gpu_extend_load import Contiguous, Pages, produce
+from jaxserve.kernels.pallas.gpu_extend_plan import CHUNK_COLUMNS, ROWS
+from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Work
 
 
 def _quantized_scratch(s: Shape) -> dict[str, Any]:
@@ -46,15 +46,17 @@ def _scratch(s: Shape) -> dict[str, Any]:
     def buffer(*shape: int, columns: int | None = None) -> Any:
         return plgpu.SMEM(shape, s.dtype, transforms=transforms(columns or shape[-1], s.dtype))
 
-    # Rows of the stage are copied one by one, so its tiles are of one row, swizzled as result and output are.
-    columns = math.gcd(s.head_dim_v, STAGE_COLUMNS)
+    # Rows of a chunk may be copied one by one, so its tiles are of one row, swizzled as the output is.
+    columns = math.gcd(s.head_dim_v, CHUNK_COLUMNS)
     arrivals = 1 if s.is_quantized else s.copies
     tiling, swizzle = plgpu.TilingTransform((1, columns)), plgpu.SwizzleTransform(columns * jnp.dtype(s.dtype).itemsize)
+    chunks, chunk_transforms = (s.consumers, s.num_chunks, ROWS, CHUNK_COLUMNS), (tiling, swizzle) if columns > 16 else ()
     buffers = {
         "k": buffer(stages, s.block_kv, s.head_dim, columns=s.k_columns),
         "v": buffer(stages, s.block_kv, s.head_dim_v),
-        "stage": plgpu.SMEM((s.consumers, ROWS, STAGE_COLUMNS), s.dtype, transforms=(tiling, swizzle) if columns > 16 else ()),
+        "chunks": plgpu.SMEM(chunks, s.dtype, transforms=chunk_transforms),
         "q_full": plgpu.Barrier(num_arrivals=s.wg_heads * len(s.q_parts), num_barriers=s.consumers),
+        "q_empty": plgpu.Barrier(num_arrivals=1, num_barriers=s.consumers),
         "k_full": barriers(num_arrivals=arrivals),
         "v_full": barriers(num_arrivals=arrivals),
         "k_empty": barriers(num_arrivals=s.consumers),
@@ -64,48 +66,42 @@ def _scratch(s: Shape) -> dict[str, Any]:
     if s.consumers > 1:
         buffers["schedule"] = plgpu.Barrier(num_arrivals=s.consumers, num_barriers=1)
     for part, (_, width) in enumerate(s.q_parts):
-        buffers[f"q{part}"] = buffer(s.consumers, ROWS, width)  # q0 also takes the result
+        buffers[f"q{part}"] = buffer(s.consumers, ROWS, width)
     if s.is_interpreted:
         buffers["p"] = buffer(s.consumers, ROWS, s.block_kv)
     return buffers | _quantized_scratch(s) if s.is_quantized else buffers
 
 
-def extend_kernel(s: Shape, num_tiles: int, num_tokens: int, interpret: Any) -> Any:
-    """A function of q, tiles, (pool, page_table, page_offset [1][, scales]) or (keys, values), and sinks if there are any."""
+def extend_kernel(s: Shape, num_tokens: int, interpret: Any) -> Any:
+    """A function of q, the plan's tiles and num_tiles [1], (pool, page_table, page_offset [1][, scales]) or (keys, values), and
+    sinks if there are any."""
 
     shares_registers = s.consumers > 1  # two warpgroups begin with all that a thread can have
 
-    def body(q: Any, tiles: Any, *refs: Any, **scratch: Any) -> None:
+    def body(q: Any, tiles: Any, num_tiles: Any, *refs: Any, **scratch: Any) -> None:
         *refs, out = refs  # type: ignore[assignment]
         sinks = refs[-1] if s.has_sinks else None
-        wg, index = lax.axis_index("wg"), lax.axis_index("tile")
-
-        def when_live(work: Callable[[], None]) -> None:
-            pl.when(tiles[index, END] > tiles[index, BEGIN])(work)
+        kv = refs[:-1] if s.has_sinks else refs
+        wg, work = lax.axis_index("wg"), Work(tiles, num_tiles[0] * s.head_groups, lax.axis_index("sm"), s.config.num_sms)
 
         @pl.when(wg < s.consumers)
         def _consumer() -> None:
             if shares_registers:
                 set_max_registers(s.config.consumer_registers, "increase")
-            when_live(lambda: consume(s, wg if s.consumers > 1 else 0, tiles, q, sinks, out, scratch))
+            consume(s, wg if s.consumers > 1 else 0, work, sinks, out, scratch)
 
         @pl.when(wg == s.consumers)
         def _producer() -> None:
             if shares_registers:
                 set_max_registers(s.config.producer_registers, "decrease")
-            if s.page_size is None:
-                when_live(lambda: produce(s, Tile.read(s, tiles), Contiguous(s, *refs[:2]), scratch))
-            elif s.is_quantized:
-                when_live(lambda: produce_converted(s, Tile.read(s, tiles), Pages(s, *refs[:4]), scratch))
-            else:
-                when_live(lambda: produce(s, Tile.read(s, tiles), Pages(s, *refs[:3]), scratch))
+            produce(s, work, q, Contiguous(s, *kv) if s.page_size is None else Pages(s, *kv), scratch)
 
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((num_tokens, s.num_q_heads, s.head_dim_v), s.dtype),
         scratch_types=_scratch(s),
-        grid=(num_tiles, cdiv(s.num_q_heads, s.heads)),
-        grid_names=("tile", "heads"),  # heads innermost: those that share a KV head run beside each other
+        grid=(s.config.num_sms,),
+        grid_names=("sm",),
         num_threads=s.consumers + 1,
         thread_name="wg",
         compiler_params=compiler_params(),

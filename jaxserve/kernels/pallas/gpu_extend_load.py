@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from jaxserve.kernels.pallas import gpu_dequant
 from jaxserve.kernels.pallas import gpu_softmax as softmax
 from jaxserve.kernels.pallas.gpu_common import ROW_GROUP
 from jaxserve.kernels.pallas.gpu_extend_plan import ROWS
-from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile
+from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile, Work
 
 MIN_QUANTIZED_PAGE = 32  # whose scales fill the 128 bytes to which TMA aligns in shared memory
 PAGES_AHEAD = 4  # page ids that the producer holds in registers; of more, smaller pages it reads each when it comes
@@ -33,10 +32,13 @@ class Pages:
     scales: Any = None  # float32 [P, Hkv, 2, page_size] if the pool is quantized
 
     def _page(self, tile: Tile, index: Any) -> Any:
-        """Past the last page with a visible key the table may be garbage: that page stands in for the others."""
+        """Where no key is visible the table may be garbage, and pages freed: the nearest page with one stands in for those."""
         assert self.s.page_size is not None
         last = lax.div(jnp.maximum(tile.position + tile.end - 1, 0), self.s.page_size)
-        return self.table[tile.source, jnp.minimum(index, last)]
+        index = jnp.minimum(index, last)
+        if self.s.sliding_window is not None:
+            index = jnp.maximum(index, lax.div(tile.oldest, self.s.page_size))
+        return self.table[tile.source, index]
 
     def ahead(self, tile: Tile, kv_tile: Any) -> tuple[Any, ...]:
         """Page ids of a KV tile, read before it is known where its tokens will go: so their latency is hidden."""
@@ -94,8 +96,20 @@ class Contiguous:
         plgpu.copy_gmem_to_smem(array.at[pl.ds(start, self.s.block_kv), tile.kv_head], target, barrier)
 
 
-def produce(s: Shape, tile: Tile, source: Pages | Contiguous, scratch: dict[str, Any]) -> None:
-    """Fetches keys and values tile by tile, into stages that the consumers have left."""
+def produce(s: Shape, work: Work, q: Any, source: Pages | Contiguous, scratch: dict[str, Any]) -> None:
+    """All items of a block. What is fetched for one may arrive while the consumers are at the one before."""
+    visit = _produce_converted if s.is_quantized else _produce_item
+
+    def produce_item(item: Any, done: Any) -> Any:
+        tile = Tile.read(s, work, item, done)
+        visit(s, tile, q, source, scratch)
+        return tile.end_step
+
+    _drain(s, work.for_each(produce_item), scratch)
+
+
+def _produce_item(s: Shape, tile: Tile, q: Any, source: Pages | Contiguous, scratch: dict[str, Any]) -> None:
+    """Fetches queries, then keys and values tile by tile, into stages that the consumers have left."""
 
     def step(i: Any, ids: tuple[Any, ...]) -> tuple[Any, ...]:
         kv_tile, following = tile.kv_tile(s, i), source.ahead(tile, tile.kv_tile(s, i + 1))
@@ -103,8 +117,7 @@ def produce(s: Shape, tile: Tile, source: Pages | Contiguous, scratch: dict[str,
         source.copy(tile, kv_tile, ids, False, scratch["k"].at[slot], scratch["k_full"].at[slot])
         _wait_for_stage(s, i, scratch["v_empty"])
         values, full = scratch["v"].at[slot], scratch["v_full"].at[slot]
-        live = tile.kv_len - kv_tile * s.block_kv
-        is_whole = live >= s.block_kv
+        is_whole = tile.kv_len - kv_tile * s.block_kv >= s.block_kv
         if s.page_size is None:
             is_whole &= kv_tile * s.block_kv >= tile.lead
 
@@ -116,19 +129,18 @@ def produce(s: Shape, tile: Tile, source: Pages | Contiguous, scratch: dict[str,
         def _partial() -> None:
             source.copy(tile, kv_tile, ids, True, values, scratch["tail"])
             plgpu.barrier_wait(scratch["tail"])
-            _clear_values(s, values, live)
-            if s.page_size is None:
-                _clear_front(s, values, tile.lead - kv_tile * s.block_kv)
+            _clear_values(s, tile, kv_tile, values)
             for _ in range(s.copies):
                 plgpu.barrier_arrive(full)
 
         return following
 
-    lax.fori_loop(0, tile.num_steps, step, source.ahead(tile, tile.kv_tile(s, 0)))
-    _drain(s, tile, scratch)
+    first = source.ahead(tile, tile.kv_tile(s, tile.first_step))
+    pl.when(tile.has_steps)(lambda: _load_queries(s, tile, q, scratch))
+    lax.fori_loop(tile.first_step, tile.end_step, step, first)
 
 
-def produce_converted(s: Shape, tile: Tile, source: Pages, scratch: dict[str, Any]) -> None:
+def _produce_converted(s: Shape, tile: Tile, q: Any, source: Any, scratch: dict[str, Any]) -> None:
     """Fetches quantized keys and values, the next tile while it converts this one; scales go to the consumers."""
 
     def fetch(i: Any, ids: tuple[Any, ...], name: str) -> None:
@@ -143,18 +155,34 @@ def produce_converted(s: Shape, tile: Tile, source: Pages, scratch: dict[str, An
             target = scratch[name].at[slot]
             plgpu.barrier_wait(scratch[f"raw_{name}_full"])
             gpu_dequant.convert_tile(scratch[f"raw_{name}"], target, s.swizzle(name))
-            live = tile.kv_len - kv_tile * s.block_kv
             if name == "v":
-                pl.when(live < s.block_kv)(functools.partial(_clear_values, s, target, live))
+                is_partial = tile.kv_len - kv_tile * s.block_kv < s.block_kv
+                pl.when(is_partial)(functools.partial(_clear_values, s, tile, kv_tile, target))
             plgpu.barrier_arrive(scratch[f"{name}_full"].at[slot])
-            pl.when(i + 1 < tile.num_steps)(functools.partial(fetch, i + 1, following, name))
+            pl.when(i + 1 < tile.end_step)(functools.partial(fetch, i + 1, following, name))
         return following
 
-    first = source.ahead(tile, tile.kv_tile(s, 0))
-    for name in ("k", "v"):
-        pl.when(tile.num_steps > 0)(functools.partial(fetch, 0, first, name))
-    lax.fori_loop(0, tile.num_steps, step, first)
-    _drain(s, tile, scratch)
+    first = source.ahead(tile, tile.kv_tile(s, tile.first_step))
+
+    @pl.when(tile.has_steps)
+    def _begin() -> None:
+        for name in ("k", "v"):
+            fetch(tile.first_step, first, name)
+        _load_queries(s, tile, q, scratch)
+
+    lax.fori_loop(tile.first_step, tile.end_step, step, first)
+
+
+def _load_queries(s: Shape, tile: Tile, q: Any, scratch: dict[str, Any]) -> None:
+    """Each consumer's, as soon as it has multiplied those of the item before for the last time."""
+    for wg in range(s.consumers):
+        own, full = tile.for_consumer(s, wg), scratch["q_full"].at[wg]
+        pl.when(tile.first_step > 0)(functools.partial(plgpu.barrier_wait, scratch["q_empty"].at[wg]))
+        for head in range(s.wg_heads):
+            tokens = q.at[pl.ds(own.first_token, s.wg_tokens), own.first_head + head]
+            for part, (start, width) in enumerate(s.q_parts):
+                target = scratch[f"q{part}"].at[wg, pl.ds(head * s.wg_tokens, s.wg_tokens)]
+                plgpu.copy_gmem_to_smem(tokens.at[:, pl.ds(start, width)], target, full)
 
 
 def _wait_for_stage(s: Shape, step: Any, barrier: Any) -> Any:
@@ -164,28 +192,25 @@ def _wait_for_stage(s: Shape, step: Any, barrier: Any) -> Any:
     return slot
 
 
-def _drain(s: Shape, tile: Tile, scratch: dict[str, Any]) -> None:
-    """Waits until the last tiles have been read, too."""
+def _drain(s: Shape, done: Any, scratch: dict[str, Any]) -> None:
+    """Waits until the last queries and tiles have been read, too."""
+    for wg in range(s.consumers):
+        pl.when(done > 0)(functools.partial(plgpu.barrier_wait, scratch["q_empty"].at[wg]))
 
     def wait(step: Any, _: None) -> None:
         _wait_for_stage(s, step, scratch["k_empty"])
         _wait_for_stage(s, step, scratch["v_empty"])
 
-    lax.fori_loop(tile.num_steps, tile.num_steps + s.config.num_stages, wait, None)
+    lax.fori_loop(done, done + s.config.num_stages, wait, None)
 
 
-def _clear_values(s: Shape, values: Any, live: Any) -> None:
-    """Zeroes what lies behind a row's last value: it may be NaN, and a weight of 0 would not hide that."""
+def _clear_values(s: Shape, tile: Tile, kv_tile: Any, values: Any) -> None:
+    """Zeroes what lies outside a row's keys: it may be NaN, and a weight of 0 would not hide that.
+
+    Behind a row's last key that is what its page holds, and where a page with dead tokens stands in for one before the window,
+    those; the first key of contiguous rows may have another row's before it. All other values are those of keys.
+    """
+    begin = None if s.sliding_window is None and s.page_size is not None else tile.oldest - kv_tile * s.block_kv
     for start in range(0, s.block_kv, ROWS):
-        softmax.clear_rows(values.at[pl.ds(start, ROWS)], live - start)
-
-
-def _clear_front(s: Shape, values: Any, count: Any) -> None:
-    """Zeroes the first `count` values, of the previous row of contiguous keys: less than eight, and possibly NaN, too."""
-    width = math.gcd(s.head_dim_v, 64)  # at a time, to hold few registers
-    for column in range(0, s.head_dim_v, width):
-        part = values.at[pl.ds(0, ROWS), pl.ds(column, width)]
-        value = plgpu.layout_cast(part[...], plgpu.Layout.WGMMA)
-        row = plgpu.broadcasted_iota(jnp.int32, value.shape, 0, layout=plgpu.Layout.WGMMA)
-        part[...] = jnp.where(row >= count, value, jnp.zeros_like(value))
-    plgpu.commit_smem()
+        end = tile.kv_len - kv_tile * s.block_kv - start
+        softmax.clear_rows(values.at[pl.ds(start, ROWS)], end, None if begin is None else begin - start)

@@ -7,10 +7,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, resources_problem, round_up
+from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, cdiv, resources_problem, round_up
 
 ROWS = 64  # of scores per consumer warpgroup: the M of one wgmma
-STAGE_COLUMNS = 64  # of the buffer through which partial tiles leave: rows of 128 bytes, TMA's alignment in shared memory
+CHUNK_COLUMNS = 64  # in which a result leaves, also row by row: rows of 128 bytes, TMA's alignment in shared memory
 
 # Columns of ExtendPlan.tiles.
 SOURCE, TOKEN, POSITION, BEGIN, END, KV_LEN, LEAD = range(7)
@@ -24,11 +24,12 @@ class ExtendConfig:
     block_kv: int = 128  # tokens of a KV tile, a multiple of 64
     num_stages: int = 2  # K and V tiles in flight; 2 x 128 tokens x (128 + 128) x 2 bytes are 128 of 227 KiB
     max_heads_per_tile: int = 16  # 8 tokens of each head are left then, the least that TMA puts into a swizzled tile
+    num_sms: int = 132  # of an H100 SXM or H200: one block per SM, all resident at once
     consumer_registers: int = 232  # of two: 2 x 232 + 40 is what the three warpgroups start with, 168 registers a thread
     producer_registers: int = 40
 
     @staticmethod
-    def for_heads(head_dim: int, *, is_quantized: bool = False) -> ExtendConfig:
+    def for_heads(head_dim: int, head_dim_v: int | None = None, *, is_quantized: bool = False) -> ExtendConfig:
         """Stages must fit into shared memory beside q, and 64 x (block_kv + head_dim_v) floats into a consumer's registers.
 
         Where warpgroups cannot move registers, each of two consumers has 168: enough for tiles of 64 tokens up to head_dim 192.
@@ -40,8 +41,12 @@ class ExtendConfig:
             return ExtendConfig(block_kv=64, num_stages=stages, consumer_registers=216, producer_registers=72)
         if head_dim > 192:
             consumers = 2 if MOVES_REGISTERS else 1
-            return ExtendConfig(consumers, block_kv=64, consumer_registers=240, producer_registers=24)
-        return ExtendConfig() if MOVES_REGISTERS else ExtendConfig(block_kv=64, num_stages=4)
+            return ExtendConfig(consumers, block_kv=64)
+        config = ExtendConfig()
+        if MOVES_REGISTERS and config.smem_bytes(head_dim, head_dim_v or head_dim, is_quantized) <= SMEM_BYTES:
+            return config
+        fitting = (ExtendConfig(block_kv=64, num_stages=stages) for stages in (4, 3))
+        return next(c for c in fitting if c.smem_bytes(head_dim, head_dim_v or head_dim, is_quantized) <= SMEM_BYTES)
 
     def problem(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> str | None:
         """Why the kernel can not run with this, as a sentence, or None."""
@@ -49,17 +54,28 @@ class ExtendConfig:
             return f"consumers must be 1 or 2, not {self.consumers}"
         if self.block_kv not in (64, 128, 256):
             return f"block_kv must be 64, 128 or 256, not {self.block_kv}"
+        if is_quantized and self.block_kv > 128:
+            return f"block_kv must be 64 or 128 with a quantized KV cache, not {self.block_kv}"
         if self.num_stages < 2:
             return f"num_stages must be at least 2, not {self.num_stages}"
+        if self.num_sms < 1:
+            return f"num_sms must be at least 1, not {self.num_sms}"
         if self.max_heads_per_tile not in (1, 2, 4, 8, 16):
             return f"max_heads_per_tile must be 1, 2, 4, 8 or 16, not {self.max_heads_per_tile}"
         return resources_problem(self, 1, self.consumers, self.smem_bytes(head_dim, head_dim_v, is_quantized))
 
-    def smem_bytes(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
-        """Of a block: q, K and V tiles, the stage of partial tiles, what quantized tiles come with, 2.5 KiB for barriers."""
+    def smem_bytes(self, head_dim: int, head_dim_v: int, is_quantized: bool, num_chunks: int = 1) -> int:
+        """Of a block: q, K and V tiles, chunks of the result, what quantized tiles come with, 2.5 KiB for barriers."""
         tile = self.block_kv * (head_dim + head_dim_v)
         raw = tile + self.num_stages * self.block_kv * 2 * 4 if is_quantized else 0
-        return 2 * (self.consumers * ROWS * (head_dim + STAGE_COLUMNS) + self.num_stages * tile) + raw + 2560
+        columns = head_dim + num_chunks * CHUNK_COLUMNS
+        return 2 * (self.consumers * ROWS * columns + self.num_stages * tile) + raw + 2560
+
+    def num_chunks(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> int:
+        """Chunks of the result for which there is shared memory: all, or at least one."""
+        most = cdiv(head_dim_v, CHUNK_COLUMNS)
+        fitting = (n for n in range(most, 1, -1) if self.smem_bytes(head_dim, head_dim_v, is_quantized, n) <= SMEM_BYTES)
+        return next(fitting, 1)
 
     def heads_per_tile(self, group: int) -> int:
         """The largest power of two that divides the query heads of a KV head, within the limits."""
@@ -82,6 +98,7 @@ class ExtendPlan:
     """
 
     tiles: jax.Array  # int32 [N, 7]
+    num_tiles: jax.Array  # int32 [1] that are not idle
     tile_tokens: int = dataclasses.field(metadata={"static": True})
 
 
@@ -122,7 +139,7 @@ def plan_extend(
     kv_lens, position = jnp.where(kv_lens > 0, kv_lens + lead, 0), position + lead
     cost = jnp.where(end > begin, jnp.where(kv_lens > 0, position + end, 0), -1)
     tiles = jnp.stack([source, first_token, position, begin, end, kv_lens, lead], axis=1)
-    return ExtendPlan(tiles[jnp.argsort(-cost)], tile_tokens)
+    return ExtendPlan(tiles[jnp.argsort(-cost)], ends[-1:], tile_tokens)
 
 
 def _sources(row: jax.Array, cu_kv_lens: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,7 @@
-"""How the extend kernel's result leaves: whole tiles by one copy per head, others token by token."""
+"""How the extend kernel's result leaves: whole tiles by one copy per head and chunk of columns, others token by token.
+
+Copies run on while the block's next item is computed; the next result waits until they have read theirs.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +13,40 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas.gpu_extend_plan import STAGE_COLUMNS
+from jaxserve.kernels.pallas.gpu_extend_plan import CHUNK_COLUMNS
 from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile
 
 
-def store(s: Shape, wg: Any, whole: Tile, result: jax.Array, out: Any, scratch: dict[str, Any]) -> None:
-    """Writes the tile's own tokens: whole tiles by one TMA copy per head, others token by token."""
-    wg += jnp.minimum(whole.lead, 0)  # adds 0: buffers' addresses are computed here, and not kept over the main loop
-    tile = whole.for_consumer(s, wg)
-    result_smem = scratch["q0"].at[wg]
-    result_smem[...] = result
-    plgpu.commit_smem()
+def store(s: Shape, tile: Tile, result: jax.Array, out: Any, chunks: Any) -> None:
+    """Writes the consumer's own tokens, by way of `chunks` [num_chunks, 64, CHUNK_COLUMNS]."""
     is_whole = tile.end - tile.begin == s.wg_tokens
+    # The last chunk may begin within the one before it, and must not overtake that on the way.
+    columns = [min(start, s.head_dim_v - CHUNK_COLUMNS) for start in range(0, s.head_dim_v, CHUNK_COLUMNS)]
+    for first in range(0, len(columns), s.num_chunks):
+        part = list(enumerate(columns[first : first + s.num_chunks]))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=s.has_whole_chunks)
+        for i, column in part:
+            _write(chunks.at[i], result[:, column : column + CHUNK_COLUMNS])
+        plgpu.commit_smem()
 
-    @pl.when(is_whole)
-    def _whole() -> None:
-        for head in range(s.wg_heads):
-            target = out.at[pl.ds(tile.first_token, s.wg_tokens), tile.first_head + head]
-            plgpu.copy_smem_to_gmem(result_smem.at[pl.ds(head * s.wg_tokens, s.wg_tokens)], target)
+        def copy(token: Any, count: int, part: list[tuple[int, int]] = part) -> None:
+            for head in range(s.wg_heads):
+                for i, column in part:
+                    source = chunks.at[i, pl.ds(head * s.wg_tokens + token, count)]
+                    target = out.at[pl.ds(tile.first_token + token, count), tile.first_head + head]
+                    plgpu.copy_smem_to_gmem(source, target.at[:, pl.ds(column, CHUNK_COLUMNS)])
 
-    @pl.when(jnp.logical_not(is_whole))
-    def _partial() -> None:
-        for column in range(0, s.head_dim_v, STAGE_COLUMNS):
-            _store_rows(s, tile, min(column, s.head_dim_v - STAGE_COLUMNS), result_smem, out, scratch["stage"].at[wg])
+        @pl.when(is_whole)
+        def _whole() -> None:
+            copy(0, s.wg_tokens)
 
-    plgpu.wait_smem_to_gmem(0)
+        @pl.when(jnp.logical_not(is_whole))
+        def _partial() -> None:
+            lax.fori_loop(tile.begin, tile.end, lambda token, _: copy(token, 1), None)
 
 
-def _store_rows(s: Shape, tile: Tile, column: int, result_smem: Any, out: Any, stage: Any) -> None:
-    """Some columns of the tile's own tokens, by way of a buffer without swizzle, which alone can be copied row by row."""
-    if column > 0:
-        plgpu.wait_smem_to_gmem(0)
-    columns = pl.ds(column, STAGE_COLUMNS)
-    chunk = plgpu.layout_cast(result_smem[:, columns], plgpu.Layout.WGMMA)
+def _write(chunk: Any, value: jax.Array) -> None:
     if hasattr(plgpu, "store"):
-        plgpu.store(stage, chunk, optimized=False)
+        plgpu.store(chunk, value, optimized=False)
     else:
-        stage[...] = chunk
-    plgpu.commit_smem()
-
-    def store_token(token: Any, _: None) -> None:
-        for head in range(s.wg_heads):
-            source = stage.at[pl.ds(head * s.wg_tokens + token, 1)]
-            target = out.at[pl.ds(tile.first_token + token, 1), tile.first_head + head, columns]
-            plgpu.copy_smem_to_gmem(source, target)
-
-    lax.fori_loop(tile.begin, tile.end, store_token, None)
+        chunk[...] = value

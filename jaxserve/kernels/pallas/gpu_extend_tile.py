@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +14,18 @@ from jax.experimental import pallas as pl
 from jaxserve.kernels.pallas import gpu_dequant
 from jaxserve.kernels.pallas import gpu_softmax as softmax
 from jaxserve.kernels.pallas.gpu_common import ROW_GROUP, transforms
-from jaxserve.kernels.pallas.gpu_extend_plan import BEGIN, END, KV_LEN, LEAD, POSITION, ROWS, SOURCE, TOKEN, ExtendConfig
+from jaxserve.kernels.pallas.gpu_extend_plan import (
+    BEGIN,
+    CHUNK_COLUMNS,
+    END,
+    KV_LEN,
+    LEAD,
+    POSITION,
+    ROWS,
+    SOURCE,
+    TOKEN,
+    ExtendConfig,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +61,19 @@ class Shape:
     @property
     def tokens(self) -> int:
         return self.config.tile_tokens(self.group)
+
+    @property
+    def head_groups(self) -> int:
+        return self.num_q_heads // self.heads
+
+    @property
+    def has_whole_chunks(self) -> bool:
+        return self.head_dim_v % CHUNK_COLUMNS == 0
+
+    @property
+    def num_chunks(self) -> int:
+        """Of the result that leave together."""
+        return self.config.num_chunks(self.head_dim, self.head_dim_v, self.is_quantized) if self.has_whole_chunks else 1
 
     @property
     def consumers(self) -> int:
@@ -93,10 +118,34 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
-    """A block's work: a row of the plan, and what follows from it. Traced scalars, read where they are needed.
+class Work:
+    """What of a plan one block does: an item in each round, the first blocks first and the last blocks first by turns.
 
-    Each warpgroup reads for itself, the consumers once more at their end: registers are scarce in between.
+    So a block that had the longest item of a round has the shortest of the next, and all end at about the same time.
+    """
+
+    tiles: Any  # as ExtendPlan has them
+    num_items: Any
+    block: Any
+    num_blocks: int
+
+    def for_each(self, visit: Callable[[Any, Any], Any]) -> Any:
+        """done = visit(item, done) for each item; `done` counts steps, the last is returned."""
+        rounds = lax.div(self.num_items, jnp.int32(self.num_blocks))
+        rounds += (self._item(rounds) < self.num_items).astype(jnp.int32)
+        return lax.fori_loop(0, rounds, lambda i, done: visit(self._item(i), done), jnp.int32(0))
+
+    def _item(self, turn: Any) -> Any:
+        place = jnp.where(turn % 2 == 0, self.block, self.num_blocks - 1 - self.block)
+        return turn * self.num_blocks + place
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """An item of a block's work: a row of the plan and some heads, and what follows from them. Traced scalars.
+
+    Each warpgroup reads for itself, the consumers thrice: registers are scarce in between. The producer, which is ahead of
+    them, has brought the plan's row into the SM's cache.
     """
 
     source: Any
@@ -106,22 +155,28 @@ class Tile:
     end: Any
     kv_len: Any
     lead: Any
+    oldest: Any  # the first key that any query sees
     first_head: Any
     kv_head: Any
     kv_begin: Any  # in KV tiles
     kv_end: Any
-    num_full: Any  # KV tiles that all of the tile's queries see whole
+    num_full: Any  # KV tiles that all of the tile's queries see whole, but for the last step, which is told apart anyway
     first_full: Any  # with these the tile begins, so that masks are needed in one stretch at the end only
+    first_step: Any  # steps count on from item to item
+    end_step: Any
 
     @staticmethod
-    def read(s: Shape, tiles: Any) -> Tile:
-        index, head_group = lax.axis_index("tile"), lax.axis_index("heads")
+    def read(s: Shape, work: Work, item: Any, done: Any) -> Tile:
+        """Heads innermost: those that share a KV head run beside each other. `done` is the number of the item's first step."""
+        tiles = work.tiles
+        index, head_group = lax.div(item, jnp.int32(s.head_groups)), lax.rem(item, jnp.int32(s.head_groups))
         position, begin, end, kv_len = (tiles[index, field] for field in (POSITION, BEGIN, END, KV_LEN))
         visible = jnp.where(kv_len > 0, position + end, 0)  # keys that the last query sees
         kv_begin, kv_end = jnp.int32(0), lax.div(visible + (s.block_kv - 1), s.block_kv)
-        first = tiles[index, LEAD] if s.page_size is None else jnp.int32(0)  # the first key that all queries see
+        oldest = tiles[index, LEAD] if s.page_size is None else jnp.int32(0)
+        first = oldest  # the first key that all queries see
         if s.sliding_window is not None:
-            oldest = jnp.maximum(position + begin - (s.sliding_window - 1), 0)
+            oldest = jnp.maximum(position + begin - (s.sliding_window - 1), oldest)
             kv_begin = jnp.minimum(lax.div(oldest, s.block_kv), kv_end)
             first = jnp.maximum(first, position + end - s.sliding_window)
         first_full = jnp.clip(lax.div(first + (s.block_kv - 1), s.block_kv), kv_begin, kv_end)
@@ -134,12 +189,15 @@ class Tile:
             end=end,
             kv_len=kv_len,
             lead=tiles[index, LEAD],
+            oldest=oldest,
             first_head=head_group * s.heads,
             kv_head=lax.div(head_group, s.group // s.heads),
             kv_begin=kv_begin,
             kv_end=kv_end,
-            num_full=jnp.maximum(full_end - first_full, 0),
+            num_full=jnp.maximum(jnp.minimum(full_end - first_full, kv_end - kv_begin - 1), 0),
             first_full=first_full,
+            first_step=done,
+            end_step=done + (kv_end - kv_begin),
         )
 
     def for_consumer(self, s: Shape, wg: Any) -> Tile:
@@ -153,12 +211,12 @@ class Tile:
         return dataclasses.replace(self, first_token=first_token, position=position, first_head=first_head, **own)
 
     @property
-    def num_steps(self) -> Any:
-        return self.kv_end - self.kv_begin
+    def has_steps(self) -> Any:
+        return self.end_step > self.first_step
 
     def kv_tile(self, s: Shape, step: Any) -> Any:
         """The KV tile of a step: from first_full to the end, then the ones before it."""
-        kv_tile = self.first_full + step
+        kv_tile = step + (self.first_full - self.first_step)
         if s.sliding_window is None and s.page_size is not None:
             return kv_tile
-        return jnp.where(kv_tile >= self.kv_end, kv_tile - self.num_steps, kv_tile)
+        return jnp.where(kv_tile >= self.kv_end, kv_tile - (self.kv_end - self.kv_begin), kv_tile)
