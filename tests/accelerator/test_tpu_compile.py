@@ -272,3 +272,22 @@ def test_mla(chip: str, num_heads: int, kv_dtype: str) -> None:
         PassShape(layout, num_heads, 1, page_size, "bfloat16", kv_dtype, is_decode) for is_decode in (True, False)
     )
     check_compiled(executable, cache, kind, (decode, extend), config)
+
+
+def test_the_chips_own_checks_are_off_unless_asked_for() -> None:
+    """Read from what is lowered: each kernel's call says so."""
+    case = Case("v6e", 8, 2, 128)
+    cache, arguments, shape = inputs_of(case, case.rows)
+    qkv = shape((case.rows, 2, 6, 128), jnp.bfloat16)
+    for checked in (False, True):
+        backend = PallasTpuAttention(case.spec, checked=checked)
+
+        def layer(cache: Any, qkv: jax.Array, arguments: Any, backend: PallasTpuAttention = backend) -> Any:
+            metadata = backend.plan(**arguments, decode_only=True)
+            q, cache = backend.rope_and_write(qkv, None, cache, metadata, 0)
+            return backend.ragged_paged_attention(q, cache, metadata, 0, scale=0.1), cache
+
+        with jax.sharding.use_abstract_mesh(one_chip(case.chip).abstract_mesh):
+            text = jax.jit(layer).trace(cache, qkv, arguments).lower().as_text()
+        for check in ("bounds", "semaphore"):
+            assert text.count(f"disable_{check}_checks") == (0 if checked else 2), (check, checked)

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import GARBAGE, Heads, Step, attend, expected, fill, make_step, nan_pool, pack_qkv, rounded, run, spec_of
+from attention_cases import Heads, Step, expected, make_step, nan_pool, pack_qkv, rounded, run, spec_of
 from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 
-from jaxserve.kernels.pallas import tpu_kernel
+from jaxserve.kernels.pallas import tpu_kernel, tpu_write
 from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
 
 F32_ERROR = 2e-6
@@ -34,6 +34,11 @@ def check(step: Step, bind: Any = bind_small, **options: Any) -> None:
 
 def test_decode() -> None:
     check(make_step(DECODE, Heads(4, 2, 16), decode_only=True))
+
+
+def test_many_short_rows() -> None:
+    """More than there are buffers for their pages, and places for their rows of the page table, at a time."""
+    check(make_step([(1, 1 + row * 5 % 23) for row in range(19)], Heads(4, 2, 16), decode_only=True))
 
 
 def test_mixed() -> None:
@@ -75,24 +80,6 @@ def test_nothing_to_do() -> None:
 )
 def test_options(options: dict[str, Any]) -> None:
     check(make_step(((1, 27), (0, 0), (10, 30), (6, 6)), Heads(4, 2, 16), num_tokens=24), **options)
-
-
-def test_pages_before_the_window_are_not_followed() -> None:
-    """Nor are those past the end, which every test checks."""
-    window, step = 6, make_step(((1, 30), (4, 25)), Heads(2, 1, 16), num_tokens=8)
-    want = expected(step, sliding_window=window)
-    backend = bind_small(spec_of(step, jnp.float32))
-    before = step.before(64)
-    new = [jnp.asarray(before.new(x)) for x in (step.keys, step.values)]
-    pool = fill(backend, nan_pool(backend, step.num_pages), *new, jnp.int32(0), before.plan_arguments())
-    arguments = step.plan_arguments()
-    table = step.page_table.copy()
-    for row, (query_len, kv_len) in enumerate(step.rows):
-        table[row, : (kv_len - query_len - window + 1) // step.page_size] = GARBAGE[0]
-    arguments["page_table"] = jnp.asarray(table)
-    now = [jnp.asarray(x) for x in (step.q, step.new(step.keys), step.new(step.values))]
-    out, _ = attend(backend, pool, *now, jnp.int32(0), arguments, False, 0.25, jnp.int32(window))
-    np.testing.assert_allclose(out, want, atol=F32_ERROR, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +140,15 @@ def test_float8_by_bits_is_exact_for_normal_values() -> None:
     assert jnp.all(jnp.abs(got[jnp.abs(want) < 2.0**-6]) < 2.0**-6)
 
 
+@pytest.mark.parametrize("max_slots", [2, 32])  # fewer and more than there are items
 @pytest.mark.parametrize("decode_only", [True, False])
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
-def test_a_write_changes_the_new_slots_of_one_layer_only(decode_only: bool, kv_dtype: str) -> None:
+def test_a_write_changes_the_new_slots_of_one_layer_only(
+    max_slots: int, decode_only: bool, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tpu_write, "_MAX_SLOTS", max_slots)
     page_size, layers = 8, 3
-    rows = [(0, 0), (1, 9), (1, 8), (0, 0)] if decode_only else [(3, 9), (0, 0), (1, 4), (17, 20)]
+    rows = [(0, 0), (1, 9), (1, 8), (0, 0), (1, 1)] if decode_only else [(3, 9), (0, 0), (1, 4), (17, 20)]
     step = make_step(rows, Heads(4, 2, 16), page_size=page_size, num_tokens=24, decode_only=decode_only)
     backend = bind_small(spec_of(step, jnp.float32, kv_dtype=kv_dtype))
     empty = nan_pool(backend, layers * step.num_pages)

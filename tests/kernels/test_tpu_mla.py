@@ -25,11 +25,13 @@ def mla_step(rows: Any, heads: int, key_dim: int, **more: Any) -> Step:
     return dataclasses.replace(step, values=step.keys)
 
 
-def write_and_attend(step: Step, latent_dim: int, config: TpuConfig, dtype: Any, kv_dtype: Any) -> np.ndarray:
-    """float32 [T, H, latent_dim], from a pool of NaN but for what came before and the step's own tokens."""
+def write_and_attend(
+    step: Step, latent_dim: int, config: TpuConfig, dtype: Any, kv_dtype: Any, poison: float = np.nan
+) -> np.ndarray:
+    """float32 [T, H, latent_dim], from a pool of `poison` but for what came before and the step's own tokens."""
     layout = RowLayout.latent(latent_dim, step.heads.dim - latent_dim)
-    pool = jnp.full((step.num_pages, *layout.page_shape(1, step.page_size)), np.nan).astype(kv_dtype)
-    scales = None if dtype == kv_dtype else jnp.full((step.num_pages, 2, step.page_size), np.nan)
+    pool = jnp.full((step.num_pages, *layout.page_shape(1, step.page_size)), poison).astype(kv_dtype)
+    scales = None if dtype == kv_dtype else jnp.full((step.num_pages, 2, step.page_size), poison)
 
     @jax.jit
     def layer(pool: Any, scales: Any, keys: jax.Array, q: jax.Array | None, arguments: Any) -> Any:
@@ -49,11 +51,13 @@ def write_and_attend(step: Step, latent_dim: int, config: TpuConfig, dtype: Any,
     return np.asarray(layer(pool, scales, keys, q, step.plan_arguments()), np.float32)
 
 
+@pytest.mark.parametrize("poison", [np.nan, 1e4])
 @pytest.mark.parametrize("decode_only", [True, False])
-def test_latent_attention(decode_only: bool) -> None:
+def test_latent_attention(decode_only: bool, poison: float) -> None:
+    """Nothing of the slots that hold no token of the row is seen, be it NaN or another request's."""
     rows = ((1, 9), (0, 0), (1, 20)) if decode_only else ((1, 17), (0, 0), (9, 20), (2, 2))
     step = mla_step(rows, 4, 48, num_tokens=16, decode_only=decode_only)
-    got = write_and_attend(step, 32, SMALL, jnp.float32, jnp.float32)
+    got = write_and_attend(step, 32, SMALL, jnp.float32, jnp.float32, poison)
     np.testing.assert_allclose(got, expected(step)[..., :32], atol=2e-6, rtol=0)
 
 

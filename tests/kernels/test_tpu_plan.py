@@ -19,8 +19,16 @@ from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
 from jaxserve.kernels.pallas.tpu_layout import RowLayout, pack_queries, token_of_row, unpack_queries
 from jaxserve.kernels.pallas.tpu_mla import mla_config
-from jaxserve.kernels.pallas.tpu_plan import plan_extend_write, plan_pass
-from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassConfig, choose_config, pass_shapes, problem_of, vmem_bytes
+from jaxserve.kernels.pallas.tpu_plan import plan_extend_write, plan_pass, plan_step
+from jaxserve.kernels.pallas.tpu_tuning import (
+    CHIPS,
+    PassConfig,
+    TpuConfig,
+    choose_config,
+    pass_shapes,
+    problem_of,
+    vmem_bytes,
+)
 from jaxserve.kernels.spec import AttentionSpec, Chip
 
 BLOCK, T, R = 8, 40, 6
@@ -41,6 +49,22 @@ def test_items_are_the_blocks_and_rows_with_tokens_in_common(q_lens: list[int]) 
     for block in range(plan.num_blocks):
         first, end = plan.block_items[block : block + 2]
         assert [item for item in want if item[0] == block] == want[int(first) : int(end)]
+
+
+def test_rows_of_few_queries_are_decode_rows_of_mixed_steps() -> None:
+    q_lens, kv_lens = [2, 1, 5, 0, 4, 3], [9, 7, 5, 0, 20, 3]
+    config = TpuConfig(PassConfig(2, 1, 16, 8, 1, False), CONFIG, 4, 4, 64, None)
+    arrays = [jnp.asarray(x, jnp.int32) for x in (kv_lens, np.cumsum([0, *q_lens]), np.zeros((R, 4)), [0] * 20, [0] * 20)]
+    plan = plan_step(*arrays, decode_only=False, page_size=8, config=config)
+    assert plan.decode.q_len.tolist() == [2, 1, 0, 0, 4, 3]
+    assert plan.extend is not None and plan.extend.q_len.tolist() == [0, 0, 5, 0, 0, 0]
+    assert plan.decode.q_start.tolist() == [0, 4, 8, 12, 16, 20]
+    assert (plan.decode.config.tile_tokens, plan.decode.config.block_tokens) == (4, 8)
+    assert plan.decode_tokens is not None
+    tokens = [[0, 1], [2], [], [], [8, 9, 10, 11], [12, 13, 14]]
+    for here, row in zip(np.asarray(plan.decode_tokens).reshape(R, 4), tokens, strict=True):
+        assert here[: len(row)].tolist() == row
+        assert np.all(here[len(row) :] >= 20)
 
 
 @settings(max_examples=50, deadline=None)

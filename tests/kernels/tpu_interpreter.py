@@ -16,8 +16,9 @@ INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise"
 
 # A few dozen tokens fill several blocks, tiles, KV blocks and chunks.
 SMALL = TpuConfig(
-    decode=PassConfig(2, 1, kv_block_tokens=16, kv_chunk_tokens=8, head_unroll=2, split_masked=False),
+    decode=PassConfig(2, 1, kv_block_tokens=16, kv_chunk_tokens=8, head_unroll=2, split_masked=False, num_buffers=3),
     extend=PassConfig(16, 8, kv_block_tokens=16, kv_chunk_tokens=8, head_unroll=1, split_masked=True),
+    decode_queries=3,
     min_write_group=4,
     max_write_group=64,
     vmem_limit_bytes=None,
@@ -26,6 +27,7 @@ SMALL = TpuConfig(
 WIDE = TpuConfig(
     decode=PassConfig(4, 1, kv_block_tokens=128, kv_chunk_tokens=128, head_unroll=1, split_masked=False),
     extend=PassConfig(16, 16, kv_block_tokens=256, kv_chunk_tokens=256, head_unroll=1, split_masked=True),
+    decode_queries=1,
     min_write_group=32,
     max_write_group=64,
     vmem_limit_bytes=None,

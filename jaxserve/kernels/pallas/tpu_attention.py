@@ -10,8 +10,17 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxserve.kernels.pallas.tpu_kernel import LOG2_E, NO_WINDOW, NUM_BUFFERS, KernelShape, Refs, attention_kernel
-from jaxserve.kernels.pallas.tpu_layout import LANES, RowLayout, kept_in_hbm, pack_queries, token_of_row, unpack_queries
+from jaxserve.kernels.pallas.tpu_fetch import NUM_PROGRESS, KernelShape, Refs
+from jaxserve.kernels.pallas.tpu_kernel import LOG2_E, NO_WINDOW, attention_kernel
+from jaxserve.kernels.pallas.tpu_layout import (
+    LANES,
+    RowLayout,
+    compiler_params,
+    kept_in_hbm,
+    pack_queries,
+    token_of_row,
+    unpack_queries,
+)
 from jaxserve.kernels.pallas.tpu_plan import PassPlan, TpuPlan
 from jaxserve.kernels.pallas.tpu_tuning import TYPICAL_CONTEXT, PassConfig
 
@@ -31,6 +40,7 @@ class _Call:
     sinks: jax.Array | None
     vmem_limit_bytes: int | None
     interpret: Any
+    checked: bool
 
     def shape(self, config: PassConfig) -> KernelShape:
         return KernelShape(
@@ -60,6 +70,7 @@ def paged_attention(
     sinks: jax.Array | None = None,
     vmem_limit_bytes: int | None = None,
     interpret: Any = False,
+    checked: bool = False,
 ) -> jax.Array:
     """q [T, Hq, key_dim] -> [T, Hq, value_dim], as AttentionBackend.ragged_paged_attention has it.
 
@@ -67,15 +78,15 @@ def paged_attention(
     """
     (_, Hq, _), (_, Hkv, _, width) = q.shape, pool.shape
     assert width == layout.width and Hq % Hkv == 0, f"pool {pool.shape} for queries {q.shape} and {layout}"
-    options = (scale, sliding_window, soft_cap, sinks, vmem_limit_bytes, interpret)
+    options = (scale, sliding_window, soft_cap, sinks, vmem_limit_bytes, interpret, checked)
     call = _Call(pool, scales, plan.page_table, page_offset, layout, *options)
     if plan.extend is None:
         return _run_pass(call, q, plan.decode, "paged_decode", num_items=q.shape[0])
-    assert plan.row_token is not None and plan.token_row is not None, "a plan with an extend pass knows the decode rows' tokens"
+    tokens = plan.decode_tokens
+    assert tokens is not None, "a plan with an extend pass knows the decode rows' tokens"
+    decoded = _run_pass(call, q.at[tokens].get(mode="clip"), plan.decode, "paged_decode", num_items=plan.page_table.shape[0])
     extended = _run_pass(call, q, plan.extend, "paged_extend", num_items=plan.extend.num_blocks)
-    decoded = _run_pass(call, q[plan.row_token], plan.decode, "paged_decode", num_items=plan.row_token.shape[0])
-    is_decode = (plan.token_row >= 0)[:, None, None]
-    return jnp.where(is_decode, decoded[jnp.maximum(plan.token_row, 0)], extended)
+    return extended.at[tokens].set(decoded, mode="drop", unique_indices=True)
 
 
 def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: int) -> jax.Array:
@@ -182,7 +193,7 @@ def _call_kernel(
             out_specs=tiles(layout.value_lanes),
             scratch_shapes=[x for x in scratch if x is not None],
         ),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=call.vmem_limit_bytes),
+        compiler_params=compiler_params(call.checked, call.vmem_limit_bytes),
         cost_estimate=cost,
         interpret=call.interpret,
         name=name,
@@ -192,14 +203,16 @@ def _call_kernel(
 def _scratch(shape: KernelShape, kv_dtype: jax.typing.DTypeLike, block_rows: tuple[int, int, int]) -> list[Any]:
     """In the order of Refs; None for what the shape does not have."""
     heads, lanes, page_size = shape.num_kv_heads, shape.layout.value_lanes, shape.page_size
+    num_buffers = shape.config.num_buffers
     return [
-        pltpu.VMEM((NUM_BUFFERS, heads, shape.kv_block_tokens, shape.layout.width), kv_dtype),
-        pltpu.VMEM((NUM_BUFFERS, shape.block_pages, 2 * heads, page_size), jnp.float32) if shape.has_scales else None,
+        pltpu.VMEM((num_buffers, heads, shape.kv_block_tokens, shape.layout.width), kv_dtype),
+        pltpu.VMEM((num_buffers, shape.block_pages, 2 * heads, page_size), jnp.float32) if shape.has_scales else None,
         pltpu.VMEM((*block_rows, lanes), jnp.float32),
         pltpu.VMEM((*block_rows, LANES), jnp.float32),
         pltpu.VMEM((*block_rows, LANES), jnp.float32),
-        pltpu.SMEM((1,), jnp.int32),
-        pltpu.SMEM((2, 1, shape.pages_per_row), jnp.int32),
-        pltpu.SemaphoreType.DMA((NUM_BUFFERS,)),
-        pltpu.SemaphoreType.DMA((2,)),
+        pltpu.SMEM((NUM_PROGRESS,), jnp.int32),
+        pltpu.SMEM((shape.table_rows, 1, shape.pages_per_row), jnp.int32),
+        pltpu.SMEM((num_buffers,), jnp.int32),
+        pltpu.SemaphoreType.DMA((num_buffers,)),
+        pltpu.SemaphoreType.DMA((shape.table_rows,)),
     ]

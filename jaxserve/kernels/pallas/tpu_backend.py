@@ -39,6 +39,7 @@ class PallasTpuAttention:
     spec: AttentionSpec
     interpret: Any = False  # pltpu.InterpretParams in tests
     override: TpuConfig | None = None  # instead of what the cost model chooses
+    checked: bool = False  # the chip checks each copy, to find a fault
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
@@ -99,7 +100,8 @@ class PallasTpuAttention:
                 (k, k_scale), (v, v_scale) = (quantize_rows(x, kv_cache.pool.dtype) for x in (k, v))
                 row_scales = jnp.stack([k_scale, v_scale], axis=2).reshape(k.shape[0], -1)
             rows = self.layout.rows(k, v).astype(kv_cache.pool.dtype)
-            written = write_rows(*kv_cache, rows, row_scales, metadata.work.write, page_offset, interpret=self.interpret)
+            options = {"interpret": self.interpret, "checked": self.checked}
+            written = write_rows(*kv_cache, rows, row_scales, metadata.work.write, page_offset, **options)
         return q, TpuKV(*written)
 
     def ragged_paged_attention(
@@ -127,4 +129,5 @@ class PallasTpuAttention:
                 sinks=sinks,
                 vmem_limit_bytes=self.config.vmem_limit_bytes,
                 interpret=self.interpret,
+                checked=self.checked,
             )

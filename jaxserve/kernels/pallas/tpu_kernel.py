@@ -3,7 +3,7 @@
     for block of query tokens (the grid; queries and results are pipelined by Pallas):
         for item, a row with tokens in the block:                trip count: this step's
             for KV block of the item's pages:                    trip count: from the window's begin to the last query's key
-                start the copies of the next KV block (at the end: of the next item's first), wait for this one's
+                start the copies of one that comes later, maybe another item's; wait for this one's (tpu_fetch)
                 for chunk of it, for query tile that sees it:    exact bounds, causal and window
                     for KV head: scores, online softmax, weighted values
 
@@ -17,19 +17,28 @@ No view of a ref is reshaped or bitcast, so that Pallas' TPU interpreter can run
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from jaxserve.kernels.pallas.tpu_layout import LANES, RowLayout
-from jaxserve.kernels.pallas.tpu_tuning import PRODUCT_ROWS, PassConfig
+from jaxserve.kernels.pallas.tpu_fetch import (
+    Item,
+    KernelShape,
+    Refs,
+    for_each,
+    num_kv_blocks,
+    read_item,
+    start_first,
+    start_next,
+    take_buffer,
+    wait_for_pages,
+)
+from jaxserve.kernels.pallas.tpu_layout import LANES
+from jaxserve.kernels.pallas.tpu_tuning import PRODUCT_ROWS
 
 LOG2_E = 1.4426950408889634
 # The running maximum before the first score. A masked score is -inf, so its weight is 0 even where all scores are masked.
@@ -37,159 +46,12 @@ NO_MAXIMUM = -1e30
 # Stands for "no sliding window" where only some layers have one; a position plus this is still an int32.
 NO_WINDOW = 1 << 30
 
-NUM_BUFFERS = 2  # one KV block is worked on while the next one comes
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelShape:
-    """What is known when the kernel is traced."""
-
-    layout: RowLayout
-    num_kv_heads: int
-    page_size: int
-    pages_per_row: int  # of the page table; its rows come to SMEM one at a time, where all of them might not fit
-    config: PassConfig
-    has_window: bool
-    soft_cap: float | None
-    has_sinks: bool
-    has_scales: bool
-
-    @property
-    def block_pages(self) -> int:
-        return max(1, self.config.kv_block_tokens // self.page_size)
-
-    @property
-    def kv_block_tokens(self) -> int:
-        return self.block_pages * self.page_size
-
-    @property
-    def chunk_tokens(self) -> int:
-        return min(self.config.kv_chunk_tokens, self.kv_block_tokens)
-
-
-class Refs(NamedTuple):
-    """In the order in which pallas_call hands them over; those that a shape does not have are None."""
-
-    # Scalars: the arrays of PassPlan.
-    block_items: Any
-    item_block: Any
-    item_row: Any
-    q_start: Any
-    q_len: Any
-    kv_len: Any
-    page_offset: Any  # [1]
-    window: Any  # [1]
-    # Inputs.
-    q: Any  # VMEM [Hkv, tiles of the block, tile_rows, key_lanes], scaled
-    token_of_row: Any  # VMEM int32 [tile_rows, 128]
-    sinks: Any  # VMEM float32 [Hkv, tile_rows, 128], in base 2
-    page_table: Any  # HBM int32 [R, 1, pages_per_row]
-    pool: Any  # HBM [P, Hkv, page_size, width]
-    scales: Any  # HBM float32 [P, 2 * Hkv, page_size]
-    # Output.
-    out: Any  # VMEM [Hkv, tiles of the block, tile_rows, value_lanes]
-    # Scratch.
-    kv: Any  # VMEM [buffers, Hkv, kv_block_tokens, width]
-    kv_scales: Any  # VMEM [buffers, block_pages, 2 * Hkv, page_size]
-    weighted: Any  # VMEM float32, shape of out
-    maximum: Any  # VMEM float32 [Hkv, tiles of the block, tile_rows, 128]
-    total: Any  # the same
-    blocks_done: Any  # SMEM int32 [1] KV blocks worked on so far: says which buffer is next
-    table_rows: Any  # SMEM int32 [2, 1, pages_per_row] of the item that is worked on and of the next one
-    copied: Any  # DMA semaphores [buffers] of pages
-    table_copied: Any  # DMA semaphores [2]
-
-
-class Item(NamedTuple):
-    """Scalars of one item."""
-
-    index: Any
-    row: Any
-    first_token: Any  # the tokens of this pass that belong to the item: first_token:end_token
-    end_token: Any
-    position_of_token: Any  # what to add to a token to get its position
-    first_page: Any  # pages that hold what the item's queries see: first_page:end_page, by position in the row
-    end_page: Any
-    kv_end: Any  # positions at or past this are seen by none of its queries
-
-
-def _read_item(shape: KernelShape, refs: Refs, index: Any) -> Item:
-    row, block = refs.item_row[index], refs.item_block[index]
-    B = shape.config.block_tokens
-    start, length, kv_len = refs.q_start[row], refs.q_len[row], refs.kv_len[row]
-    first_token = jnp.maximum(start, block * B)
-    end_token = jnp.minimum(start + length, (block + 1) * B)
-    position = kv_len - length - start
-    kv_end = end_token + position
-    first_page = jnp.int32(0)
-    if shape.has_window:
-        first_page = jnp.maximum(first_token + position - refs.window[0] + 1, 0) // shape.page_size
-    return Item(index, row, first_token, end_token, position, first_page, pl.cdiv(kv_end, shape.page_size), kv_end)
-
-
-def _num_kv_blocks(shape: KernelShape, item: Item) -> Any:
-    return pl.cdiv(item.end_page - item.first_page, shape.block_pages)
-
-
-def _for_pages(shape: KernelShape, refs: Refs, item: Item, kv_block: Any, do: Callable[[Any, Any], None]) -> None:
-    """Calls `do` with the number of each of a KV block's pages in the block, and in the row; none are past the item's end."""
-    first = item.first_page + kv_block * shape.block_pages
-    count = jnp.minimum(shape.block_pages, item.end_page - first)
-    jax.lax.fori_loop(0, count, lambda i, _: do(i, first + i), None)
-
-
-def _page_copies(shape: KernelShape, refs: Refs, page_id: Any, buffer: Any, i: Any) -> list[Any]:
-    """Of the pool's page `page_id` to page i of the buffer."""
-    slots = pl.ds(pl.multiple_of(i * shape.page_size, shape.page_size), shape.page_size)
-    copies = [(refs.pool.at[page_id], refs.kv.at[buffer, :, slots, :])]
-    if shape.has_scales:
-        copies.append((refs.scales.at[page_id], refs.kv_scales.at[buffer, i]))
-    return [pltpu.make_async_copy(source, target, refs.copied.at[buffer]) for source, target in copies]
-
-
-def _start_pages(shape: KernelShape, refs: Refs, item: Item, kv_block: Any, buffer: Any) -> None:
-    def page(i: Any, page_in_row: Any) -> None:
-        page_id = refs.page_offset[0] + refs.table_rows[item.index % 2, 0, page_in_row]
-        for copy in _page_copies(shape, refs, page_id, buffer, i):
-            copy.start()
-
-    _for_pages(shape, refs, item, kv_block, page)
-
-
-def _wait_for_pages(shape: KernelShape, refs: Refs, item: Item, kv_block: Any, buffer: Any) -> None:
-    def page(i: Any, _: Any) -> None:
-        for copy in _page_copies(shape, refs, 0, buffer, i):  # a wait asks for the size only; the table's row may be gone
-            copy.wait()
-
-    _for_pages(shape, refs, item, kv_block, page)
-
-
-def _table_copy(refs: Refs, index: Any) -> Any:
-    """Of an item's row of the page table."""
-    return pltpu.make_async_copy(
-        refs.page_table.at[refs.item_row[index]], refs.table_rows.at[index % 2], refs.table_copied.at[index % 2]
-    )
-
-
-def _start_item(shape: KernelShape, refs: Refs, index: Any, num_items: Any, buffer: Any) -> None:
-    """Starts the copies of an item's first pages, and of the next item's page table into the place of the one before."""
-    _table_copy(refs, index).wait()
-    _start_pages(shape, refs, _read_item(shape, refs, index), 0, buffer)
-    pl.when(index + 1 < num_items)(lambda: _table_copy(refs, index + 1).start())
-
 
 def attention_kernel(shape: KernelShape, refs: Refs) -> None:
     block = pl.program_id(0)
     num_items = refs.block_items[refs.block_items.shape[0] - 1]
 
-    @pl.when(block == 0)
-    def _first_step() -> None:
-        refs.blocks_done[0] = 0
-
-        @pl.when(num_items > 0)
-        def _() -> None:
-            _table_copy(refs, 0).start()
-            _start_item(shape, refs, 0, num_items, 0)
+    pl.when(block == 0)(lambda: start_first(shape, refs, num_items))
 
     refs.weighted[...] = jnp.zeros(refs.weighted.shape, jnp.float32)
     if shape.has_sinks:  # a sink is a score seen already, without a value
@@ -220,33 +82,22 @@ def _write_out(shape: KernelShape, refs: Refs) -> None:
 
 
 def _attend_item(shape: KernelShape, refs: Refs, block: Any, index: Any, num_items: Any) -> None:
-    item = _read_item(shape, refs, index)
-    num_kv_blocks = _num_kv_blocks(shape, item)
+    item = read_item(shape, refs, index)
 
     def kv_block(j: Any, _: None) -> None:
-        done = refs.blocks_done[0]
-        buffer, other = done % NUM_BUFFERS, (done + 1) % NUM_BUFFERS
-        refs.blocks_done[0] = done + 1
-
-        @pl.when(j + 1 < num_kv_blocks)
-        def _next_of_item() -> None:
-            _start_pages(shape, refs, item, j + 1, other)
-
-        @pl.when((j + 1 == num_kv_blocks) & (index + 1 < num_items))
-        def _next_item() -> None:
-            _start_item(shape, refs, index + 1, num_items, other)
-
-        _wait_for_pages(shape, refs, item, j, buffer)
+        start_next(shape, refs, num_items)
+        buffer = take_buffer(shape, refs)
+        wait_for_pages(shape, refs, item, j, buffer)
         _attend_kv_block(shape, refs, item, block, j, buffer)
 
-    jax.lax.fori_loop(0, num_kv_blocks, kv_block, None)
+    jax.lax.fori_loop(0, num_kv_blocks(shape, item), kv_block, None)
 
 
 def _attend_kv_block(shape: KernelShape, refs: Refs, item: Item, block: Any, j: Any, buffer: Any) -> None:
     position = (item.first_page + j * shape.block_pages) * shape.page_size
     live = jnp.minimum(item.kv_end - position, shape.kv_block_tokens)
     num_chunks = pl.cdiv(live, shape.chunk_tokens)
-    _clear_dead_values(shape, refs, buffer, num_chunks - 1, live)
+    _clear_dead_values(shape, refs, buffer, num_chunks, live)
 
     def chunk(c: Any, _: None) -> None:
         first, end = _tiles_that_see(shape, refs, item, block, position + c * shape.chunk_tokens)
@@ -260,22 +111,33 @@ def _chunk_slots(shape: KernelShape, chunk: Any) -> Any:
     return pl.ds(pl.multiple_of(chunk * shape.chunk_tokens, shape.chunk_tokens), shape.chunk_tokens)
 
 
-def _clear_dead_values(shape: KernelShape, refs: Refs, buffer: Any, chunk: Any, live: Any) -> None:
-    """Zeros behind the last live row of the last chunk: their weights are 0, but 0 * NaN is not."""
-    layout = shape.layout
-    lanes = pl.ds(layout.first_value_lane, layout.value_lanes)
-    slots = _chunk_slots(shape, chunk)
-    remaining = live - chunk * shape.chunk_tokens
+def _clear_dead_values(shape: KernelShape, refs: Refs, buffer: Any, num_chunks: Any, live: Any) -> None:
+    """Zeros behind the last live row, up to the end of the last chunk: their weights are 0, but 0 * NaN is not.
 
-    @pl.when(remaining < shape.chunk_tokens)
-    def _() -> None:
-        def head(h: Any, _: None) -> None:
-            values = refs.kv[buffer, h, slots, lanes]
-            row = jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
-            kept = jnp.where(row < remaining, values.astype(jnp.float32), 0.0)
-            refs.kv[buffer, h, slots, lanes] = kept.astype(values.dtype)
+    Only the last page can hold NaN behind the live rows. Behind it are older pages, which were cleared so themselves, or what
+    nobody has written yet, which is cleared once per buffer.
+    """
+    live_pages, end_page = pl.cdiv(live, shape.page_size), pl.cdiv(num_chunks * shape.chunk_tokens, shape.page_size)
 
-        jax.lax.fori_loop(0, shape.num_kv_heads, head, None)
+    def clear(page: Any, _: None) -> None:
+        _clear_page(shape, refs, buffer, page, jnp.maximum(live - page * shape.page_size, 0))
+
+    jax.lax.fori_loop(live // shape.page_size, live_pages, clear, None)  # one page or none; `pl.when` would cost as if taken
+    jax.lax.fori_loop(jnp.maximum(live_pages, refs.written_pages[buffer]), end_page, clear, None)
+    refs.written_pages[buffer] = jnp.maximum(end_page, refs.written_pages[buffer])
+
+
+def _clear_page(shape: KernelShape, refs: Refs, buffer: Any, page: Any, first: Any) -> None:
+    """Zeros for the values of a page of the buffer, from its row `first` on."""
+    slots = pl.ds(pl.multiple_of(page * shape.page_size, shape.page_size), shape.page_size)
+    lanes = pl.ds(shape.layout.first_value_lane, shape.layout.value_lanes)
+
+    def clear(head: Any) -> None:
+        values = refs.kv[buffer, head, slots, lanes]
+        row = jax.lax.broadcasted_iota(jnp.int32, values.shape, 0)
+        refs.kv[buffer, head, slots, lanes] = jnp.where(row < first, values.astype(jnp.float32), 0.0).astype(values.dtype)
+
+    for_each(shape.num_kv_heads, shape.head_unroll, clear)
 
 
 def _tiles_that_see(shape: KernelShape, refs: Refs, item: Item, block: Any, position: Any) -> tuple[Any, Any]:
@@ -300,10 +162,9 @@ def _attend_tile(
 
     def all_heads(masked: bool) -> None:
         columns = _seen_columns(shape, refs, item, first_token, key_position) if masked else None
-        group = min(config.head_unroll, shape.num_kv_heads)
 
         def step(g: Any, _: None) -> None:
-            heads = [g * group + i for i in range(group)]
+            heads = [g * shape.head_unroll + i for i in range(shape.head_unroll)]
             parts = [_Part(refs, buffer, chunk, tile, head, rows) for head in heads for rows in row_slices]
             # A part's product stands before the softmax of the part before it, beside which it can run.
             scores = _scores(shape, parts[0], columns)
@@ -313,11 +174,10 @@ def _attend_tile(
                 scores = next_scores
             _absorb(shape, parts[-1], scores)
 
-        if group == shape.num_kv_heads:
+        if shape.head_unroll == shape.num_kv_heads:
             step(0, None)
         else:
-            assert shape.num_kv_heads % group == 0, f"{shape.num_kv_heads} heads, {group} at a time"
-            jax.lax.fori_loop(0, shape.num_kv_heads // group, step, None)
+            jax.lax.fori_loop(0, shape.num_kv_heads // shape.head_unroll, step, None)
 
     if not config.split_masked:
         all_heads(masked=True)

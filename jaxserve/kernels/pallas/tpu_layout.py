@@ -113,3 +113,14 @@ def kept_in_hbm(x: jax.Array | None, interpret: Any) -> jax.Array | None:
     if x is None or interpret:
         return x
     return pltpu.with_memory_space_constraint(x, pltpu.HBM)
+
+
+def compiler_params(checked: bool, vmem_limit_bytes: int | None = None) -> pltpu.CompilerParams:
+    """Of a kernel whose steps depend on each other. The chip's own checks, of the bounds of every copy and of semaphores at the
+    end, cost scalar instructions beside each copy; `checked` keeps them, to find a fault. The interpreter checks always."""
+    return pltpu.CompilerParams(
+        dimension_semantics=("arbitrary",),
+        vmem_limit_bytes=vmem_limit_bytes,
+        disable_bounds_checks=not checked,
+        disable_semaphore_checks=not checked,
+    )

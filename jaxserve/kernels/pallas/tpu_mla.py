@@ -43,6 +43,7 @@ def write_latents(
     page_offset: jax.typing.ArrayLike,
     *,
     interpret: Any = False,
+    checked: bool = False,
 ) -> tuple[jax.Array, jax.Array | None]:
     """latents [T, latent_dim] and rotated_keys [T, rope_dim] into pool [P, 1, page_size, width], in place. A quantized pool has
     scales float32 [P, 2, page_size]: one per token, kept twice, for its row as key and as value."""
@@ -53,7 +54,7 @@ def write_latents(
         rows, scale = quantize_rows(rows, pool.dtype)
         row_scales = jnp.concatenate([scale, scale], axis=1)
     rows = jnp.pad(rows.astype(pool.dtype), ((0, 0), (0, 0), (0, layout.width - layout.key_dim)))
-    return write_rows(pool, scales, rows, row_scales, plan, page_offset, interpret=interpret)
+    return write_rows(pool, scales, rows, row_scales, plan, page_offset, interpret=interpret, checked=checked)
 
 
 def mla_attention(
@@ -67,6 +68,7 @@ def mla_attention(
     scale: float,
     vmem_limit_bytes: int | None = None,
     interpret: Any = False,
+    checked: bool = False,
 ) -> jax.Array:
     """q_latent [T, H, latent_dim] (queries times the key's up-projection), q_rotated [T, H, rope_dim] -> [T, H, latent_dim], to
     be multiplied with the value's up-projection. `scale` is that of the expanded head, (nope_dim + rope_dim) ** -0.5."""
@@ -80,4 +82,5 @@ def mla_attention(
         scale=scale,
         vmem_limit_bytes=vmem_limit_bytes,
         interpret=interpret,
+        checked=checked,
     )

@@ -1,16 +1,13 @@
 """The division of a step's work for the TPU kernels, computed in XLA once per step and shared by all layers.
 
-A pass is one kernel call: the decode pass takes the rows with one query, the extend pass the others. Query tokens are cut into
+A pass is one kernel call: the decode pass takes the rows with one query (in mixed steps: with
+up to TpuConfig.decode_queries, as speculation has), the extend pass the others. Query tokens are cut into
 blocks of fixed size, whatever rows they belong to, so that queries and results flow through plain pipelined blocks. An item is
 a block and a row that have tokens in common; its keys and values are read once. Items stand in token order, so those of a
-block are neighbours, and the kernel fetches the next item's first pages while it works on the last ones of this.
+block are neighbours, and the kernel fetches the next items' first pages while it works on the last ones of this.
 
-Rows with 2 to 4 queries (speculative decoding would have many) are extend rows. That is correct but dear: a product has the
-rows of a whole tile, of which such a row fills a small part, and a row that begins at the end of a block is two items, whose
-keys are read twice. To serve them like decode rows, give the decode pass a static number n of queries per row: tiles of n
-tokens, blocks of a multiple of n, row r's tokens from r * n on, `is_decode` for 1 to n queries, row_token [R, n] and token_row
-pointing into R * n. The kernel, whose mask is causal in every pass, would stay as it is; the cost model's decode candidates
-would get tile_tokens n.
+In a decode pass of n queries per row, row r has the n tokens from r * n on, which are a tile. As an extend row it would fill a
+small part of a tile, and one at the border of two blocks would be two items, whose keys are read twice.
 """
 
 from __future__ import annotations
@@ -47,9 +44,9 @@ class PassPlan:
 class WritePlan:
     """Items: groups of neighbouring slots in one page that are written at once. All arrays are int32."""
 
-    num_items: jax.Array  # [] live ones, which come first; at least 1, for a grid can't be empty
+    num_items: jax.Array  # [] live ones, which come first
     page: jax.Array  # [max_items] without the layer's offset
-    first: jax.Array  # [max_items] the item's slots in the page are first:end; both 0 for an item that writes nothing
+    first: jax.Array  # [max_items] the item's slots in the page are first:end
     end: jax.Array  # [max_items]
     token: jax.Array  # [max_items] the token in slot `first`
     group_tokens: int = dataclasses.field(metadata={"static": True})  # an item's slots are in one aligned group of so many
@@ -63,8 +60,7 @@ class TpuPlan:
     extend: PassPlan | None  # None for steps of decode rows only, whose tokens are the rows
     write: WritePlan
     page_table: jax.Array  # [R, 1, max_pages] so that a row of it is a whole piece of memory
-    row_token: jax.Array | None  # [R] the token of row r's only query
-    token_row: jax.Array | None  # [T] the row of a decode row's token, -1 for other tokens
+    decode_tokens: jax.Array | None  # [R * n] the step's token at each place of the decode pass; at least T where there is none
 
 
 def plan_pass(q_start: jax.Array, q_len: jax.Array, kv_len: jax.Array, num_tokens: int, config: PassConfig) -> PassPlan:
@@ -107,16 +103,18 @@ def plan_step(
         live = kv_lens > 0
         decode = plan_pass(rows, live.astype(jnp.int32), kv_lens, R, config.decode)
         write = plan_decode_write(slot_pages, slot_offsets, live, config.min_write_group)
-        return TpuPlan(decode, None, write, table, None, None)
-    is_decode = q_lens == 1
-    decode = plan_pass(rows, is_decode.astype(jnp.int32), kv_lens, R, config.decode)
+        return TpuPlan(decode, None, write, table, None)
+    n = config.decode_queries
+    is_decode = (q_lens >= 1) & (q_lens <= n)
+    decode = plan_pass(rows * n, jnp.where(is_decode, q_lens, 0), kv_lens, R * n, config.mixed_decode)
     extend = plan_pass(cu_q_lens[:-1], jnp.where(is_decode, 0, q_lens), kv_lens, T, config.extend)
-    tokens = jnp.arange(T, dtype=jnp.int32)
-    is_live = tokens < cu_q_lens[-1]
-    row = jnp.minimum(_first_above(cu_q_lens[1:], tokens), R - 1)
-    token_row = jnp.where(is_live & is_decode[row], row, -1)
+    query = jnp.arange(n, dtype=jnp.int32)
+    is_query = query < decode.q_len[:, None]
+    nowhere = T + jnp.arange(R * n, dtype=jnp.int32).reshape(R, n)
+    decode_tokens = jnp.where(is_query, cu_q_lens[:-1, None] + query, nowhere).reshape(-1)
+    is_live = jnp.arange(T) < cu_q_lens[-1]
     write = plan_extend_write(slot_pages, slot_offsets, is_live, R, _write_group(T, R, page_size, config))
-    return TpuPlan(decode, extend, write, table, jnp.minimum(cu_q_lens[:-1], T - 1), token_row)
+    return TpuPlan(decode, extend, write, table, decode_tokens)
 
 
 def _write_group(num_tokens: int, num_rows: int, page_size: int, config: TpuConfig) -> int:
@@ -137,7 +135,7 @@ def plan_decode_write(slot_pages: jax.Array, slot_offsets: jax.Array, is_live: j
     first = jnp.where(is_item, slot_offsets[order], 0)
     page = jnp.where(is_item, slot_pages[order], 0)
     end = jnp.where(is_item, first + 1, 0)
-    return WritePlan(jnp.maximum(num_items, 1), page, first, end, order, group_tokens, single=True)
+    return WritePlan(num_items, page, first, end, order, group_tokens, single=True)
 
 
 def plan_extend_write(
@@ -161,4 +159,4 @@ def plan_extend_write(
     is_item = jnp.arange(max_items) < num_items
     first = jnp.where(is_item, slot_offsets[token], 0)
     item_page = jnp.where(is_item, slot_pages[token], 0)
-    return WritePlan(jnp.maximum(num_items, 1), item_page, first, first + length, token, group_tokens, single=False)
+    return WritePlan(num_items, item_page, first, first + length, token, group_tokens, single=False)

@@ -51,20 +51,32 @@ class PassConfig:
 
     block_tokens: int  # query tokens per step of the grid; their results are kept in VMEM while keys pass by
     tile_tokens: int  # query tokens per product; 1 for decode. Divides block_tokens
-    kv_block_tokens: int  # keys copied to VMEM at a time; two such buffers. Whole pages
+    kv_block_tokens: int  # keys copied to VMEM at a time. Whole pages
     kv_chunk_tokens: int  # keys per product. Divides kv_block_tokens, or is as large
     head_unroll: int  # KV heads side by side in the code, so that one's products hide another's softmax. Divides their number
     split_masked: bool  # have a second copy of the code for tiles that need no mask
     float8_by_bits: bool = False  # shift float8 keys and values into bfloat16: faster where the chip has no instruction for it
+    num_buffers: int = 2  # KV blocks in VMEM: one is worked on while the others come
 
 
 @dataclasses.dataclass(frozen=True)
 class TpuConfig:
     decode: PassConfig
     extend: PassConfig
+    decode_queries: int  # of mixed steps: a row with so many or fewer is a decode row there
     min_write_group: int  # tokens that are written at once, at least: a tile of memory
     max_write_group: int  # and at most, however long a prompt is: a few buffers of them are in VMEM
     vmem_limit_bytes: int | None  # what a kernel may take; the compiler's own limit is a fraction of what there is
+
+    @property
+    def mixed_decode(self) -> PassConfig:
+        """Of the decode pass of a mixed step."""
+        return _with_queries(self.decode, self.decode_queries)
+
+
+def _with_queries(config: PassConfig, queries: int) -> PassConfig:
+    """A decode pass whose tiles have so many tokens, all of one row."""
+    return dataclasses.replace(config, tile_tokens=queries, block_tokens=queries * config.block_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +176,25 @@ def with_limits(
 ) -> TpuConfig:
     """What both passes share, beside their configs."""
     chip = CHIPS[device_kind]
+    queries = _decode_queries(decode, decode_config, chip)
+    mixed_decode_bytes = vmem_bytes(decode, _with_queries(decode_config, queries))
     # The model leaves out what the compiler spills and pads.
-    limit = 2 * max(vmem_bytes(decode, decode_config), vmem_bytes(extend, extend_config))
+    limit = 2 * max(vmem_bytes(decode, decode_config), mixed_decode_bytes, vmem_bytes(extend, extend_config))
     limit = min(max(limit, 32 << 20), chip.vmem_bytes * 15 // 16)
     smallest = memory_tile_tokens(decode.kv_dtype)
     largest = max(smallest, _WRITE_BYTES // (4 * decode.num_kv_heads * decode.layout.width))
-    return TpuConfig(decode_config, extend_config, smallest, largest, limit)
+    return TpuConfig(decode_config, extend_config, queries, smallest, largest, limit)
+
+
+def _decode_queries(shape: PassShape, config: PassConfig, chip: TpuChip) -> int:
+    """As many as a row with one query hardly notices: a speculated row's few queries then read its keys once, as one does."""
+
+    def fits(queries: int) -> bool:
+        wider = _with_queries(config, queries)
+        seconds, alone = (predicted_seconds(shape, c, chip) for c in (wider, config))
+        return seconds <= 1.05 * alone and 2 * vmem_bytes(shape, wider) <= chip.vmem_bytes
+
+    return next((queries for queries in (4, 2) if fits(queries)), 1)
 
 
 def problem_of(shape: PassShape, config: PassConfig) -> str | None:
@@ -178,6 +203,8 @@ def problem_of(shape: PassShape, config: PassConfig) -> str | None:
     for name, value in sizes.items():
         if value < 1:
             return f"{name} must be at least 1; got {value}."
+    if config.num_buffers < 2:
+        return f"num_buffers must be at least 2; got {config.num_buffers}."
     if shape.is_decode and config.tile_tokens != 1:
         return f"tile_tokens must be 1 for decode; got {config.tile_tokens}."
     if config.block_tokens % config.tile_tokens:
@@ -219,8 +246,9 @@ def candidates(shape: PassShape) -> Iterator[PassConfig]:
         ):
             continue
         if shape.is_decode:
-            for rows in (16, 8, 4, 2, 1):  # per step of the grid: only VMEM speaks against more
-                yield PassConfig(rows, 1, kv_block, kv_chunk, unrolls[-1], False, by_bits)
+            # Rows per step of the grid: only VMEM speaks against more.
+            for rows, num_buffers in itertools.product((16, 8, 4, 2, 1), (2, 4, 8)):
+                yield PassConfig(rows, 1, kv_block, kv_chunk, unrolls[-1], False, by_bits, num_buffers)
         else:
             for tile_tokens, tiles in itertools.product((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 2)):
                 rows = tile_tokens * shape.group
@@ -257,13 +285,13 @@ def vmem_bytes(shape: PassShape, config: PassConfig) -> int:
     layout, Hkv = shape.layout, shape.num_kv_heads
     rows = _tile_rows(shape, config)
     block_rows = Hkv * rows * (config.block_tokens // config.tile_tokens)
-    kv = 2 * Hkv * config.kv_block_tokens * layout.width * shape.kv_bytes
+    kv = Hkv * config.kv_block_tokens * layout.width * shape.kv_bytes
     if shape.kv_dtype in QUANTIZED_DTYPES:
-        kv += 2 * 2 * Hkv * config.kv_block_tokens * 4
+        kv += 2 * Hkv * config.kv_block_tokens * 4
     in_and_out = 2 * block_rows * (layout.key_lanes + layout.value_lanes) * jnp.dtype(shape.dtype).itemsize
     running = block_rows * (layout.value_lanes + 2 * LANES) * 4
     scores = 3 * 2 * min(rows, PRODUCT_ROWS) * config.kv_chunk_tokens * 4  # of a product and the next one
-    return int(kv + in_and_out + running + scores)
+    return int(config.num_buffers * kv + in_and_out + running + scores)
 
 
 # As scheduled: vector operations per score (mask, maximum, subtraction, exponential, sum, conversion, and what waits for a
@@ -274,8 +302,10 @@ _CONVERT_OPS, _FLOAT8_BY_BITS_OPS, _FLOAT8_EMULATED_OPS = 0.5, 2.0, 5.5
 _PRODUCT_S, _CHAIN_S = 0.016e-6, 0.12e-6
 # Guesses: starting a page's copy; a loop's turn and its semaphore; a step of the grid.
 _COPY_S, _KV_BLOCK_S, _GRID_S = 0.05e-6, 0.3e-6, 0.4e-6
+_LATENCY_S = 1e-6  # another guess: from a copy's start to its first byte
 # The steps that are compared: 32 rows with 2048 tokens each, or a prompt of 4096.
 _DECODE_ROWS, TYPICAL_CONTEXT, _PROMPT = 32, 2048, 4096
+_SHORT_CONTEXT = 256  # rows that as many buffers shall serve without waiting for a copy's latency
 
 
 def predicted_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> float:
@@ -283,7 +313,7 @@ def predicted_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> fl
     token_bytes = shape.num_kv_heads * shape.layout.width * shape.kv_bytes
     if shape.is_decode:
         num_items, seen_keys, pairs_per_item = _DECODE_ROWS, float(TYPICAL_CONTEXT), 1.0
-        mean_context, grid_steps = seen_keys, _DECODE_ROWS / config.block_tokens
+        mean_context, grid_steps = seen_keys, _DECODE_ROWS * config.tile_tokens / config.block_tokens
     else:
         num_items = grid_steps = max(1, _PROMPT // config.block_tokens)
         mean_context, seen_keys = (_PROMPT + config.block_tokens) / 2, (_PROMPT + config.tile_tokens) / 2
@@ -297,7 +327,15 @@ def predicted_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> fl
     fixed_s = kv_blocks * _KV_BLOCK_S + num_items * copies / shape.page_size * _COPY_S + grid_steps * _GRID_S
     first_block_s = config.kv_block_tokens * token_bytes / chip.hbm_bytes_per_s  # nothing to hide it behind
     # The less there is to hide, the better it is hidden.
-    return max(memory_s, compute_s) + 0.1 * min(memory_s, compute_s) + fixed_s + first_block_s
+    latency_s = _exposed_latency_s(shape, config, chip) if shape.is_decode else 0.0
+    return max(memory_s, compute_s) + 0.1 * min(memory_s, compute_s) + fixed_s + first_block_s + latency_s
+
+
+def _exposed_latency_s(shape: PassShape, config: PassConfig, chip: TpuChip) -> float:
+    """What copies' latency adds to a step of short rows: as many as there are buffers share it."""
+    row_bytes = _SHORT_CONTEXT * shape.num_kv_heads * shape.layout.width * shape.kv_bytes
+    copy_s = row_bytes / chip.hbm_bytes_per_s
+    return _DECODE_ROWS * max(0.0, (_LATENCY_S + copy_s) / config.num_buffers - copy_s)
 
 
 def _chunk_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> float:
