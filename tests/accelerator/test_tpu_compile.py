@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 import os
 from typing import Any
 
@@ -18,7 +19,6 @@ import pytest
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.aot.hlo import copies_of, tpu_kernels
 from jaxserve.bench.inputs import AttentionCase, make_inputs
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.tpu import TpuKernels
@@ -28,6 +28,7 @@ from jaxserve.kernels.pallas.tpu_mla import mla_attention, mla_config, write_lat
 from jaxserve.kernels.pallas.tpu_plan import plan_step
 from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassShape, TpuConfig, pass_shapes, vmem_bytes
 from jaxserve.kernels.spec import AttentionSpec, Chip
+from tests.accelerator.proofs import Facts
 
 pytest.importorskip("libtpu", reason="pip install 'jax[tpu]' brings libtpu, which compiles for TPUs")
 
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.compile  # what the newest JAX is tested with too
 
 TOPOLOGIES = {"v5e": "v5e:2x2", "v6e": "v6e:2x2", "7x": "tpu7x:2x2x1"}
 NUM_PAGES = 512
+Prove = Callable[..., Facts]
 
 
 @functools.cache
@@ -81,8 +83,8 @@ def inputs_of(case: Case, num_tokens: int) -> tuple[Any, dict[str, Any], Any]:
     return cache, arguments, shape
 
 
-def compile_layer(case: Case, decode_only: bool) -> tuple[Any, Any]:
-    """One layer of a step: the plan, the write and the attention. The executable, and the shapes of its KV cache."""
+def lower_layer(case: Case, decode_only: bool) -> tuple[Any, Any]:
+    """One layer of a step: the plan, the write and the attention. Lowered, and the shapes of its KV cache."""
     backend = PallasTpuAttention(case.spec)
     T = case.rows if decode_only else case.tokens
 
@@ -106,24 +108,21 @@ def compile_layer(case: Case, decode_only: bool) -> tuple[Any, Any]:
     others = (shape((), jnp.int32), shape((case.query_heads,), jnp.float32))
     with jax.sharding.use_abstract_mesh(one_chip(case.chip).abstract_mesh):
         lowered = jax.jit(layer, donate_argnums=0).trace(cache, qkv, arguments, *others).lower()
-    return lowered.compile(), cache
+    return lowered, cache
 
 
-def check_in_place(executable: Any, cache: Any) -> None:
-    hlo = executable.as_text()
+def check_in_place(facts: Facts, cache: Any) -> None:
     pool = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
-    assert executable.memory_analysis().alias_size_in_bytes >= pool, "the KV cache is not updated in place"
+    assert facts.aliased_bytes >= pool, "the KV cache is not updated in place"
     for array in jax.tree.leaves(cache):
-        assert not copies_of(hlo, array.shape)
+        assert not facts.copies_of(array.shape)
 
 
-def check_compiled(
-    executable: Any, cache: Any, device_kind: str, shapes: tuple[PassShape, PassShape], config: TpuConfig
-) -> None:
+def check_compiled(facts: Facts, cache: Any, device_kind: str, shapes: tuple[PassShape, PassShape], config: TpuConfig) -> None:
     """`shapes` and the config's parts are those of the decode and the extend pass."""
-    check_in_place(executable, cache)
+    check_in_place(facts, cache)
     passes = dict(zip(("paged_decode", "paged_extend"), zip(shapes, (config.decode, config.extend), strict=True), strict=True))
-    for kernel in tpu_kernels(executable.as_text()):
+    for kernel in facts.tpu_kernels:
         print(kernel)
         assert kernel.told_bytes > 0, f"XLA knows no cost of {kernel.name}"
         assert kernel.vmem_bytes <= kernel.vmem_limit_bytes <= CHIPS[device_kind].vmem_bytes, kernel
@@ -131,25 +130,26 @@ def check_compiled(
             assert kernel.vmem_bytes <= 1.1 * vmem_bytes(*passes[kernel.name]) + (1 << 20), (kernel, passes[kernel.name])
 
 
-def check(case: Case, decode_only: bool) -> None:
-    executable, cache = compile_layer(case, decode_only)
+def check(prove: Prove, case: Case, decode_only: bool) -> None:
+    lowered, cache = lower_layer(case, decode_only)
+    facts = prove(lowered)
     backend = PallasTpuAttention(case.spec)
-    check_compiled(executable, cache, case.spec.chip.kind, pass_shapes(case.spec), backend.config)
+    check_compiled(facts, cache, case.spec.chip.kind, pass_shapes(case.spec), backend.config)
     expected_names = ["paged_decode", "write_kv"] if decode_only else ["paged_decode", "paged_extend", "write_kv"]
-    assert sorted(kernel.name for kernel in tpu_kernels(executable.as_text())) == expected_names
+    assert sorted(kernel.name for kernel in facts.tpu_kernels) == expected_names
 
 
 @pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])
 @pytest.mark.parametrize("chip", TOPOLOGIES)
-def test_llama_8b(chip: str, decode_only: bool) -> None:
-    check(Case(chip, 32, 8, 128), decode_only)
+def test_llama_8b(chip: str, decode_only: bool, prove: Prove) -> None:
+    check(prove, Case(chip, 32, 8, 128), decode_only)
 
 
-def test_what_xla_is_told_of_costs() -> None:
+def test_what_xla_is_told_of_costs(prove: Prove) -> None:
     """64 rows that see 2048 keys of 512 bytes per KV head, or as many as the page table or the window has."""
     for more, keys in (({}, 2048), ({"max_pages": 4}, 512), ({"window": 100}, 100)):
-        executable, _ = compile_layer(Case("v6e", 8, 2, 128, **more), decode_only=True)
-        told = {kernel.name: kernel.told_bytes for kernel in tpu_kernels(executable.as_text())}
+        lowered, _ = lower_layer(Case("v6e", 8, 2, 128, **more), decode_only=True)
+        told = {kernel.name: kernel.told_bytes for kernel in prove(lowered).tpu_kernels}
         queries_and_results = 64 * 8 * 256 * 2
         assert told["paged_decode"] == 64 * keys * 2 * 512 + queries_and_results
         assert told["write_kv"] == 64 * 2 * 512 * (1 + 2 * 16)  # a new row; a group of 16 tokens, read and written
@@ -164,9 +164,9 @@ def test_what_xla_is_told_of_costs() -> None:
     ],
     ids=str,
 )
-def test_quantized(case: Case) -> None:
-    check(case, decode_only=True)
-    check(case, decode_only=False)
+def test_quantized(case: Case, prove: Prove) -> None:
+    check(prove, case, decode_only=True)
+    check(prove, case, decode_only=False)
 
 
 @pytest.mark.parametrize(
@@ -183,12 +183,12 @@ def test_quantized(case: Case) -> None:
     ],
     ids=str,
 )
-def test_shapes_and_options(case: Case) -> None:
-    check(case, decode_only=False)  # both kernels
+def test_shapes_and_options(case: Case, prove: Prove) -> None:
+    check(prove, case, decode_only=False)  # both kernels
 
 
 @pytest.mark.parametrize("op", ["decode", "extend"])
-def test_what_tuning_would_try(op: str) -> None:
+def test_what_tuning_would_try(op: str, prove: Prove) -> None:
     """The entries with the least and the most VMEM, as `jaxserve bench kernels --tune` calls the kernels for a small shape.
 
     All of them take minutes; they differ in a factor of two in one or two sizes.
@@ -207,18 +207,18 @@ def test_what_tuning_would_try(op: str) -> None:
         arguments = (jnp.int32(0), runnable.carry, runnable.operands)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), arguments)
         with jax.sharding.use_abstract_mesh(replicated.mesh.abstract_mesh):
-            executable = jax.jit(runnable.call).trace(*shapes).lower().compile()
-        for kernel in tpu_kernels(executable.as_text()):
+            lowered = jax.jit(runnable.call).trace(*shapes).lower()
+        for kernel in prove(lowered).tpu_kernels:
             assert kernel.vmem_bytes <= kernel.vmem_limit_bytes, (config, kernel)
 
 
-def test_a_page_table_larger_than_scalar_memory() -> None:
+def test_a_page_table_larger_than_scalar_memory(prove: Prove) -> None:
     """256 rows of 131072 tokens: 1 MiB."""
-    check(Case("v6e", 8, 2, 128, rows=256, max_pages=1024), decode_only=True)
+    check(prove, Case("v6e", 8, 2, 128, rows=256, max_pages=1024), decode_only=True)
 
 
 @pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])
-def test_layers_in_a_loop_carry_the_pool_in_place(decode_only: bool) -> None:
+def test_layers_in_a_loop_carry_the_pool_in_place(decode_only: bool, prove: Prove) -> None:
     case, layers = Case("v6e", 8, 2, 128), 4
     backend = PallasTpuAttention(case.spec)
     T, E, D = case.rows if decode_only else case.tokens, case.query_heads * case.head_dim, case.head_dim
@@ -240,15 +240,14 @@ def test_layers_in_a_loop_carry_the_pool_in_place(decode_only: bool) -> None:
     weights = shape((layers, E, (case.query_heads + 2 * case.kv_heads) * D), jnp.bfloat16)
     with jax.sharding.use_abstract_mesh(one_chip(case.chip).abstract_mesh):
         lowered = jax.jit(step, donate_argnums=0).trace(cache, shape((T, E), jnp.bfloat16), weights, arguments).lower()
-    executable = lowered.compile()
-    check_in_place(executable, cache)
+    check_in_place(prove(lowered), cache)
 
 
 @pytest.mark.parametrize(
     ("chip", "num_heads", "kv_dtype"),
     [("v5e", 16, "bfloat16"), ("v6e", 128, "bfloat16"), ("7x", 128, "float8_e4m3fn"), ("v6e", 16, "int8")],
 )
-def test_mla(chip: str, num_heads: int, kv_dtype: str) -> None:
+def test_mla(chip: str, num_heads: int, kv_dtype: str, prove: Prove) -> None:
     """The rows of DeepSeek: 512 + 64."""
     layout, page_size = RowLayout.latent(512, 64), 128
     kind = one_chip(chip).devices.flat[0].device_kind
@@ -267,11 +266,11 @@ def test_mla(chip: str, num_heads: int, kv_dtype: str) -> None:
     rows = [shape(s, jnp.int32) for s in ((64,), (65,), (64, 32))]
     slots = [shape((256,), jnp.int32)] * 2
     with jax.sharding.use_abstract_mesh(replicated.mesh.abstract_mesh):
-        executable = jax.jit(layer, donate_argnums=0).trace(cache, new, q, *rows, slots).lower().compile()
+        lowered = jax.jit(layer, donate_argnums=0).trace(cache, new, q, *rows, slots).lower()
     decode, extend = (
         PassShape(layout, num_heads, 1, page_size, "bfloat16", kv_dtype, is_decode) for is_decode in (True, False)
     )
-    check_compiled(executable, cache, kind, (decode, extend), config)
+    check_compiled(prove(lowered), cache, kind, (decode, extend), config)
 
 
 def test_the_chips_own_checks_are_off_unless_asked_for() -> None:
