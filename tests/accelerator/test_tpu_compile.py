@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 import os
+from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
