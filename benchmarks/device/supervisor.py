@@ -79,16 +79,16 @@ class WorkerProcess:
             env={**os.environ, **self._run.environment},
         )
         self._lines: collections.deque[str] = collections.deque(maxlen=5)
-        self._copier = threading.Thread(target=self._copy_output, args=(self._process, self._lines), daemon=True)
+        self._copier = threading.Thread(target=self._copy_output, args=(self.name, self._process, self._lines), daemon=True)
         self._copier.start()
 
-    def _copy_output(self, process: subprocess.Popen[bytes], lines: collections.deque[str]) -> None:
+    def _copy_output(self, name: str, process: subprocess.Popen[bytes], lines: collections.deque[str]) -> None:
         assert process.stdout is not None
         with (self._run.out / LOG_FILE).open("a") as log:
             for line in process.stdout:
                 text = line.decode(errors="replace").rstrip()
                 lines.append(text[-300:])
-                log.write(f"[{self.name}] {text}\n")
+                log.write(f"[{name}] {text}\n")
                 log.flush()
 
     def take(self, event: Event) -> None:
@@ -223,5 +223,8 @@ def _failed_gate(group: Sequence[Section], run: Run) -> str | None:
     if not any(section.is_gate for section in group):
         return None
     bad = [result for result in _results(group, run) if result["status"] in ("failed", "left out")]
-    reasons = sorted({f"{result['section']}: {result['name']}: {result['reason']}" for result in bad})
-    return "; ".join(reasons) or None
+    names: dict[str, list[str]] = {}
+    for result in sorted(bad, key=lambda result: result["name"]):
+        names.setdefault(result["reason"], []).append(result["name"])
+    reasons = sorted(names.items(), key=lambda item: len(item[1]))  # what only one case says tells more
+    return "; ".join(f"{', '.join(cases)}: {reason}" for reason, cases in reasons) or None

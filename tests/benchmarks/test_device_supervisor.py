@@ -125,7 +125,7 @@ def test_a_case_that_the_end_finds_running_is_ended_and_tried_again(tmp_path: Pa
 def test_a_failed_gate_ends_the_run(tmp_path: Path) -> None:
     gate = Section("canary", "made_up_cases", 1, is_gate=True)
     problem = run_sections([gate, MADE_UP], make_run(tmp_path), nothing)
-    assert problem is not None and "canary: hang: it hung" in problem and "canary: crash: its process ended" in problem
+    assert problem is not None and "hang: it hung" in problem and "crash: its process ended" in problem
     assert {section for section, _ in done(read_events(tmp_path / "events.jsonl"))} == {"canary"}
 
 
