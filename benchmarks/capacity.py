@@ -25,7 +25,8 @@ TARGETS = (
     ("tpu7x:1x1x1", 2), ("tpu7x:2x2x1", 8),
     ("h200:1", 1), ("h200:4", 4), ("h200:8", 8),
 )  # fmt: skip
-OPTIONS = ("--programs", "largest", "--assumed-context", "4096")
+# Of the decode steps the table shows one request alone and the most there can be.
+OPTIONS = ("--programs", "largest", "--assumed-context", "4096", "--decode-row-buckets", "1,256")
 
 HEADER = """# Capacity
 

@@ -17,13 +17,15 @@ def resolved(platform: str = "cpu", **options: object) -> ServerArgs:
 
 
 def test_defaults_follow_the_platform() -> None:
-    cpu, gpu = resolved("cpu"), resolved("gpu")
+    cpu, gpu, tpu = resolved("cpu"), resolved("gpu"), resolved("tpu")
     assert (cpu.dtype, cpu.max_running_requests, cpu.chunked_prefill_size) == ("float32", 64, 1024)
     assert (gpu.dtype, gpu.max_running_requests, gpu.chunked_prefill_size) == ("bfloat16", 256, 8192)
     assert cpu.page_size == gpu.page_size == 16
     assert cpu.prefill_token_buckets == (16, 64, 256, 1024)
     assert cpu.decode_row_buckets == (1, 4, 16, 64)
-    assert gpu.decode_row_buckets == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert tpu.decode_row_buckets == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert gpu.decode_row_buckets == tpu.decode_row_buckets[3:]  # XLA pads a GPU's products to 8 rows
+    assert resolved("gpu", max_running_requests=3).decode_row_buckets == (3,)
 
 
 def test_chunks_end_on_pages_and_buckets_reach_the_largest_step() -> None:
