@@ -36,17 +36,22 @@ class Softmax(NamedTuple):
 class Scoring:
     """From a query-key product to a score: times `scale`, then soft_cap * tanh(. / soft_cap)."""
 
-    scale: float
+    scale: Any  # a number, or float32 [M] with one for each row
     soft_cap: float | None = None
 
     @property
-    def factor(self) -> float:
+    def factor(self) -> Any:
         """What `raw` still has to be multiplied with to be a score in base 2."""
         return (self.scale if self.soft_cap is None else self.soft_cap) * LOG2E
 
     def raw(self, products: jax.Array) -> jax.Array:
         """Products, bounded where there is a soft cap."""
-        return products if self.soft_cap is None else jnp.tanh(products * (self.scale / self.soft_cap))
+        return products if self.soft_cap is None else jnp.tanh(products * _by_row(self.scale / self.soft_cap, products))
+
+
+def _by_row(x: Any, like: jax.Array) -> Any:
+    """A number, or [M] as [M, N]."""
+    return lax.broadcast_in_dim(x, like.shape, [0]) if isinstance(x, jax.Array) else x
 
 
 def start(rows: int, head_dim_v: int) -> Softmax:
@@ -68,11 +73,15 @@ def products(q_smem: Any, k_smem: Any) -> jax.Array:
     return pl.run_scoped(multiply, plgpu.ACC((q_smem.shape[0], k_smem.shape[0]), jnp.float32))
 
 
-def weigh(state: Softmax, raw: jax.Array, factor: float) -> tuple[Softmax, jax.Array]:
-    """Takes a tile's raw scores [M, N] in (-inf where masked): the state rescaled to its new peaks, and the weights [M, N]."""
-    peak = jnp.maximum(state.peak, raw.max(axis=1) * factor)
+def weigh(state: Softmax, raw: jax.Array, factor: Any, offset: jax.Array | None = None) -> tuple[Softmax, jax.Array]:
+    """Takes a tile's raw scores [M, N] in (-inf where masked): the state rescaled to its new peaks, and the weights [M, N].
+
+    `factor` is a number or [M]. With `offset` [M] a peak is the largest score + offset instead.
+    """
+    highest = raw.max(axis=1) * factor
+    peak = jnp.maximum(state.peak, highest if offset is None else highest + offset)
     shrink = jnp.exp2(state.peak - peak)
-    weights = jnp.exp2(raw * factor - lax.broadcast_in_dim(peak, raw.shape, [0]))
+    weights = jnp.exp2(raw * _by_row(factor, raw) - lax.broadcast_in_dim(peak, raw.shape, [0]))
     acc = state.acc * lax.broadcast_in_dim(shrink, state.acc.shape, [0])
     return Softmax(acc, peak, state.total * shrink + weights.sum(axis=1)), weights
 
