@@ -21,6 +21,7 @@ TENSOR_MACS_PER_CYCLE = {"HGMMA": 2048, "QGMMA": 4096, "IGMMA": 4096}
 PRODUCTS = tuple(TENSOR_MACS_PER_CYCLE)
 COPIES = ("UTMALDG",)
 CONVERSIONS = ("F2FP", "F2F", "I2F", "I2FP", "F2I", "HADD2", "HFMA2")  # of types; a float addition also widens
+SCALINGS = ("FMUL",)  # of an accumulator, which a branch around it spares a row's first tile only
 # Cycles that a scheduler's unit is busy with one warp's instruction, where that is more than one: 32 lanes over the results
 # per cycle of a quarter of a multiprocessor. CUDA C++ Programming Guide, throughput of native arithmetic instructions, 9.0:
 # 16 special functions, 64 integer operations, comparisons and conversions, 32 shuffles a cycle of the whole.
@@ -140,7 +141,7 @@ def roles(kernel: Kernel, copies: int | None = None) -> list[Role]:
     multiplying = kernel.innermost(*PRODUCTS)
     copying = [loop for loop in kernel.innermost(*COPIES) if not any(loop.is_within(x) or loop == x for x in multiplying)]
     copying = [loop for loop in copying if not any(x.is_within(loop) for x in multiplying)]
-    found = [_role(kernel, loop, "consumer", *PRODUCTS, *COPIES) for loop in multiplying]
+    found = [_role(kernel, loop, "consumer", *PRODUCTS, *COPIES, *SCALINGS) for loop in multiplying]
     limits = {} if copies is None else dict.fromkeys(COPIES, copies)
     found += [_role(kernel, loop, "producer", *COPIES, *CONVERSIONS, **limits) for loop in copying]
     if not found and kernel.loops:
