@@ -102,7 +102,7 @@ class Cost:
 class Role:
     """A main loop: what warpgroups of one kind do over and over."""
 
-    name: str  # consumer, producer, or loop where it neither multiplies nor copies
+    name: str  # consumer, producer, loop where it neither multiplies nor copies, whole where there is none
     depth: int  # loops around it
     code_instructions: int  # all that stand in the loop, edges included
     steady: Cost  # a turn that meets no edge
@@ -133,7 +133,8 @@ def _smem_bytes(x: Instruction) -> int:
 
 
 def roles(kernel: Kernel, copies: int | None = None) -> list[Role]:
-    """A kernel's main loops: innermost ones that multiply (consumers) or else copy (producers); without either, the longest.
+    """A kernel's main loops: innermost ones that multiply (consumers) or else copy (producers); without either, the longest,
+    and a kernel without a loop is whole.
 
     Code that the compiler has more than one of, say with masks and without, gives several; the shortest steady path comes
     first. A producer that also converts does so on its steady path. `copies`: the most that a producer starts in a turn.
@@ -146,6 +147,9 @@ def roles(kernel: Kernel, copies: int | None = None) -> list[Role]:
     found += [_role(kernel, loop, "producer", *COPIES, *CONVERSIONS, **limits) for loop in copying]
     if not found and kernel.loops:
         found = [_role(kernel, max(kernel.loops, key=lambda loop: len(kernel.code(loop))), "loop")]
+    if not found:
+        code = kernel.instructions
+        found = [Role("whole", 0, len(code), cost(code), code)]
     return sorted(found, key=lambda role: (role.name, role.steady.instructions))
 
 

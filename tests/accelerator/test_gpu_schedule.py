@@ -32,7 +32,7 @@ BOUNDS: dict[str, dict[str, Bound]] = {
     "decode fp8": {"consumer": Bound(400, products=12), "producer": Bound(430, block_barriers=14, copies=4)},
     "decode int8": {"consumer": Bound(400, products=12), "producer": Bound(490, block_barriers=14, copies=4)},
     "extend bf16": {"consumer": Bound(640, products=16), "producer": Bound(140, block_barriers=4, copies=4)},
-    "extend fp8": {"consumer": Bound(560, products=12), "producer": Bound(520, block_barriers=17, copies=4)},
+    "extend fp8": {"consumer": Bound(560, products=12), "producer": Bound(460, block_barriers=14, copies=4)},
     "mla decode, 128 heads": {"consumer": Bound(745, block_barriers=6, products=44, copies=1)},
 }
 # Loops whose quickest form, the one without masks, has a bound of its own.
