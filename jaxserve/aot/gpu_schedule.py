@@ -21,6 +21,7 @@ TENSOR_MACS_PER_CYCLE = {"HGMMA": 2048, "QGMMA": 4096, "IGMMA": 4096}
 PRODUCTS = tuple(TENSOR_MACS_PER_CYCLE)
 COPIES = ("UTMALDG",)
 CONVERSIONS = ("F2FP", "F2F", "I2F", "I2FP", "F2I", "HADD2", "HFMA2")  # of types; a float addition also widens
+SCALINGS = ("FMUL",)  # of an accumulator, which a branch around it spares a row's first tile only
 # Cycles that a scheduler's unit is busy with one warp's instruction, where that is more than one: 32 lanes over the results
 # per cycle of a quarter of a multiprocessor. CUDA C++ Programming Guide, throughput of native arithmetic instructions, 9.0:
 # 16 special functions, 64 integer operations, comparisons and conversions, 32 shuffles a cycle of the whole.
@@ -101,7 +102,7 @@ class Cost:
 class Role:
     """A main loop: what warpgroups of one kind do over and over."""
 
-    name: str  # consumer, producer, or loop where it neither multiplies nor copies
+    name: str  # consumer, producer, loop where it neither multiplies nor copies, whole where there is none
     depth: int  # loops around it
     code_instructions: int  # all that stand in the loop, edges included
     steady: Cost  # a turn that meets no edge
@@ -132,7 +133,8 @@ def _smem_bytes(x: Instruction) -> int:
 
 
 def roles(kernel: Kernel, copies: int | None = None) -> list[Role]:
-    """A kernel's main loops: innermost ones that multiply (consumers) or else copy (producers); without either, the longest.
+    """A kernel's main loops: innermost ones that multiply (consumers) or else copy (producers); without either, the longest,
+    and a kernel without a loop is whole.
 
     Code that the compiler has more than one of, say with masks and without, gives several; the shortest steady path comes
     first. A producer that also converts does so on its steady path. `copies`: the most that a producer starts in a turn.
@@ -140,11 +142,14 @@ def roles(kernel: Kernel, copies: int | None = None) -> list[Role]:
     multiplying = kernel.innermost(*PRODUCTS)
     copying = [loop for loop in kernel.innermost(*COPIES) if not any(loop.is_within(x) or loop == x for x in multiplying)]
     copying = [loop for loop in copying if not any(x.is_within(loop) for x in multiplying)]
-    found = [_role(kernel, loop, "consumer", *PRODUCTS, *COPIES) for loop in multiplying]
+    found = [_role(kernel, loop, "consumer", *PRODUCTS, *COPIES, *SCALINGS) for loop in multiplying]
     limits = {} if copies is None else dict.fromkeys(COPIES, copies)
     found += [_role(kernel, loop, "producer", *COPIES, *CONVERSIONS, **limits) for loop in copying]
     if not found and kernel.loops:
         found = [_role(kernel, max(kernel.loops, key=lambda loop: len(kernel.code(loop))), "loop")]
+    if not found:
+        code = kernel.instructions
+        found = [Role("whole", 0, len(code), cost(code), code)]
     return sorted(found, key=lambda role: (role.name, role.steady.instructions))
 
 

@@ -199,6 +199,11 @@ def _clear_dead(s: Shape, item: _Item, tile: Any, kv: Any) -> None:
         plgpu.commit_smem()
 
 
+def _rescale(acc: Any, shrink: Any, is_first: Any) -> Any:
+    """In a branch, which the compiler leaves where it stands: it would have the other consumer wait for this, or us for it."""
+    return lax.cond(is_first, lambda acc: acc, lambda acc: acc * _spread(shrink, HALF), acc)
+
+
 def _add_values(s: Shape, acc: Any, wg: int, kv: Any) -> Any:
     """acc + weights @ values; the interpreter knows no accumulator with a start value."""
     weights, values = kv.at[:, pl.ds(LATENT, TILE)], kv.at[:, pl.ds(wg * HALF, HALF)]
@@ -216,7 +221,7 @@ def _own_tile(s: Shape, refs: _Refs, item: _Item, wg: int, j: Any, state: _State
     """Scores and weights of a tile of this consumer's, handed over; its half of the values added; its next tile fetched."""
     tile = item.begin + j
     # Not the constant wg: from a constant the compiler would compute all 72 operands' addresses of the scores ahead of the
-    # loop and spill them.
+    # loop and spill them, and know which tile is not the first.
     own = refs.numbers[wg]
     kv = refs.kv.at[own]
     plgpu.barrier_wait(refs.kv_full.at[wg])
@@ -233,7 +238,7 @@ def _own_tile(s: Shape, refs: _Refs, item: _Item, wg: int, j: Any, state: _State
     plgpu.commit_smem()
     plgpu.barrier_arrive(refs.weighed.at[wg])
     pages = _pages(s, refs, item, tile + CONSUMERS)  # here: the scores' registers are free, and the product hides it
-    acc = _add_values(s, state.acc * _spread(shrink, HALF), wg, kv)
+    acc = _add_values(s, _rescale(state.acc, shrink, j - wg + own == 0), wg, kv)
     plgpu.barrier_arrive(refs.kv_free.at[wg])  # one thread fetches, but all of our own have to be done, too
     plgpu.barrier_wait(refs.kv_free.at[wg])
 
@@ -244,17 +249,18 @@ def _own_tile(s: Shape, refs: _Refs, item: _Item, wg: int, j: Any, state: _State
     return _State(acc, peak, total)
 
 
-def _other_tile(s: Shape, refs: _Refs, wg: int, state: _State) -> _State:
+def _other_tile(s: Shape, refs: _Refs, wg: int, j: Any, state: _State) -> _State:
     """A tile of the other consumer's: its weights are taken over, and while they are made, what is there is rescaled."""
     other = 1 - wg
+    slot = 1 - refs.numbers[wg]
     plgpu.barrier_wait(refs.peaked.at[other])
     peak = plgpu.load(refs.stats.at[other, 0], layout=plgpu.Layout.WGMMA.reduce(1))
     shrink = jnp.exp2(state.peak - peak)
-    acc, total = lax.optimization_barrier((state.acc * _spread(shrink, HALF), state.total * shrink))
+    acc = _rescale(state.acc, shrink, j - other + slot == 0)
     plgpu.barrier_wait(refs.weighed.at[other])
-    acc = _add_values(s, acc, wg, refs.kv.at[1 - refs.numbers[wg]])
+    acc = _add_values(s, acc, wg, refs.kv.at[slot])
     plgpu.barrier_arrive(refs.kv_free.at[other])
-    return _State(acc, peak, total)
+    return _State(acc, peak, state.total * shrink)
 
 
 def _add_totals(refs: _Refs, wg: int, state: _State) -> _State:
@@ -270,11 +276,12 @@ def _attend(s: Shape, refs: _Refs, wg: int, item: _Item) -> _State:
     plgpu.barrier_wait(refs.q_full)
     state = _State(*gpu_softmax.start(M, HALF))
     if wg == 1:
-        state = _other_tile(s, refs, wg, state)
+        state = _other_tile(s, refs, wg, 0, state)
     remaining = item.count - wg
 
     def pair(i: Any, state: _State) -> _State:
-        return _other_tile(s, refs, wg, _own_tile(s, refs, item, wg, wg + CONSUMERS * i, state))
+        j = wg + CONSUMERS * i
+        return _other_tile(s, refs, wg, j + 1, _own_tile(s, refs, item, wg, j, state))
 
     def last(_: Any, state: _State) -> _State:
         return _own_tile(s, refs, item, wg, item.count - 1, state)
