@@ -138,7 +138,7 @@ def _call(
     num_tokens = q.shape[0]
     padded = padded_tokens(num_tokens, shape.tokens)
     kernel = extend_kernel(shape, padded, interpret)
-    inputs = [_pad(q, padded), plan.tiles, plan.num_tiles, *kv]
+    inputs = [_pad(q, padded), plan.tiles, plan.ends, *kv]
     return kernel(*inputs, *([] if sinks is None else [sinks.astype(jnp.float32)]))[:num_tokens]
 
 

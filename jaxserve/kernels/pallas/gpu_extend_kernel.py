@@ -73,16 +73,17 @@ def _scratch(s: Shape) -> dict[str, Any]:
 
 
 def extend_kernel(s: Shape, num_tokens: int, interpret: Any) -> Any:
-    """A function of q, the plan's tiles and num_tiles [1], (pool, page_table, page_offset [1][, scales]) or (keys, values), and
+    """A function of q, the plan's tiles and ends, (pool, page_table, page_offset [1][, scales]) or (keys, values), and
     sinks if there are any."""
 
     shares_registers = s.consumers > 1  # two warpgroups begin with all that a thread can have
 
-    def body(q: Any, tiles: Any, num_tiles: Any, *refs: Any, **scratch: Any) -> None:
+    def body(q: Any, tiles: Any, ends: Any, *refs: Any, **scratch: Any) -> None:
         *refs, out = refs  # type: ignore[assignment]
         sinks = refs[-1] if s.has_sinks else None
         kv = refs[:-1] if s.has_sinks else refs
-        wg, work = lax.axis_index("wg"), Work(tiles, num_tiles[0] * s.head_groups, lax.axis_index("sm"), s.config.num_sms)
+        num_items = ends[ends.shape[0] - 1] * s.head_groups
+        wg, work = lax.axis_index("wg"), Work(tiles, num_items, lax.axis_index("sm"), s.config.num_sms)
 
         @pl.when(wg < s.consumers)
         def _consumer() -> None:

@@ -32,21 +32,25 @@ class ExtendConfig:
     def for_heads(head_dim: int, head_dim_v: int | None = None, *, is_quantized: bool = False) -> ExtendConfig:
         """Stages must fit into shared memory beside q, and 64 x (block_kv + head_dim_v) floats into a consumer's registers.
 
-        Where warpgroups cannot move registers, each of two consumers has 168: enough for tiles of 64 tokens up to head_dim 192.
+        Where warpgroups cannot move registers, each of two consumers has 168: enough for tiles of 64 tokens, values up to 128
+        wide and keys up to 192, or up to 128 if they are quantized.
         """
+        head_dim_v = head_dim_v or head_dim
+        if not MOVES_REGISTERS and max(head_dim_v, head_dim if is_quantized else 0) > 128:
+            return ExtendConfig(consumers=1, block_kv=64, num_stages=3 if head_dim <= 192 else 2)
         if is_quantized:  # the producer converts, too; a tile's scales take as many registers again as a quarter of its scores
             if head_dim > 192:
                 return ExtendConfig(consumers=1, block_kv=64)
             stages = 4 if head_dim <= 128 else 3
             return ExtendConfig(block_kv=64, num_stages=stages, consumer_registers=216, producer_registers=72)
         if head_dim > 192:
-            consumers = 2 if MOVES_REGISTERS else 1
-            return ExtendConfig(consumers, block_kv=64)
+            return ExtendConfig(block_kv=64)
         config = ExtendConfig()
-        if MOVES_REGISTERS and config.smem_bytes(head_dim, head_dim_v or head_dim, is_quantized) <= SMEM_BYTES:
+        if MOVES_REGISTERS and config.smem_bytes(head_dim, head_dim_v, is_quantized) <= SMEM_BYTES:
             return config
-        fitting = (ExtendConfig(block_kv=64, num_stages=stages) for stages in (4, 3))
-        return next(c for c in fitting if c.smem_bytes(head_dim, head_dim_v or head_dim, is_quantized) <= SMEM_BYTES)
+        shares = {"consumer_registers": 216, "producer_registers": 72}  # half as many scores
+        fitting = (ExtendConfig(block_kv=64, num_stages=stages, **shares) for stages in (4, 3))
+        return next(c for c in fitting if c.smem_bytes(head_dim, head_dim_v, is_quantized) <= SMEM_BYTES)
 
     def problem(self, head_dim: int, head_dim_v: int, is_quantized: bool) -> str | None:
         """Why the kernel can not run with this, as a sentence, or None."""
@@ -98,7 +102,7 @@ class ExtendPlan:
     """
 
     tiles: jax.Array  # int32 [N, 7]
-    num_tiles: jax.Array  # int32 [1] that are not idle
+    ends: jax.Array  # int32 [R + 1] tiles of the rows so far, padding as the last; so the last is the number of tiles not idle
     tile_tokens: int = dataclasses.field(metadata={"static": True})
 
 
@@ -139,7 +143,7 @@ def plan_extend(
     kv_lens, position = jnp.where(kv_lens > 0, kv_lens + lead, 0), position + lead
     cost = jnp.where(end > begin, jnp.where(kv_lens > 0, position + end, 0), -1)
     tiles = jnp.stack([source, first_token, position, begin, end, kv_lens, lead], axis=1)
-    return ExtendPlan(tiles[jnp.argsort(-cost)], ends[-1:], tile_tokens)
+    return ExtendPlan(tiles[jnp.argsort(-cost)], ends, tile_tokens)
 
 
 def _sources(row: jax.Array, cu_kv_lens: jax.Array | None) -> tuple[jax.Array, jax.Array]:
