@@ -122,8 +122,11 @@ def check_compiled(
 ) -> None:
     """`shapes` and the config's parts are those of the decode and the extend pass."""
     check_in_place(executable, cache)
-    passes = dict(zip(("paged_decode", "paged_extend"), zip(shapes, (config.decode, config.extend), strict=True), strict=True))
-    for kernel in tpu_kernels(executable.as_text()):
+    kernels = tpu_kernels(executable.as_text())
+    is_mixed = any(kernel.name == "paged_extend" for kernel in kernels)
+    decode = config.mixed_decode if is_mixed else config.decode
+    passes = dict(zip(("paged_decode", "paged_extend"), zip(shapes, (decode, config.extend), strict=True), strict=True))
+    for kernel in kernels:
         print(kernel)
         assert kernel.told_bytes > 0, f"XLA knows no cost of {kernel.name}"
         assert kernel.vmem_bytes <= kernel.vmem_limit_bytes <= CHIPS[device_kind].vmem_bytes, kernel
