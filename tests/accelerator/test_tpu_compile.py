@@ -121,7 +121,9 @@ def check_in_place(facts: Facts, cache: Any) -> None:
 def check_compiled(facts: Facts, cache: Any, device_kind: str, shapes: tuple[PassShape, PassShape], config: TpuConfig) -> None:
     """`shapes` and the config's parts are those of the decode and the extend pass."""
     check_in_place(facts, cache)
-    passes = dict(zip(("paged_decode", "paged_extend"), zip(shapes, (config.decode, config.extend), strict=True), strict=True))
+    is_mixed = any(kernel.name == "paged_extend" for kernel in facts.tpu_kernels)
+    decode = config.mixed_decode if is_mixed else config.decode
+    passes = dict(zip(("paged_decode", "paged_extend"), zip(shapes, (decode, config.extend), strict=True), strict=True))
     for kernel in facts.tpu_kernels:
         print(kernel)
         assert kernel.told_bytes > 0, f"XLA knows no cost of {kernel.name}"

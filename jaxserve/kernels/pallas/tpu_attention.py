@@ -82,11 +82,11 @@ def paged_attention(
     call = _Call(pool, scales, plan.page_table, page_offset, layout, *options)
     if plan.extend is None:
         return _run_pass(call, q, plan.decode, "paged_decode", num_items=q.shape[0])
-    tokens = plan.decode_tokens
-    assert tokens is not None, "a plan with an extend pass knows the decode rows' tokens"
-    decoded = _run_pass(call, q.at[tokens].get(mode="clip"), plan.decode, "paged_decode", num_items=plan.page_table.shape[0])
+    tokens, place = plan.decode_tokens, plan.decode_place
+    assert tokens is not None and place is not None, "a plan with an extend pass knows the decode rows' tokens"
     extended = _run_pass(call, q, plan.extend, "paged_extend", num_items=plan.extend.num_blocks)
-    return extended.at[tokens].set(decoded, mode="drop", unique_indices=True)
+    decoded = _run_pass(call, q[tokens], plan.decode, "paged_decode", num_items=plan.page_table.shape[0])
+    return jnp.where((place >= 0)[:, None, None], decoded[jnp.maximum(place, 0)], extended)
 
 
 def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: int) -> jax.Array:

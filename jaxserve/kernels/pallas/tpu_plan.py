@@ -60,7 +60,8 @@ class TpuPlan:
     extend: PassPlan | None  # None for steps of decode rows only, whose tokens are the rows
     write: WritePlan
     page_table: jax.Array  # [R, 1, max_pages] so that a row of it is a whole piece of memory
-    decode_tokens: jax.Array | None  # [R * n] the step's token at each place of the decode pass; at least T where there is none
+    decode_tokens: jax.Array | None  # [R * n] the step's token that is token r * n + i of the decode pass; any if there is none
+    decode_place: jax.Array | None  # [T] the inverse: a token's place in the decode pass, -1 for those of no decode row
 
 
 def plan_pass(q_start: jax.Array, q_len: jax.Array, kv_len: jax.Array, num_tokens: int, config: PassConfig) -> PassPlan:
@@ -103,18 +104,18 @@ def plan_step(
         live = kv_lens > 0
         decode = plan_pass(rows, live.astype(jnp.int32), kv_lens, R, config.decode)
         write = plan_decode_write(slot_pages, slot_offsets, live, config.min_write_group)
-        return TpuPlan(decode, None, write, table, None)
+        return TpuPlan(decode, None, write, table, None, None)
     n = config.decode_queries
     is_decode = (q_lens >= 1) & (q_lens <= n)
     decode = plan_pass(rows * n, jnp.where(is_decode, q_lens, 0), kv_lens, R * n, config.mixed_decode)
     extend = plan_pass(cu_q_lens[:-1], jnp.where(is_decode, 0, q_lens), kv_lens, T, config.extend)
-    query = jnp.arange(n, dtype=jnp.int32)
-    is_query = query < decode.q_len[:, None]
-    nowhere = T + jnp.arange(R * n, dtype=jnp.int32).reshape(R, n)
-    decode_tokens = jnp.where(is_query, cu_q_lens[:-1, None] + query, nowhere).reshape(-1)
-    is_live = jnp.arange(T) < cu_q_lens[-1]
+    tokens = jnp.arange(T, dtype=jnp.int32)
+    is_live = tokens < cu_q_lens[-1]
+    row = jnp.minimum(_first_above(cu_q_lens[1:], tokens), R - 1)
+    decode_place = jnp.where(is_live & is_decode[row], row * n + tokens - cu_q_lens[row], -1)
+    decode_tokens = jnp.minimum(cu_q_lens[:-1, None] + jnp.arange(n, dtype=jnp.int32), T - 1).reshape(-1)
     write = plan_extend_write(slot_pages, slot_offsets, is_live, R, _write_group(T, R, page_size, config))
-    return TpuPlan(decode, extend, write, table, decode_tokens)
+    return TpuPlan(decode, extend, write, table, decode_tokens, decode_place)
 
 
 def _write_group(num_tokens: int, num_rows: int, page_size: int, config: TpuConfig) -> int:
