@@ -76,15 +76,19 @@ STUDIES = {
 }
 
 
-def compiled_kernels(study: Study) -> dict[str, Kernel]:
-    """By name."""
+def lower(study: Study) -> Any:
+    """A jax.stages.Lowered for an H200."""
     device = gpu_devices()[0]
     function, arguments = (_write if study.case is None else _attention)(study)
     replicated = NamedSharding(Mesh(np.array([device]), ("tensor",)), PartitionSpec())
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), arguments)
     with jax.sharding.use_abstract_mesh(replicated.mesh.abstract_mesh):
-        lowered = jax.jit(function).trace(*shapes).lower()
-    _, kernels = compile_with_sass(lowered)
+        return jax.jit(function).trace(*shapes).lower()
+
+
+def compiled_kernels(study: Study) -> dict[str, Kernel]:
+    """By name."""
+    _, kernels = compile_with_sass(lower(study))
     return {kernel.name: kernel for kernel in kernels}
 
 

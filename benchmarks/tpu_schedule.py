@@ -57,14 +57,19 @@ def clock_hz(chip: TpuChip) -> float:
     return chip.vector_ops_per_s / VECTOR_LANES
 
 
-def measure(chip_name: str, shape_name: str, op: str, folder: Path) -> dict[str, Any]:
+def passes(chip_name: str, shape_name: str) -> tuple[jax.Device, PassShape, PassShape, TpuConfig]:
+    """The chip, the decode and the extend pass, and the config they run with."""
     device = parse_target(TOPOLOGIES[chip_name]).devices()[0]
-    chip = CHIPS[device.device_kind]
     layout, num_heads, num_kv_heads, kv_dtype = SHAPES[shape_name]
     decode = PassShape(layout, num_heads, num_kv_heads, PAGE_SIZE, DTYPE, kv_dtype, is_decode=True)
     extend = dataclasses.replace(decode, is_decode=False)
-    both = config_of(decode, extend, device.device_kind)
-    _compile(extend, both, device, decode_only=op == "decode")
+    return device, decode, extend, config_of(decode, extend, device.device_kind)
+
+
+def measure(chip_name: str, shape_name: str, op: str, folder: Path) -> dict[str, Any]:
+    device, decode, _, both = passes(chip_name, shape_name)
+    chip, layout = CHIPS[device.device_kind], decode.layout
+    lower(chip_name, shape_name, op).compile()
     config: PassConfig = getattr(both, op)
     turns = products(take_blocks(folder, f"paged_{op}"))
     rows, keys = config.tile_tokens * decode.group, config.kv_chunk_tokens
@@ -81,8 +86,10 @@ def measure(chip_name: str, shape_name: str, op: str, folder: Path) -> dict[str,
     return {"chip": chip_name, "op": op, "shape": shape_name, **sizes, "cycles": cycles, "at_peak": at_peak, "share": share}
 
 
-def _compile(shape: PassShape, config: TpuConfig, device: jax.Device, *, decode_only: bool) -> None:
-    """A step of 64 rows, for a chip that is not there."""
+def lower(chip_name: str, shape_name: str, op: str) -> Any:
+    """A step of 64 rows, for a chip that is not there, as a jax.stages.Lowered."""
+    device, _, shape, config = passes(chip_name, shape_name)
+    decode_only = op == "decode"
     replicated = NamedSharding(Mesh(np.array([device]), ("tensor",)), PartitionSpec())
     array = functools.partial(jax.ShapeDtypeStruct, sharding=replicated)
     num_rows, num_tokens, num_pages, layout = 64, 64 if decode_only else 1024, 512, shape.layout
@@ -100,7 +107,7 @@ def _compile(shape: PassShape, config: TpuConfig, device: jax.Device, *, decode_
     sizes |= {"slot_pages": (num_tokens,), "slot_offsets": (num_tokens,)}
     batch = {name: array(size, jnp.int32) for name, size in sizes.items()}
     with jax.sharding.use_abstract_mesh(replicated.mesh.abstract_mesh):
-        jax.jit(step).trace(q, pool, scales, batch).lower().compile()
+        return jax.jit(step).trace(q, pool, scales, batch).lower()
 
 
 def study(chips: list[str], ops: list[str], shapes: list[str]) -> Iterator[dict[str, Any]]:

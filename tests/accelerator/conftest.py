@@ -6,15 +6,11 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
-
-# PTXAS=path/to/ptxas compiles GPU kernels with that one. Up to JAX 0.11 the first on PATH is taken, then /usr/local/cuda's,
-# then the wheel's; CUDA_ROOT has no say. JAX 0.12 asks no ptxas, but the wheel's libnvjitlink.
-if os.environ.get("PTXAS"):
-    os.environ["PATH"] = os.pathsep.join([str(Path(os.environ["PTXAS"]).resolve().parent), os.environ["PATH"]])
 
 import jax
 import jax.numpy as jnp
@@ -25,16 +21,27 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tests.conftest import QUICK_COMPILATION
 
 NEEDED = (0, 11, 2)
+# From JAX 0.12 on the wheel's libnvjitlink compiles GPU kernels; before it is ptxas: PTXAS=path/to/ptxas, or the wheel's.
+ASKS_PTXAS = jax.__version_info__ < (0, 12)
+
+
+def wheel_ptxas() -> str:
+    (folder,) = importlib.util.find_spec("nvidia.cu13").submodule_search_locations  # type: ignore[union-attr]
+    return str(Path(folder) / "bin" / "ptxas")
+
 
 if jax.__version_info__ < NEEDED:
     collect_ignore_glob = ["*"]
 else:  # code as it runs, but for autotuning, which needs a real device; JAX has not read this yet
     os.environ["XLA_FLAGS"] = os.environ["XLA_FLAGS"].replace(QUICK_COMPILATION, "--xla_gpu_autotune_level=0")
+    if ASKS_PTXAS:  # the first on PATH, then /usr/local/cuda's, then the wheel's, whatever CUDA_ROOT says
+        os.environ.setdefault("PTXAS", wheel_ptxas())
+        os.environ["PATH"] = os.pathsep.join([str(Path(os.environ["PTXAS"]).resolve().parent), os.environ["PATH"]])
 
 
 @pytest.fixture(scope="session")
 def chosen_ptxas() -> str | None:
-    """The version of PTXAS, as 13.0.88; None if nobody chose."""
+    """The version of PTXAS, as 13.0.88; None where no ptxas is asked."""
     from tests.accelerator.proofs import chosen_ptxas
 
     return chosen_ptxas()
@@ -102,6 +109,11 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
     gpu_callbacks.reset_gpu_interpret_mode_state()
     assert not any(state.races_found for state in states), "a kernel has a data race"
+
+
+def some_anew(values: Iterable[Any], *chosen: Any) -> list[Any]:
+    """Parameters of a test of which the `chosen` are compiled in every run."""
+    return [pytest.param(value, marks=pytest.mark.compiled_anew) if value in chosen else value for value in values]
 
 
 def relative_error(got: Any, expected: Any) -> float:

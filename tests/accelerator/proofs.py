@@ -14,13 +14,15 @@ import base64
 import dataclasses
 import fcntl
 import hashlib
+import importlib
 import importlib.metadata
 import inspect
 import json
 import os
 import re
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,10 @@ from jaxserve.aot.ptxas import KernelResources, compile_with_report
 
 RECORDS = Path(__file__).parent / "records"
 COMPILERS = ("jax", "jaxlib", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "nvidia-nvjitlink", "libtpu")
+READERS = {  # of machine code, for `study_rows`
+    "benchmarks.gpu_schedule": ("jaxserve.aot.gpu_schedule", "jaxserve.aot.sass"),
+    "benchmarks.tpu_schedule": ("jaxserve.aot.tpu_schedule",),
+}
 GPU_KERNEL, TPU_KERNEL = "mosaic_gpu_v2", "tpu_custom_call"  # what Pallas kernels are to XLA
 _MODULE_NAME = re.compile(r'sym_name = "(\w+_mosaic_gpu)"')
 _DUMP_NAME = re.compile(r'mosaic_gpu.dump_basename = "\w+"')  # numbered through the process
@@ -147,7 +153,7 @@ class Record:
 
 
 def chosen_ptxas() -> str | None:
-    """The version of the ptxas that the variable PTXAS names, as 13.0.88; None if nobody chose."""
+    """The version of the ptxas that the variable PTXAS names, as 13.0.88; None where no ptxas is asked."""
     path = os.environ.get("PTXAS")
     if not path:
         return None
@@ -246,3 +252,21 @@ class Prover:
                 self._said[kernel] = next(report for report in new if report.name == name)
                 new.remove(self._said[kernel])
         return sorted((self._said[kernel] for kernel in program.gpu_kernels), key=dataclasses.astuple)
+
+
+def study_rows(record: Record, test: str, module: str, arguments: list[str], programs: Iterable[Any]) -> list[dict[str, Any]]:
+    """What `python -m module --json ARGUMENTS` says of the lowered `programs`: from the record if none of them
+    and nothing that reads them has changed. In a process of its own: it needs what only a new one can ask for."""
+    sources = [inspect.getsource(importlib.import_module(name)) for name in (module, *READERS[module])]
+    digest = hashlib.sha256("".join(sources).encode())
+    for program in programs:
+        digest.update(Program.of(program).fingerprint.encode())
+
+    def run() -> Any:
+        command = [sys.executable, "-m", module, "--json", *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    rows: list[dict[str, Any]] = record.recall(test, digest.hexdigest(), run)
+    return rows

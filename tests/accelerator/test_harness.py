@@ -42,10 +42,9 @@ def test_the_interpreter_runs_a_kernel(interpret: Any) -> None:
 
 
 def test_a_kernel_is_compiled_for_h200_and_reported(compile_for_h200: Callable[..., Any]) -> None:
-    compiled, (report,) = compile_for_h200(
-        copy_pages, jax.ShapeDtypeStruct((5, 8, 128), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.int32)
-    )
-    assert compiled.memory_analysis().output_size_in_bytes == 3 * 8 * 128 * 4
+    facts = compile_for_h200(copy_pages, jax.ShapeDtypeStruct((5, 8, 128), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.int32))
+    assert facts.argument_bytes >= 5 * 8 * 128 * 4
+    (report,) = facts.gpu_kernels
     assert report.target == "sm_90a" and 0 < report.registers < 64 and report.spill_bytes == 0 and not report.warnings
 
 
