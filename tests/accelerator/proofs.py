@@ -192,6 +192,9 @@ class Program:
                     gpu_kernels[hashlib.sha256(text.encode()).hexdigest()] = f"{name}_kernel"
             return ir.WalkResult.ADVANCE
 
+        told = lowered._lowering._compiler_options_kvs  # by jax.jit; the module does not have them
+        if told:
+            digest.update(repr(sorted(told)).encode())
         module = lowered.compiler_ir("stablehlo")
         with module.context as context:
             context.allow_unregistered_dialects = True

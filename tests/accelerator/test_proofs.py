@@ -22,12 +22,12 @@ def kernel(x):
 """
 
 
-def lower(mesh: Mesh, source: str) -> Any:
+def lower(mesh: Mesh, source: str, **options: Any) -> Any:
     names: dict[str, Any] = {"plgpu": plgpu, "jax": jax, "jnp": jnp}
     exec(source, names)
     shape = jax.ShapeDtypeStruct((128,), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return jax.jit(names["kernel"]).trace(shape).lower()
+        return jax.jit(names["kernel"], **options).trace(shape).lower()
 
 
 def test_a_program_is_known_again_wherever_its_source_stands(h200: Mesh) -> None:
@@ -36,6 +36,8 @@ def test_a_program_is_known_again_wherever_its_source_stands(h200: Mesh) -> None
     assert Program.of(lower(h200, "\n\n" + SOURCE)) == program
     assert Program.of(lower(h200, SOURCE.replace("* 2", "* 3"))).fingerprint != program.fingerprint
     assert Program.of(lower(h200, SOURCE.replace("(x)\n", "(x) + 1\n"))).fingerprint != program.fingerprint
+    told = {"compiler_options": {"xla_gpu_enable_triton_gemm": False}}
+    assert Program.of(lower(h200, SOURCE, **told)).fingerprint != program.fingerprint
     assert Program.of(lower(h200, SOURCE), {"option": "1"}).fingerprint != program.fingerprint
 
 
