@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -60,14 +61,21 @@ class Server:
         return code
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for names of sockets, as pytest's own does not."""
+    with tempfile.TemporaryDirectory(prefix="launch-") as path:
+        yield Path(path)
+
+
 @contextlib.contextmanager
-def serving(tmp_path: Path, fake: str = "", step_s: float = 0.0, **options: Any) -> Iterator[Server]:
+def serving(folder: Path, fake: str = "", step_s: float = 0.0, **options: Any) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     args = {"model_path": demo_model_path(), "port": port, **options}
-    log_path = tmp_path / "log"
-    environment = os.environ | {"FAKE_SCHEDULER": fake, "FAKE_STEP_S": str(step_s), "TMPDIR": str(tmp_path)}
+    log_path = folder / "log"
+    environment = os.environ | {"FAKE_SCHEDULER": fake, "FAKE_STEP_S": str(step_s), "TMPDIR": str(folder)}
     with log_path.open("w") as log:
         process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("serve_fake.py")), json.dumps(args)],
@@ -75,14 +83,14 @@ def serving(tmp_path: Path, fake: str = "", step_s: float = 0.0, **options: Any)
         )  # fmt: skip
     try:
         yield Server(process, f"http://127.0.0.1:{args['port']}", log_path)
-        assert not list(tmp_path.glob("jaxserve-*")), "the private folder is left"
+        assert not list(folder.glob("jaxserve-*")), "the private folder is left"
     finally:
         process.kill()
         process.wait()
 
 
-def test_starting_answers_503_and_ends_at_once(tmp_path: Path) -> None:
-    with serving(tmp_path, fake="hang") as server:
+def test_starting_answers_503_and_ends_at_once(folder: Path) -> None:
+    with serving(folder, fake="hang") as server:
         server.wait_for("/health", 503)
         assert server.status("/ready") == 503
         reply = httpx.post(server.url + "/generate", json={"text": "a"}, timeout=10)
@@ -93,9 +101,9 @@ def test_starting_answers_503_and_ends_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_drains(folder: Path, number: signal.Signals) -> None:
     """A running stream ends properly, new requests get 503, and the exit status is 0."""
-    with serving(tmp_path, step_s=0.02) as server:
+    with serving(folder, step_s=0.02) as server:
         server.wait_for("/ready", 200)
         seen = threading.Event()
         events: list[Any] = []
@@ -122,8 +130,8 @@ def test_a_signal_drains(tmp_path: Path, number: signal.Signals) -> None:
         assert "Traceback" not in server.log
 
 
-def test_a_second_signal_hurries(tmp_path: Path) -> None:
-    with serving(tmp_path, step_s=0.2) as server:
+def test_a_second_signal_hurries(folder: Path) -> None:
+    with serving(folder, step_s=0.2) as server:
         server.wait_for("/ready", 200)
         outcome: list[int] = []
 
@@ -145,8 +153,8 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["fake_scheduler", "detokenizer"])
-def test_a_killed_worker_ends_the_server_with_its_reason(tmp_path: Path, victim: str) -> None:
-    with serving(tmp_path) as server:
+def test_a_killed_worker_ends_the_server_with_its_reason(folder: Path, victim: str) -> None:
+    with serving(folder) as server:
         server.wait_for("/ready", 200)
         server.child(victim).kill()
         assert server.exit_status() == 1
@@ -154,15 +162,15 @@ def test_a_killed_worker_ends_the_server_with_its_reason(tmp_path: Path, victim:
         assert "Traceback" not in server.log
 
 
-def test_a_killed_server_leaves_no_orphans(tmp_path: Path) -> None:
-    with serving(tmp_path) as server:
+def test_a_killed_server_leaves_no_orphans(folder: Path) -> None:
+    with serving(folder) as server:
         server.wait_for("/ready", 200)
         server.process.kill()
         assert server.exit_status() == -signal.SIGKILL
-        for folder in tmp_path.glob("jaxserve-*"):  # nobody was left to remove it
-            for file in folder.iterdir():
+        for left in folder.glob("jaxserve-*"):  # nobody was left to remove it
+            for file in left.iterdir():
                 file.unlink()
-            folder.rmdir()
+            left.rmdir()
 
 
 @pytest.mark.parametrize(
@@ -177,15 +185,15 @@ def test_a_killed_server_leaves_no_orphans(tmp_path: Path) -> None:
         ("", {"ssl_certfile": "/nowhere", "ssl_keyfile": "/nowhere"}, "--ssl-certfile '/nowhere'"),
     ],
 )
-def test_a_failed_start_says_why_and_ends_with_1(tmp_path: Path, fake: str, options: dict[str, Any], words: str) -> None:
-    with serving(tmp_path, fake, **options) as server:
+def test_a_failed_start_says_why_and_ends_with_1(folder: Path, fake: str, options: dict[str, Any], words: str) -> None:
+    with serving(folder, fake, **options) as server:
         assert server.exit_status() == 1
         assert words in server.log
         assert ("Traceback" in server.log) == (fake == "crash")
 
 
-def test_a_port_in_use_is_found_before_anything_starts(tmp_path: Path) -> None:
-    with bind("127.0.0.1", 0) as taken, serving(tmp_path, port=taken.getsockname()[1]) as server:
+def test_a_port_in_use_is_found_before_anything_starts(folder: Path) -> None:
+    with bind("127.0.0.1", 0) as taken, serving(folder, port=taken.getsockname()[1]) as server:
         assert server.exit_status() == 1
         assert f"Cannot listen on 127.0.0.1:{taken.getsockname()[1]}: Address already in use." in server.log
         assert len(server.log.strip().splitlines()) == 1
