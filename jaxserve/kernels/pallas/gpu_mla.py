@@ -51,6 +51,8 @@ from jaxserve.kernels.pallas.gpu_softmax import Scoring
 
 __all__ = ["MlaConfig", "MlaPlan", "mla_decode", "mla_prefill", "plan_mla_decode", "unsupported"]
 
+PAGES_AHEAD = 4  # page ids that a consumer holds in registers over a product: there is no room for those of smaller pages
+
 
 def unsupported(*, num_heads: int, q_len: int, latent_dim: int, row_dim: int, page_size: int, dtype: Any) -> str | None:
     """Why MLA decode can not be had, or None."""
@@ -237,14 +239,15 @@ def _own_tile(s: Shape, refs: _Refs, item: _Item, wg: int, j: Any, state: _State
     kv.at[:, pl.ds(LATENT, TILE)][...] = weights.astype(s.dtype)
     plgpu.commit_smem()
     plgpu.barrier_arrive(refs.weighed.at[wg])
-    pages = _pages(s, refs, item, tile + CONSUMERS)  # here: the scores' registers are free, and the product hides it
+    read_pages = functools.partial(_pages, s, refs, item, tile + CONSUMERS)
+    pages = read_pages() if s.copies <= PAGES_AHEAD else None  # here: the scores' registers are free, the product hides it
     acc = _add_values(s, _rescale(state.acc, shrink, j - wg + own == 0), wg, kv)
     plgpu.barrier_arrive(refs.kv_free.at[wg])  # one thread fetches, but all of our own have to be done, too
     plgpu.barrier_wait(refs.kv_free.at[wg])
 
     @pl.when(j + CONSUMERS < item.count)
     def _fetch() -> None:
-        _fetch_tile(s, refs, wg, tile + CONSUMERS, pages)
+        _fetch_tile(s, refs, wg, tile + CONSUMERS, pages or read_pages())
 
     return _State(acc, peak, total)
 
