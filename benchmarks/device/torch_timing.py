@@ -15,11 +15,11 @@ MOST_CALLS = 256
 
 def torch_cuda(setting: Setting) -> Any:
     """torch, if it is installed and finds a GPU; NotHereError otherwise."""
-    setting.needs_cuda()
     try:
         import torch
     except ImportError as error:
         raise NotHereError("torch is not installed") from error
+    setting.needs_cuda()
     if not torch.cuda.is_available():
         raise NotHereError("torch finds no CUDA device")
     return torch

@@ -5,10 +5,12 @@ What a run survives is tested without JAX, in tests/benchmarks.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +33,10 @@ NEEDS_CUDA = {"torch", "jax", "profile", "sanitize", "tune"}
 SMOKED = [name for name in NAMES if name not in ("extend", "mla", "parity", "server")]
 
 
+def needs_torch(case: dict[str, Any]) -> bool:
+    return case["section"] == "torch" and importlib.util.find_spec("torch") is None
+
+
 def test_smoke(tmp_path: Path) -> None:
     options = ("--commit", "abc", "--wheels", "none", "--only", *SMOKED)
     command = [sys.executable, "-m", "benchmarks.device", "--smoke", "--out", str(tmp_path), *options]
@@ -45,7 +51,7 @@ def test_smoke(tmp_path: Path) -> None:
     assert {case["section"] for case in cases} == set(SMOKED)
     for case in cases:
         if case["status"] == "not here":
-            assert case["reason"] == "needs a CUDA device", case
+            assert case["reason"] == ("torch is not installed" if needs_torch(case) else "needs a CUDA device"), case
         elif case["name"] == "toolkit":
             assert case["cuda_path"] != "None" and case["jax"] == machine["versions"]["jax"]
         elif case["section"] in ("checks", "canary"):
