@@ -44,14 +44,14 @@ serve: $(STAMP)  ## serve the built-in model until Ctrl-C
 test: $(STAMP)   ## run all tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
-aot: aot-setup   ## interpret kernels; compile those and the steps that changed for H200 and TPU
-	.venv-aot/bin/python -m pytest -n $(JOBS) $(AOT_TESTS)
-	PTXAS=.venv-aot/ptxas/nvidia/cu13/bin/ptxas .venv-aot/bin/python -m pytest -n $(JOBS) $(AOT_TESTS)/test_gpu_*.py -m compile
-	.venv-aot-latest/bin/python -m pytest -n $(JOBS) $(AOT_TESTS) -m compile
+aot: aot-setup   ## interpret kernels, compile them and whole steps for H200 and TPU: what has changed, and a few always
+	.venv-aot/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS)
+	PTXAS=.venv-aot/ptxas/nvidia/cu13/bin/ptxas .venv-aot/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS)/test_gpu_*.py -m compile
+	.venv-aot-latest/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS) -m compile
 
 aot-setup: .venv-aot/.installed .venv-aot/ptxas .venv-aot-latest/.installed  ## create the environments of `make aot`
 
-aot-all:         ## the same, and compile everything; after kernels or models changed, commit tests/accelerator/records
+aot-all:         ## the same with everything; after `make aot` or this, commit tests/accelerator/records
 	rm -rf tests/accelerator/records
 	$(MAKE) aot
 

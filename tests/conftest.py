@@ -17,6 +17,13 @@ if _DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES_FLAG}=8 {QUICK_COMPILATION}".strip()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--only-changed", action="store_true",
+        help="of tests/accelerator, leave out what has passed with the very sources that stand here (accelerator/passed.py)",
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`checkpoint(name)`: the folder of a case of tests/checkpoints.py, written on first use."""

@@ -39,6 +39,16 @@ else:  # code as it runs, but for autotuning, which needs a real device; JAX has
         os.environ["PATH"] = os.pathsep.join([str(Path(os.environ["PTXAS"]).resolve().parent), os.environ["PATH"]])
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if jax.__version_info__ < NEEDED:
+        return
+    from tests.accelerator.passed import LeavesOutKnown, PassedTests
+    from tests.accelerator.proofs import RECORDS, compilers, versions
+
+    passed = PassedTests(RECORDS / f"passed-{compilers()}.json", versions())
+    config.pluginmanager.register(LeavesOutKnown(passed, only_changed=config.getoption("--only-changed")))
+
+
 @pytest.fixture(scope="session")
 def chosen_ptxas() -> str | None:
     """The version of PTXAS, as 13.0.88; None where no ptxas is asked."""
@@ -75,7 +85,7 @@ def prover(record: Any) -> Any:
 @pytest.fixture
 def prove(prover: Any, request: pytest.FixtureRequest) -> Callable[..., Any]:
     """`prove(lowered)` -> Facts of the compiled program, from the record if it holds this very program."""
-    anew = request.node.get_closest_marker("compiled_anew") is not None
+    anew = request.node.get_closest_marker("every_run") is not None
     return functools.partial(prover, request.node.nodeid, anew=anew)
 
 
@@ -111,9 +121,9 @@ def interpret(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert not any(state.races_found for state in states), "a kernel has a data race"
 
 
-def some_anew(values: Iterable[Any], *chosen: Any) -> list[Any]:
-    """Parameters of a test of which the `chosen` are compiled in every run."""
-    return [pytest.param(value, marks=pytest.mark.compiled_anew) if value in chosen else value for value in values]
+def some_always(values: Iterable[Any], *chosen: Any) -> list[Any]:
+    """Parameters of a test of which the `chosen` are not left out of any run."""
+    return [pytest.param(value, marks=pytest.mark.every_run) if value in chosen else value for value in values]
 
 
 def relative_error(got: Any, expected: Any) -> float:

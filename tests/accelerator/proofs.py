@@ -5,7 +5,7 @@
 The tests' assertions run on the facts every time; only the compiler is spared. A fingerprint is taken of the lowered module,
 kernels included, without the source lines they come from; a record holds for one set of compilers and one way of reading
 facts. `make aot` compiles what is not in records/ and adds it there; `make aot-all` empties them first. They are committed.
-A few programs, one of each kind, are compiled in every run (`compiled_anew`), and must be as they were recorded.
+A few programs, one of each kind, are compiled in every run (`every_run`), and must be as they were recorded.
 """
 
 from __future__ import annotations
@@ -112,8 +112,7 @@ class Record:
     """What one version of JAX has shown: fingerprint -> facts, in a file that several processes may add to."""
 
     def __init__(self, folder: Path = RECORDS) -> None:
-        ptxas_version = chosen_ptxas()
-        self.path = folder / (f"jax-{jax.__version__}" + (f"-ptxas-{ptxas_version}" if ptxas_version else "") + ".json")
+        self.path = folder / f"{compilers()}.json"
         self.compiled = 0
         self.recalled = 0
         self._versions = versions()
@@ -150,6 +149,12 @@ class Record:
             return {}
         content = json.loads(self.path.read_text())
         return dict(content["programs"]) if content["versions"] == self._versions else {}
+
+
+def compilers() -> str:
+    """What a record is named after."""
+    ptxas_version = chosen_ptxas()
+    return f"jax-{jax.__version__}" + (f"-ptxas-{ptxas_version}" if ptxas_version else "")
 
 
 def chosen_ptxas() -> str | None:

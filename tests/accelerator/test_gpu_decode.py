@@ -15,7 +15,7 @@ from jaxserve.kernels.pallas import gpu_decode
 from jaxserve.kernels.pallas.gpu_decode import DecodeConfig, paged_decode, plan_decode, unsupported
 from jaxserve.kernels.pallas.gpu_decode_plan import Segment, Shape, Stream, for_each_segment, segments_of
 from jaxserve.kernels.pallas.gpu_dequant import is_quantized
-from tests.accelerator.conftest import relative_error, some_anew
+from tests.accelerator.conftest import relative_error, some_always
 
 # NaN is what the interpreter's uninitialised memory holds, and what poisons these cases.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in:RuntimeWarning")
@@ -336,7 +336,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", some_anew(SHAPES, "Llama 8B"))
+@pytest.mark.parametrize("name", some_always(SHAPES, "Llama 8B"))
 def test_it_is_compiled_for_h200_without_spills(compile_for_h200: Callable[..., Any], name: str) -> None:
     case = Case(kv_lens=(1,) * 64, **({"heads": (32, 8), "head_dim": 128} | SHAPES[name]))
     config = DecodeConfig.for_heads(case.head_dim, case.values, is_quantized=case.is_quantized)

@@ -20,7 +20,7 @@ from jaxserve.aot.targets import gpu_devices
 from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.kernels.pallas import gpu_write
 from jaxserve.kernels.rotary import Rotary, quantize_rows, split_and_rotate
-from tests.accelerator.conftest import some_anew
+from tests.accelerator.conftest import some_always
 from tests.accelerator.proofs import Facts
 
 HEAD_DIMS = [64, 80, 96, 128, 192, 256]
@@ -234,7 +234,7 @@ def shapes_of(case: Case) -> tuple[Any, ...]:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("head_dim", some_anew(HEAD_DIMS, 128))
+@pytest.mark.parametrize("head_dim", some_always(HEAD_DIMS, 128))
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn", "int8"])
 def test_compiles_without_spills(compile_for_h200: Callable[..., Any], head_dim: int, kv_dtype: str) -> None:
     for num_tokens, num_kv_heads, group, norms in [(8192, 8, 4, True), (64, 1, 8, False)]:

@@ -28,7 +28,7 @@ from jaxserve.kernels.pallas.tpu_mla import mla_attention, mla_config, write_lat
 from jaxserve.kernels.pallas.tpu_plan import plan_step
 from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassShape, TpuConfig, pass_shapes, vmem_bytes
 from jaxserve.kernels.spec import AttentionSpec, Chip
-from tests.accelerator.conftest import some_anew
+from tests.accelerator.conftest import some_always
 from tests.accelerator.proofs import Facts
 
 pytest.importorskip("libtpu", reason="pip install 'jax[tpu]' brings libtpu, which compiles for TPUs")
@@ -143,7 +143,7 @@ def check(prove: Prove, case: Case, decode_only: bool) -> None:
 
 
 @pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])
-@pytest.mark.parametrize("chip", some_anew(TOPOLOGIES, "v6e"))
+@pytest.mark.parametrize("chip", some_always(TOPOLOGIES, "v6e"))
 def test_llama_8b(chip: str, decode_only: bool, prove: Prove) -> None:
     check(prove, Case(chip, 32, 8, 128), decode_only)
 

@@ -20,7 +20,7 @@ from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.models import ModelConfig
-from tests.accelerator.conftest import some_anew
+from tests.accelerator.conftest import some_always
 from tests.accelerator.proofs import Facts, Program, Record
 
 pytestmark = pytest.mark.compile
@@ -51,7 +51,7 @@ def check_step(prove: Prove, plan: Blueprint, bucket: Bucket) -> None:
     assert facts.gpu_kernels and all(kernel.spill_bytes == 0 and not kernel.warnings for kernel in facts.gpu_kernels), facts
 
 
-@pytest.mark.parametrize("tp_size", some_anew([1, 4], 1))
+@pytest.mark.parametrize("tp_size", some_always([1, 4], 1))
 def test_a_step_on_h200_keeps_the_cache_in_place(tp_size: int, tmp_path: Path, prove: Prove) -> None:
     plan = blueprint(tmp_path, LLAMA_8B, tp_size)
     assert plan.backend.name == "pallas" and plan.page_size == 64
