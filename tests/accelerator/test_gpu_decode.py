@@ -193,7 +193,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_always(CASES, "all options", "e4m3"))
 def test_the_interpreted_kernel_is_right(interpret: Any, name: str) -> None:
     case = CASES[name]
     drawn = draw(case, seed=len(name))

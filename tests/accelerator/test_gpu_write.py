@@ -133,7 +133,7 @@ def test_head_dims(interpret: Any, head_dim: int, norms: bool) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
+@pytest.mark.parametrize("head_dim", some_always([64, 80, 128], 128))
 def test_quantized(interpret: Any, kv_dtype: str, head_dim: int) -> None:
     check(Case(head_dim=head_dim, kv_dtype=kv_dtype, norms=head_dim == 128), interpret, padding=(0, 7))
 
