@@ -2,7 +2,7 @@
 
 gpu_decode_plan divides the work. A stream is a producer warpgroup (gpu_decode_load) and a consumer warpgroup (here: wgmma and
 online softmax); an SM runs `streams` of them, so that one's softmax hides behind another's loads. A segment's values go
-unnormalised to `partial`, and a second kernel combines the segments of an item, one query head at a time.
+unnormalised to `partial`, and a second kernel combines the segments of an item, a thread block for each query head.
 
 The G query heads of a KV head are packed into wgmma's 64 rows: for each query the aligned group of eight (or sixteen) lines
 of q that holds them, neighbours' heads included. Rows past the last group hold anything: rows do not mix, nobody reads those.
@@ -27,6 +27,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxserve.kernels.pallas import gpu_decode_load as loading
 from jaxserve.kernels.pallas import gpu_dequant
 from jaxserve.kernels.pallas import gpu_softmax as softmax
+from jaxserve.kernels.pallas.gpu_combine import Mean, weighted_mean
+from jaxserve.kernels.pallas.gpu_combine import scratch as combine_scratch
 from jaxserve.kernels.pallas.gpu_common import (
     LOG2E,
     ROW_GROUP,
@@ -299,52 +301,51 @@ def _store_segment(shape: Shape, state: softmax.Softmax, out_smem: Any, partial:
 
 
 def _padded(head_dim_v: int) -> int:
-    return round_up(head_dim_v, 128)  # the combining warpgroup's threads hold one or two elements each
+    return round_up(head_dim_v, 128)  # the combining warpgroups' threads hold one or two elements each
 
 
 def _combine_kernel(shape: Shape, dtype: Any, has_sinks: bool, interpret: Any) -> Any:
-    """One warpgroup per query head: the weighted mean of its item's segments, zeros where there are none."""
-    unroll, columns = shape.config.combine_unroll, _padded(shape.head_dim_v)
+    """A thread block per query head: the weighted mean of its item's segments, zeros where there are none."""
+    columns, warpgroups = _padded(shape.head_dim_v), shape.combine_warpgroups
 
     def body(partial: Any, peaks: Any, totals: Any, *refs: Any) -> None:
-        plan, (sinks, out, out_smem) = DecodePlan(*refs[:2]), refs[2:] if has_sinks else (None, *refs[2:])
-        token, head = lax.axis_index("token"), lax.axis_index("head")
+        plan, (sinks, out, out_smem, *scratch) = DecodePlan(*refs[:2]), refs[2:] if has_sinks else (None, *refs[2:])
+        token, head, wg = (lax.axis_index(name) for name in ("token", "head", "wg"))
         row, query = lax.div(token, jnp.int32(shape.q_len)), lax.rem(token, jnp.int32(shape.q_len))
         kv_head, g = lax.div(head, jnp.int32(shape.group)), lax.rem(head, jnp.int32(shape.group))
         line = query * shape.group_rows + lax.rem(shape.query_line(token, kv_head), jnp.int32(ROW_GROUP)) + g
         first, end = segments_of(shape, plan, row, kv_head)
 
-        def add(step: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            acc, peak, total = state
-            parts = []
-            for i in range(unroll):
-                number = first + step * unroll + i
-                at = jnp.minimum(number, end - 1)
-                parts.append((number < end, partial[at, line], peaks[at, line], totals[at, line]))
-            for is_live, part, part_peak, part_total in parts:
-                new_peak = jnp.maximum(peak, jnp.where(is_live, part_peak, softmax.LOWEST))
-                keep, weight = jnp.exp2(peak - new_peak), jnp.where(is_live, jnp.exp2(part_peak - new_peak), 0.0)
-                acc, peak, total = acc * keep + part * weight, new_peak, total * keep + part_total * weight
-            return acc, peak, total
+        def load(number: Any) -> Mean:
+            at = jnp.minimum(first + number, end - 1)
+            return Mean(partial[at, line], jnp.where(first + number < end, peaks[at, line], -jnp.inf), totals[at, line])
 
-        peak = jnp.float32(softmax.LOWEST) if sinks is None else sinks[head] * LOG2E
-        total = jnp.float32(0.0 if sinks is None else 1.0)
-        layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=1)
-        acc = plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), layout)
-        steps = lax.div(end - first + (unroll - 1), jnp.int32(unroll))
-        acc, peak, total = lax.fori_loop(0, steps, add, (acc, peak, total))
-        out_smem[...] = (acc * jnp.where(total > 0, 1.0 / total, 0.0)).astype(dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, shape.head_dim_v)], out.at[token, head])
-        plgpu.wait_smem_to_gmem(0)
+        start = Mean.empty(columns)
+        if sinks is not None:
+            start = Mean(start.value, jnp.where(wg == 0, sinks[head] * LOG2E, start.peak), jnp.where(wg == 0, 1.0, 0.0))
+        unroll = shape.config.combine_unroll
+        mean = weighted_mean(load, end - first, start, scratch, warpgroups=warpgroups, unroll=unroll)
 
+        @pl.when(wg == 0)
+        def _write() -> None:
+            if out_smem is None:
+                out.at[token, head][...] = mean.normalized.astype(dtype)
+                return
+            out_smem[...] = mean.normalized.astype(dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, shape.head_dim_v)], out.at[token, head])
+            plgpu.wait_smem_to_gmem(0)
+
+    out_smem = plgpu.SMEM((columns,), dtype) if shape.head_dim_v < columns else None
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((shape.rows * shape.q_len, shape.num_heads, shape.head_dim_v), dtype),
-        scratch_types=[plgpu.SMEM((columns,), dtype)],
+        scratch_types=[out_smem, *combine_scratch(warpgroups, columns)],
         grid=(shape.rows * shape.q_len, shape.num_heads),
         grid_names=("token", "head"),
-        compiler_params=compiler_params(),
+        num_threads=warpgroups,
+        thread_name="wg",
+        compiler_params=compiler_params(auto_barriers=False),  # shared memory is written once: see _write and gpu_combine
         interpret=interpret,
         kernel_name="paged_decode_combine",
     )
