@@ -9,7 +9,7 @@ of q that holds them, neighbours' heads included. Rows past the last group hold 
 
 As built for sm_90a at head_dim 128, bfloat16 (read in the SASS): a warp of the consumer issues about 330 instructions for a
 tile that is not at an end of a row, without a block-wide barrier; each of its four warps has a scheduler of the SM. With
-float8_e4m3fn it is about 30 more than with int8, and the producer's warps issue 242 each, with int8 496.
+float8_e4m3fn it is about 30 more than with int8, and the producer's warps issue 212 each, with int8 465, and meet twice.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ def paged_decode(
 
 
 def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype: Any, interpret: Any) -> Any:
-    """A function of (q, page table, page offset, plan's arrays, pool[, scales]) that gives partial values, peaks and totals."""
+    """A function of (q, page table, page offset, plan's arrays, pool[, scales]) that gives partial values, peaks and totals.
+
+    No automatic barriers. gpu_decode_load says why tiles and scales need none; queries and results are said at their places.
+    """
     config, tile_dtype = shape.config, gpu_dequant.tile_dtype(kv_dtype, dtype)
     num_operands = 6 + gpu_dequant.is_quantized(kv_dtype)
 
@@ -160,7 +163,7 @@ def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype:
             def visit(segment: Segment, done: Any) -> None:
                 queries, scored = q_smem.at[lane], scoring
                 _load_queries(shape, q, queries, q_full.at[lane], segment)
-                if tile_dtype != dtype:
+                if tile_dtype != dtype:  # in place, then commit_smem: each value is one warp's, and loaded before any is stored
                     unit = gpu_dequant.normalize_queries(queries, dtype)
                     scored = dataclasses.replace(scoring, scale=scoring.scale * unit)
                 p = p_smem.at[lane] if interpret else None
@@ -198,7 +201,7 @@ def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype:
         grid_names=("sm",),
         num_threads=2 * config.streams,
         thread_name="wg",
-        compiler_params=compiler_params(),
+        compiler_params=compiler_params(auto_barriers=False),
         interpret=interpret,
         kernel_name="paged_decode",
     )
@@ -211,6 +214,7 @@ def _set_registers(config: DecodeConfig, count: int, action: Any) -> None:
 
 
 def _load_queries(shape: Shape, q: Any, q_smem: Any, barrier: Any, segment: Segment) -> None:
+    """All threads are done with the segment before: they have met in _store_segment."""
     for i in range(shape.q_len):
         group = lax.div(shape.query_line(segment.row * shape.q_len + i, segment.head), jnp.int32(ROW_GROUP))
         target = q_smem.at[pl.ds(i * shape.group_rows, shape.group_rows)]
@@ -235,7 +239,7 @@ def _attend(
             scales = ring.scales.at[ring.scale_slot(index)]
             plgpu.barrier_wait(ring.scales_full.at[ring.scale_slot(index)])
             products = gpu_dequant.scale_columns(products, gpu_dequant.load_scales(scales.at[0]))
-            pl.when(has_dead)(lambda: gpu_dequant.clear_scales(scales.at[1]))
+            pl.when(has_dead)(lambda: _clear_scales(scales.at[1]))
             if q_smem.dtype == jnp.float16:
                 offset = gpu_dequant.offset_of_scales(gpu_dequant.load_scales(scales.at[1]), M)
         raw = _masked(shape, segment, tile, scoring.raw(products))
@@ -246,7 +250,7 @@ def _attend(
         def _clear() -> None:
             start = tile * block_kv
             begin = None if shape.sliding_window is None else shape.first_seen(segment.kv_len) - start
-            softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - start, begin)
+            softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - start, begin)  # in place: each value is one thread's
 
         if scales is not None:  # loaded here, once more: held since the peak was taken they would cost registers
             weights = gpu_dequant.scale_columns(weights, gpu_dequant.load_scales(scales.at[1]))
@@ -255,6 +259,12 @@ def _attend(
         return state._replace(acc=acc)
 
     return lax.fori_loop(segment.begin, segment.end, step, softmax.start(M, shape.head_dim_v))
+
+
+def _clear_scales(scales: Any) -> None:
+    """In place, though every warp holds all of them: what one has cleared remains as it is if another clears it again."""
+    gpu_dequant.clear_scales(scales)
+    plgpu.commit_smem()
 
 
 def _has_dead_tokens(shape: Shape, segment: Segment, tile: Any) -> Any:
@@ -289,7 +299,10 @@ def _masked(shape: Shape, segment: Segment, tile: Any, raw: jax.Array) -> jax.Ar
 
 
 def _store_segment(shape: Shape, state: softmax.Softmax, out_smem: Any, partial: Any, peaks: Any, totals: Any) -> None:
-    """A segment's result: acc by TMA, live rows only; peak and total from registers."""
+    """A segment's result: acc by TMA, live rows only; peak and total from registers.
+
+    The threads meet in both: in wait_smem_to_gmem after their last product, in commit_smem before one starts the copy.
+    """
     width = shape.config.out_columns or shape.head_dim_v
     for column in range(0, shape.head_dim_v, width):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
