@@ -1,4 +1,5 @@
-"""Nsight Compute on four cases: how busy DRAM, issue slots, shared memory and tensor cores are, and what warps wait for.
+"""Nsight Compute on four cases: how busy DRAM, issue slots, shared memory and tensor cores are, what warps wait for, and how
+unequally the multiprocessors end.
 
 The clocks stay as they are (`--clock-control none`), so shares are of what the device really ran at.
 """
@@ -28,6 +29,9 @@ METRICS = {
     "sm_clock": "sm__cycles_elapsed.avg.per_second",
     "duration": "gpu__time_duration.sum",
 }
+# Cycles that a multiprocessor had work, of all of them; and of the kernel. Unequal ends are the tail of a static division.
+BUSY = {"least": "sm__cycles_active.min", "mean": "sm__cycles_active.avg", "most": "sm__cycles_active.max"}
+_ELAPSED = "sm__cycles_elapsed.max"
 _STALLS = "smsp__average_warps_issue_stalled_"
 _STALLS_END = "_per_issue_active.ratio"
 NO_GRAPHS = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}
@@ -35,7 +39,7 @@ _LIMIT_S = 150.0  # JAX starts and compiles in it
 
 
 def command(path: str, kernel: str) -> list[str]:
-    metrics = ",".join(METRICS.values())
+    metrics = ",".join((*METRICS.values(), *BUSY.values(), _ELAPSED))
     options = ["--clock-control", "none", "--csv", "--page", "raw", "--section", "WarpStateStats", "--metrics", metrics]
     return [path, *options, "--kernel-name", f"regex:{kernel}", "--launch-skip", "3", "--launch-count", "1", "--kill", "yes"]
 
@@ -50,6 +54,9 @@ def parse(lines: Iterable[str]) -> Numbers:
     for name, metric in METRICS.items():
         if metric in values:
             found[f"{name} ({units[metric]})"] = _number(values[metric])
+    elapsed = _number(values.get(_ELAPSED, ""))
+    if elapsed:
+        found["busy"] = {name: round(_number(values.get(metric, "")) / elapsed, 4) for name, metric in BUSY.items()}
     stalls = {name[len(_STALLS) : -len(_STALLS_END)]: _number(values[name]) for name in values if _is_stall(name)}
     worst = sorted(stalls.items(), key=lambda item: -item[1])[:6]
     return {**found, "stalled warps per issue": {name: round(value, 2) for name, value in worst}}

@@ -86,6 +86,7 @@ def markdown(document: dict[str, Any]) -> Iterator[str]:
     yield from _check_lines([result for result in cases if result["section"] in ("canary", "checks", "sanitize")])
     yield from ("", "## Times", "")
     yield from _table(_TIMED_COLUMNS, (_timed_cells(result) for result in cases if "us" in result))
+    yield from _end_lines(cases)
     others = [result for result in cases if result["status"] == "ok" and not ({"us", "us_of_steps"} & result.keys())]
     others = [result for result in others if result["section"] != "checks"]
     yield from ("", "## Other findings", "")
@@ -143,6 +144,17 @@ def _check_lines(checks: list[Result]) -> Iterator[str]:
     passed = [result for result in checks if result["status"] == "ok"]
     worst = max((_number(result.get("error")) or 0.0 for result in passed), default=0.0)
     yield from ("", f"Checks: {len(passed)} of {len(checks)} passed, largest error {worst:.2e}.")
+
+
+def _end_lines(cases: list[Result]) -> Iterator[str]:
+    """Of profiled kernels: what share of the kernel's cycles the multiprocessors had work."""
+    profiled = [result for result in cases if "busy" in result]
+    if not profiled:
+        return
+    yield from ("", "## Ends of multiprocessors", "")
+    names = tuple(profiled[0]["busy"])
+    rows = ((result["name"], *(f"{result['busy'][name]:.1%}" for name in names)) for result in profiled)
+    yield from _table(("case", *(f"{name} busy" for name in names)), rows)
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:

@@ -158,6 +158,9 @@ CASES = {
     "many segments to combine": Case(
         heads=(1, 1), kv_lens=(600,), config=DecodeConfig(num_sms=4, min_tiles=1, combine_unroll=2)
     ),
+    "many segments to combine, two warpgroups, sinks": Case(
+        heads=(16, 1), kv_lens=(600,), has_sinks=True, config=DecodeConfig(num_sms=4, min_tiles=1, combine_unroll=1)
+    ),
     "four queries": Case(q_len=4, kv_lens=(65, 4, 0, 131, 64), heads=(4, 1)),
     "two queries of three heads": Case(q_len=2, kv_lens=(65, 2), heads=(3, 1)),
     "more queries than tokens": Case(q_len=4, kv_lens=(2, 66), heads=(2, 1)),
@@ -264,6 +267,11 @@ def test_the_streams_segments_are_the_line(sliding_window: int | None) -> None:
 
 def numbers(segment: Segment) -> tuple[int, ...]:
     return tuple(map(int, (segment.number, segment.row, segment.head, segment.begin, segment.end)))
+
+
+def test_few_rows_are_combined_by_many_warpgroups_many_by_one() -> None:
+    found = [Shape(rows, 1, 32, 8, 128, 128, 64, None, DecodeConfig()).combine_warpgroups for rows in (1, 4, 16, 64, 256)]
+    assert found == [8, 8, 2, 1, 1]
 
 
 def test_the_plan_of_nothing_gives_no_work() -> None:

@@ -32,9 +32,9 @@ class Bound:
 
 # Case of benchmarks.gpu_schedule -> loop -> bound. Of several loops of one kind, all of them.
 BOUNDS: dict[str, dict[str, Bound]] = {
-    "decode bf16": {"consumer": Bound(340, products=12), "producer": Bound(60, block_barriers=2, copies=2)},
-    "decode fp8": {"consumer": Bound(425, products=12), "producer": Bound(240, block_barriers=14, copies=4)},
-    "decode int8": {"consumer": Bound(400, products=12), "producer": Bound(490, block_barriers=14, copies=4)},
+    "decode bf16": {"consumer": Bound(340, products=12), "producer": Bound(55, copies=2)},
+    "decode fp8": {"consumer": Bound(425, products=12), "producer": Bound(225, block_barriers=2, copies=4)},
+    "decode int8": {"consumer": Bound(400, products=12), "producer": Bound(475, block_barriers=2, copies=4)},
     "extend bf16": {"consumer": Bound(650, products=16), "producer": Bound(140, block_barriers=4, copies=4)},
     "extend fp8": {"consumer": Bound(560, products=12), "producer": Bound(460, block_barriers=14, copies=4)},
     "mla decode, 128 heads": {"consumer": Bound(745, block_barriers=6, products=44, copies=1)},

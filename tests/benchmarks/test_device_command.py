@@ -21,9 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 A100 = "echo 'NVIDIA A100-SXM4-80GB, 580.1, 81920 MiB, 8.0, 400 W, 1410 MHz, 1593 MHz'"
 H200 = "echo 'NVIDIA H200, 580.1, 143771 MiB, 9.0, 700 W, 1980 MHz, 3201 MHz'"
 NCU = """echo '==PROF== Connected'
-echo '"ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed"'
-echo '"","","%"'
-echo '"0","paged_decode_mosaic","91.5"'"""
+echo '"ID","Kernel Name","dram__throughput.avg.pct_of_peak_sustained_elapsed","sm__cycles_active.min","sm__cycles_active.avg"\
+,"sm__cycles_active.max","sm__cycles_elapsed.max"'
+echo '"","","%","cycle","cycle","cycle","cycle"'
+echo '"0","paged_decode_mosaic","91.5","300,000","340,000.5","390,000","400,000"'"""
 SANITIZER = (
     "case $2 in racecheck) echo 'RACECHECK SUMMARY: 1 hazard displayed'; exit 99;; *) echo 'ERROR SUMMARY: 0 errors';; esac"
 )
@@ -99,8 +100,12 @@ def test_a_run_on_what_looks_like_a_gpu(tmp_path: Path) -> None:
     assert document["runs"][0]["machine"]["gpu"]["name"] == "NVIDIA H200"
     found = {case["name"]: case for case in document["cases"]}
     assert found["ncu of extend 16384"]["dram (%)"] == 91.5
+    assert found["ncu of extend 16384"]["busy"] == {"least": 0.75, "mean": 0.85, "most": 0.975}
     assert found["racecheck of decode"]["errors"] == 1 and found["memcheck of write"]["status"] == "ok"
-    assert "ncu of decode 64 x 4096: kernel paged_decode_mosaic, dram (%) 91.5" in (out / "report.md").read_text()
+    report = (out / "report.md").read_text()
+    assert "ncu of decode 64 x 4096: kernel paged_decode_mosaic, dram (%) 91.5" in report
+    assert "| case | least busy | mean busy | most busy |" in report
+    assert "| ncu of decode 64 x 4096 | 75.0% | 85.0% | 97.5% |" in report
     assert "[sanitize-0.1] RACECHECK SUMMARY: 1 hazard displayed" in (out / "log.txt").read_text()
     assert {path.name for path in out.iterdir()} == {"events.jsonl", "log.txt", "report.md", "results.json"}
 

@@ -52,9 +52,17 @@ def value_transforms(tokens: int, columns: int, dtype: Any) -> tuple[Any, Any]:
     return transforms(math.gcd(tokens, columns), dtype)
 
 
-def compiler_params() -> Any:
-    """Approximate math: exp2 and tanh are the hardware's instructions (tanh's relative error is about 2**-11)."""
-    return plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+def compiler_params(*, auto_barriers: bool = True) -> Any:
+    """Approximate math: exp2 and tanh are the hardware's instructions (tanh's relative error is about 2**-11).
+
+    With `auto_barriers` a warpgroup's threads meet before and after each store and before each copy to shared memory. A kernel
+    without them must say at each place why its threads need not, or have them meet with commit_smem.
+    """
+    return plgpu.CompilerParams(
+        approx_math=True,
+        lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+        unsafe_no_auto_barriers=not auto_barriers,
+    )
 
 
 def set_max_registers(count: int, action: Literal["increase", "decrease"]) -> None:

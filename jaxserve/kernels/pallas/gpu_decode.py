@@ -2,14 +2,14 @@
 
 gpu_decode_plan divides the work. A stream is a producer warpgroup (gpu_decode_load) and a consumer warpgroup (here: wgmma and
 online softmax); an SM runs `streams` of them, so that one's softmax hides behind another's loads. A segment's values go
-unnormalised to `partial`, and a second kernel combines the segments of an item, one query head at a time.
+unnormalised to `partial`, and a second kernel combines the segments of an item, a thread block for each query head.
 
 The G query heads of a KV head are packed into wgmma's 64 rows: for each query the aligned group of eight (or sixteen) lines
 of q that holds them, neighbours' heads included. Rows past the last group hold anything: rows do not mix, nobody reads those.
 
 As built for sm_90a at head_dim 128, bfloat16 (read in the SASS): a warp of the consumer issues about 330 instructions for a
 tile that is not at an end of a row, without a block-wide barrier; each of its four warps has a scheduler of the SM. With
-float8_e4m3fn it is about 30 more than with int8, and the producer's warps issue 242 each, with int8 496.
+float8_e4m3fn it is about 30 more than with int8, and the producer's warps issue 212 each, with int8 465, and meet twice.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxserve.kernels.pallas import gpu_decode_load as loading
 from jaxserve.kernels.pallas import gpu_dequant
 from jaxserve.kernels.pallas import gpu_softmax as softmax
+from jaxserve.kernels.pallas.gpu_combine import Mean, weighted_mean
+from jaxserve.kernels.pallas.gpu_combine import scratch as combine_scratch
 from jaxserve.kernels.pallas.gpu_common import (
     LOG2E,
     ROW_GROUP,
@@ -137,7 +139,10 @@ def paged_decode(
 
 
 def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype: Any, interpret: Any) -> Any:
-    """A function of (q, page table, page offset, plan's arrays, pool[, scales]) that gives partial values, peaks and totals."""
+    """A function of (q, page table, page offset, plan's arrays, pool[, scales]) that gives partial values, peaks and totals.
+
+    No automatic barriers. gpu_decode_load says why tiles and scales need none; queries and results are said at their places.
+    """
     config, tile_dtype = shape.config, gpu_dequant.tile_dtype(kv_dtype, dtype)
     num_operands = 6 + gpu_dequant.is_quantized(kv_dtype)
 
@@ -158,7 +163,7 @@ def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype:
             def visit(segment: Segment, done: Any) -> None:
                 queries, scored = q_smem.at[lane], scoring
                 _load_queries(shape, q, queries, q_full.at[lane], segment)
-                if tile_dtype != dtype:
+                if tile_dtype != dtype:  # in place, then commit_smem: each value is one warp's, and loaded before any is stored
                     unit = gpu_dequant.normalize_queries(queries, dtype)
                     scored = dataclasses.replace(scoring, scale=scoring.scale * unit)
                 p = p_smem.at[lane] if interpret else None
@@ -196,7 +201,7 @@ def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype:
         grid_names=("sm",),
         num_threads=2 * config.streams,
         thread_name="wg",
-        compiler_params=compiler_params(),
+        compiler_params=compiler_params(auto_barriers=False),
         interpret=interpret,
         kernel_name="paged_decode",
     )
@@ -209,6 +214,7 @@ def _set_registers(config: DecodeConfig, count: int, action: Any) -> None:
 
 
 def _load_queries(shape: Shape, q: Any, q_smem: Any, barrier: Any, segment: Segment) -> None:
+    """All threads are done with the segment before: they have met in _store_segment."""
     for i in range(shape.q_len):
         group = lax.div(shape.query_line(segment.row * shape.q_len + i, segment.head), jnp.int32(ROW_GROUP))
         target = q_smem.at[pl.ds(i * shape.group_rows, shape.group_rows)]
@@ -233,7 +239,7 @@ def _attend(
             scales = ring.scales.at[ring.scale_slot(index)]
             plgpu.barrier_wait(ring.scales_full.at[ring.scale_slot(index)])
             products = gpu_dequant.scale_columns(products, gpu_dequant.load_scales(scales.at[0]))
-            pl.when(has_dead)(lambda: gpu_dequant.clear_scales(scales.at[1]))
+            pl.when(has_dead)(lambda: _clear_scales(scales.at[1]))
             if q_smem.dtype == jnp.float16:
                 offset = gpu_dequant.offset_of_scales(gpu_dequant.load_scales(scales.at[1]), M)
         raw = _masked(shape, segment, tile, scoring.raw(products))
@@ -244,7 +250,7 @@ def _attend(
         def _clear() -> None:
             start = tile * block_kv
             begin = None if shape.sliding_window is None else shape.first_seen(segment.kv_len) - start
-            softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - start, begin)
+            softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - start, begin)  # in place: each value is one thread's
 
         if scales is not None:  # loaded here, once more: held since the peak was taken they would cost registers
             weights = gpu_dequant.scale_columns(weights, gpu_dequant.load_scales(scales.at[1]))
@@ -253,6 +259,12 @@ def _attend(
         return state._replace(acc=acc)
 
     return lax.fori_loop(segment.begin, segment.end, step, softmax.start(M, shape.head_dim_v))
+
+
+def _clear_scales(scales: Any) -> None:
+    """In place, though every warp holds all of them: what one has cleared remains as it is if another clears it again."""
+    gpu_dequant.clear_scales(scales)
+    plgpu.commit_smem()
 
 
 def _has_dead_tokens(shape: Shape, segment: Segment, tile: Any) -> Any:
@@ -287,7 +299,10 @@ def _masked(shape: Shape, segment: Segment, tile: Any, raw: jax.Array) -> jax.Ar
 
 
 def _store_segment(shape: Shape, state: softmax.Softmax, out_smem: Any, partial: Any, peaks: Any, totals: Any) -> None:
-    """A segment's result: acc by TMA, live rows only; peak and total from registers."""
+    """A segment's result: acc by TMA, live rows only; peak and total from registers.
+
+    The threads meet in both: in wait_smem_to_gmem after their last product, in commit_smem before one starts the copy.
+    """
     width = shape.config.out_columns or shape.head_dim_v
     for column in range(0, shape.head_dim_v, width):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -299,52 +314,51 @@ def _store_segment(shape: Shape, state: softmax.Softmax, out_smem: Any, partial:
 
 
 def _padded(head_dim_v: int) -> int:
-    return round_up(head_dim_v, 128)  # the combining warpgroup's threads hold one or two elements each
+    return round_up(head_dim_v, 128)  # the combining warpgroups' threads hold one or two elements each
 
 
 def _combine_kernel(shape: Shape, dtype: Any, has_sinks: bool, interpret: Any) -> Any:
-    """One warpgroup per query head: the weighted mean of its item's segments, zeros where there are none."""
-    unroll, columns = shape.config.combine_unroll, _padded(shape.head_dim_v)
+    """A thread block per query head: the weighted mean of its item's segments, zeros where there are none."""
+    columns, warpgroups = _padded(shape.head_dim_v), shape.combine_warpgroups
 
     def body(partial: Any, peaks: Any, totals: Any, *refs: Any) -> None:
-        plan, (sinks, out, out_smem) = DecodePlan(*refs[:2]), refs[2:] if has_sinks else (None, *refs[2:])
-        token, head = lax.axis_index("token"), lax.axis_index("head")
+        plan, (sinks, out, out_smem, *scratch) = DecodePlan(*refs[:2]), refs[2:] if has_sinks else (None, *refs[2:])
+        token, head, wg = (lax.axis_index(name) for name in ("token", "head", "wg"))
         row, query = lax.div(token, jnp.int32(shape.q_len)), lax.rem(token, jnp.int32(shape.q_len))
         kv_head, g = lax.div(head, jnp.int32(shape.group)), lax.rem(head, jnp.int32(shape.group))
         line = query * shape.group_rows + lax.rem(shape.query_line(token, kv_head), jnp.int32(ROW_GROUP)) + g
         first, end = segments_of(shape, plan, row, kv_head)
 
-        def add(step: Any, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            acc, peak, total = state
-            parts = []
-            for i in range(unroll):
-                number = first + step * unroll + i
-                at = jnp.minimum(number, end - 1)
-                parts.append((number < end, partial[at, line], peaks[at, line], totals[at, line]))
-            for is_live, part, part_peak, part_total in parts:
-                new_peak = jnp.maximum(peak, jnp.where(is_live, part_peak, softmax.LOWEST))
-                keep, weight = jnp.exp2(peak - new_peak), jnp.where(is_live, jnp.exp2(part_peak - new_peak), 0.0)
-                acc, peak, total = acc * keep + part * weight, new_peak, total * keep + part_total * weight
-            return acc, peak, total
+        def load(number: Any) -> Mean:
+            at = jnp.minimum(first + number, end - 1)
+            return Mean(partial[at, line], jnp.where(first + number < end, peaks[at, line], -jnp.inf), totals[at, line])
 
-        peak = jnp.float32(softmax.LOWEST) if sinks is None else sinks[head] * LOG2E
-        total = jnp.float32(0.0 if sinks is None else 1.0)
-        layout = plgpu.Layout.WG_STRIDED((columns,), vec_size=1)
-        acc = plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), layout)
-        steps = lax.div(end - first + (unroll - 1), jnp.int32(unroll))
-        acc, peak, total = lax.fori_loop(0, steps, add, (acc, peak, total))
-        out_smem[...] = (acc * jnp.where(total > 0, 1.0 / total, 0.0)).astype(dtype)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, shape.head_dim_v)], out.at[token, head])
-        plgpu.wait_smem_to_gmem(0)
+        start = Mean.empty(columns)
+        if sinks is not None:
+            start = Mean(start.value, jnp.where(wg == 0, sinks[head] * LOG2E, start.peak), jnp.where(wg == 0, 1.0, 0.0))
+        unroll = shape.config.combine_unroll
+        mean = weighted_mean(load, end - first, start, scratch, warpgroups=warpgroups, unroll=unroll)
 
+        @pl.when(wg == 0)
+        def _write() -> None:
+            if out_smem is None:
+                out.at[token, head][...] = mean.normalized.astype(dtype)
+                return
+            out_smem[...] = mean.normalized.astype(dtype)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, shape.head_dim_v)], out.at[token, head])
+            plgpu.wait_smem_to_gmem(0)
+
+    out_smem = plgpu.SMEM((columns,), dtype) if shape.head_dim_v < columns else None
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((shape.rows * shape.q_len, shape.num_heads, shape.head_dim_v), dtype),
-        scratch_types=[plgpu.SMEM((columns,), dtype)],
+        scratch_types=[out_smem, *combine_scratch(warpgroups, columns)],
         grid=(shape.rows * shape.q_len, shape.num_heads),
         grid_names=("token", "head"),
-        compiler_params=compiler_params(),
+        num_threads=warpgroups,
+        thread_name="wg",
+        compiler_params=compiler_params(auto_barriers=False),  # shared memory is written once: see _write and gpu_combine
         interpret=interpret,
         kernel_name="paged_decode_combine",
     )

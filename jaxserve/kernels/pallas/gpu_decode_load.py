@@ -3,6 +3,18 @@
 Tiles are numbered along the stream, across segments, so that loads run ahead into the next segment. A tile in the queries'
 dtype is loaded where wgmma reads it. A quantized one is loaded into `raw` and converted by the same warpgroup just before
 the slot is loaded anew: the converter needs no thought of its own about what comes next, and no further warpgroup.
+
+The kernel is compiled without automatic barriers. Each thread waits at a barrier for itself and arrives there for itself, for
+copies too (128 arrivals are one of a warpgroup), and one thread starts all copies of its warpgroup. So, place by place:
+
+    place   written by             read by                 what has happened before it is written again
+    tiles   copy                   wgmma, clear_rows       the copying thread waited at `free`: all consumers' wgmma is done
+    tiles   _convert, all threads  wgmma, clear_rows       each writer waited at `free`. Each fences before it arrives at `full`
+    raw     copy                   _convert, all threads   all met in commit_smem, their values loaded, before one copies
+    scales  copy                   consumers, all threads  `free` of the values of the tile before in the slot: see _convert
+
+What consumers write there (clear_rows, clear_scales) they fence, by commit_smem, before they arrive at `free`. No barrier is a
+turn ahead for some threads: to arrive for the next turn each must have passed a wait that needs all arrivals of this one.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, resources_problem, round_up, transforms
 
 M = 64  # rows of one wgmma
+MAX_WARPGROUPS = 8  # of a block, and of a multiprocessor whose threads may have 64 registers each
 MAX_STAGES = 8  # of all streams together; more do not hide more, since tiles are consumed faster than loaded
 
 
@@ -33,7 +34,7 @@ class DecodeConfig:
     block_kv: int = 64  # tokens per tile
     out_columns: int = 0  # of a segment's result stored at a time, to save shared memory; 0 is all
     min_tiles: int = 2  # per stream: below that a combine step costs more than the parallelism wins
-    combine_unroll: int = 4  # segments whose loads are in flight together
+    combine_unroll: int = 4  # segments of a query head whose loads a warpgroup has in flight together
     producer_registers: int = 40  # per thread; more where it converts quantized tiles
     consumer_registers: int = 216  # 2 x (40 + 216) x 128 threads is the whole register file
 
@@ -212,6 +213,15 @@ class Shape:
     @property
     def num_segments(self) -> int:
         return self.rows * self.num_kv_heads + self.config.num_streams
+
+    @property
+    def combine_warpgroups(self) -> int:
+        """That share the segments of a query head. How many segments those are, only the plan knows: a row alone among empty
+        ones may have them all. So as many as the GPU runs at once anyway: few rows have many, and more than one wave of
+        thread blocks would wait for the empty ones.
+        """
+        blocks = self.rows * self.q_len * self.num_heads
+        return min(MAX_WARPGROUPS, max(1, self.config.num_sms * MAX_WARPGROUPS // blocks))
 
     @property
     def pages_per_tile(self) -> int:
