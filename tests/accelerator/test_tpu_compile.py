@@ -24,6 +24,7 @@ from jaxserve.bench.shapes import Shape
 from jaxserve.bench.tpu import TpuKernels
 from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
 from jaxserve.kernels.pallas.tpu_layout import RowLayout
+from jaxserve.kernels.pallas.tpu_merge import tokens_are_whole_tiles
 from jaxserve.kernels.pallas.tpu_mla import mla_attention, mla_config, write_latents
 from jaxserve.kernels.pallas.tpu_plan import plan_step
 from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassShape, TpuConfig, pass_shapes, vmem_bytes
@@ -138,8 +139,10 @@ def check(prove: Prove, case: Case, decode_only: bool) -> None:
     facts = prove(lowered)
     backend = PallasTpuAttention(case.spec)
     check_compiled(facts, cache, case.spec.chip.kind, pass_shapes(case.spec), backend.config)
-    expected_names = ["paged_decode", "write_kv"] if decode_only else ["paged_decode", "paged_extend", "write_kv"]
-    assert sorted(kernel.name for kernel in facts.tpu_kernels) == expected_names
+    expected_names = {"paged_decode", "write_kv"} if decode_only else {"paged_decode", "paged_extend", "write_kv"}
+    if not decode_only and tokens_are_whole_tiles(case.spec.group, backend.layout.value_lanes, "bfloat16"):
+        expected_names.add("paged_merge")
+    assert sorted(kernel.name for kernel in facts.tpu_kernels) == sorted(expected_names)
 
 
 @pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])

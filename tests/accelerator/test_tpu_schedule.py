@@ -26,10 +26,11 @@ def schedules(record: Record, request: pytest.FixtureRequest) -> Callable[..., l
 
 
 def test_decode_waits_for_memory(schedules: Callable[..., list[dict[str, Any]]]) -> None:
-    """Computing takes no longer than reading the keys and values; float8 on v6e, which has no instruction for it, nearly so."""
+    """Computing takes no longer than reading the keys and values; float8, which is multiplied as it is, clearly less."""
     rows = schedules("decode", ["v6e", "tpu7x"], ["32/8 heads", "int8 KV", "fp8 KV"])
     shares = {(row["chip"], row["shape"]): row["share"] for row in rows}
-    assert all(share < (0.6 if shape == "32/8 heads" else 1.15) for (_, shape), share in shares.items()), shares
+    bounds = {"32/8 heads": 0.6, "int8 KV": 1.0, "fp8 KV": 0.8}
+    assert all(share < bounds[shape] for (_, shape), share in shares.items()), shares
 
 
 def test_extend_keeps_the_matrix_units_busy(schedules: Callable[..., list[dict[str, Any]]]) -> None:

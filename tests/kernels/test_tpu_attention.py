@@ -114,32 +114,6 @@ def test_dtypes(kv_dtype: str, error: float) -> None:
     assert np.all(got[~step.is_live] == 0)
 
 
-def test_float8_by_bits() -> None:
-    """The same as by conversion: the few subnormal keys and values that it takes for zero are too small to be seen."""
-    step = rounded(make_step(((1, 130), (9, 40), (3, 3)), Heads(4, 2, 64), page_size=128, num_tokens=16), jnp.bfloat16)
-    results = []
-    for by_bits in (False, True):
-        passes = [dataclasses.replace(config, float8_by_bits=by_bits) for config in (WIDE.decode, WIDE.extend)]
-        override = dataclasses.replace(WIDE, decode=passes[0], extend=passes[1])
-
-        def bind(spec: Any, override: Any = override) -> PallasTpuAttention:
-            return bind_wide(dataclasses.replace(spec, kv_dtype="float8_e4m3fn"), override=override)
-
-        results.append(run(bind, step, jnp.bfloat16))
-    converted, by_bits_too = results
-    assert np.linalg.norm(by_bits_too - converted) / np.linalg.norm(converted) < 1e-3
-
-
-def test_float8_by_bits_is_exact_for_normal_values() -> None:
-    values = jax.lax.bitcast_convert_type(jnp.arange(256, dtype=jnp.uint8), jnp.float8_e4m3fn)
-    want = values.astype(jnp.float32)
-    is_normal = jnp.abs(want) >= 2.0**-6  # false for both NaNs
-    got = tpu_kernel._float8_to_bfloat16(values).astype(jnp.float32)
-    np.testing.assert_array_equal(got[is_normal], want[is_normal])
-    assert jnp.sum(is_normal) == 2 * (15 * 8 - 1)
-    assert jnp.all(jnp.abs(got[jnp.abs(want) < 2.0**-6]) < 2.0**-6)
-
-
 @pytest.mark.parametrize("max_slots", [2, 32])  # fewer and more than there are items
 @pytest.mark.parametrize("decode_only", [True, False])
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])

@@ -19,8 +19,10 @@ from jaxserve.kernels.pallas.tpu_layout import (
     kept_in_hbm,
     pack_queries,
     token_of_row,
-    unpack_queries,
+    tokens_of_tiles,
+    unpack_tokens,
 )
+from jaxserve.kernels.pallas.tpu_merge import merge_decoded, tokens_are_whole_tiles
 from jaxserve.kernels.pallas.tpu_plan import PassPlan, TpuPlan
 from jaxserve.kernels.pallas.tpu_tuning import TYPICAL_CONTEXT, PassConfig
 
@@ -81,20 +83,25 @@ def paged_attention(
     options = (scale, sliding_window, soft_cap, sinks, vmem_limit_bytes, interpret, checked)
     call = _Call(pool, scales, plan.page_table, page_offset, layout, *options)
     if plan.extend is None:
-        return _run_pass(call, q, plan.decode, "paged_decode", num_items=q.shape[0])
+        out = _run_pass(call, q, plan.decode, "paged_decode", num_items=q.shape[0])
+        return unpack_tokens(layout.value_of(out), q.shape[0])
     tokens, place = plan.decode_tokens, plan.decode_place
     assert tokens is not None and place is not None, "a plan with an extend pass knows the decode rows' tokens"
     extended = _run_pass(call, q, plan.extend, "paged_extend", num_items=plan.extend.num_blocks)
     decoded = _run_pass(call, q[tokens], plan.decode, "paged_decode", num_items=plan.page_table.shape[0])
+    if tokens_are_whole_tiles(Hq // Hkv, layout.value_lanes, q.dtype):
+        merged = merge_decoded(extended, decoded, plan, interpret=interpret, checked=checked)
+        return unpack_tokens(layout.value_of(merged), q.shape[0])
+    extended, decoded = (unpack_tokens(layout.value_of(x), n) for x, n in ((extended, q.shape[0]), (decoded, tokens.shape[0])))
     return jnp.where((place >= 0)[:, None, None], decoded[jnp.maximum(place, 0)], extended)
 
 
 def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: int) -> jax.Array:
-    """q [tokens of the pass, Hq, key_dim] -> [tokens, Hq, value_dim]; zeros for tokens that are in no item.
+    """q [tokens of the pass, Hq, key_dim] -> [Hkv, tokens or more, G, value_lanes]; zeros for tokens that are in no item.
 
     `num_items`: how many items to tell XLA of.
     """
-    (T, Hq, _), Hkv, config, layout = q.shape, call.pool.shape[1], plan.config, call.layout
+    (_, Hq, _), Hkv, config, layout = q.shape, call.pool.shape[1], plan.config, call.layout
     # tanh takes scores in units of the cap; else they go to base 2 at once.
     folded = call.scale * LOG2_E if call.soft_cap is None else call.scale / call.soft_cap
     scaled = (q.astype(jnp.float32) * folded).astype(q.dtype)
@@ -115,7 +122,7 @@ def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: i
     )
     cost = _cost(call, q, num_items)
     out = _call_kernel(call, config, scalars, packed, row_token, row_sinks, name, cost)
-    return unpack_queries(layout.value_of(out), config.tile_tokens, T, Hq)
+    return tokens_of_tiles(out, config.tile_tokens, Hq // Hkv)
 
 
 def _cost(call: _Call, q: jax.Array, num_items: int) -> pl.CostEstimate:

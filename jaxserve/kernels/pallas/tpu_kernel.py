@@ -225,7 +225,7 @@ def _scores(shape: KernelShape, part: _Part, columns: _Columns | None) -> jax.Ar
     """float32 [rows, chunk_tokens], in base 2. `columns` is None if all queries see all keys."""
     layout, slots = shape.layout, _chunk_slots(shape, part.chunk)
     q = part.refs.q[part.head, part.tile, part.rows]
-    scores = _product(shape, q, part.refs.kv[part.buffer, part.head, slots, pl.ds(0, layout.key_lanes)], transposed=True)
+    scores = _product(q, part.refs.kv[part.buffer, part.head, slots, pl.ds(0, layout.key_lanes)], transposed=True)
     if shape.has_scales:
         scores *= _chunk_scales(shape, part, 2 * part.head)
     if shape.soft_cap is not None:
@@ -253,29 +253,18 @@ def _absorb(shape: KernelShape, part: _Part, scores: jax.Array) -> None:
         weights *= jnp.where(jnp.abs(value_scales) < jnp.inf, value_scales, 0.0)  # those of dead slots may be NaN
     lanes = pl.ds(layout.first_value_lane, layout.value_lanes)
     values = refs.kv[part.buffer, part.head, _chunk_slots(shape, part.chunk), lanes]
-    weighted = _product(shape, weights.astype(refs.q.dtype), values, transposed=False)
+    weighted = _product(weights.astype(refs.q.dtype), values, transposed=False)
     refs.weighted[here] = refs.weighted[here] * _to_lanes(shrink, layout.value_lanes) + weighted
 
 
-def _product(shape: KernelShape, left: jax.Array, right: jax.Array, *, transposed: bool) -> jax.Array:
-    """left @ right, or left @ right.T, in float32. Quantized keys and values are exact in bfloat16."""
-    if right.dtype != left.dtype:
-        by_bits = shape.config.float8_by_bits and right.dtype == jnp.float8_e4m3fn and left.dtype == jnp.bfloat16
-        right = _float8_to_bfloat16(right) if by_bits else right.astype(left.dtype)
+def _product(left: jax.Array, right: jax.Array, *, transposed: bool) -> jax.Array:
+    """left @ right, or left @ right.T, in float32. int8 keys and values are exact in bfloat16; float8 ones go to the matrix
+    unit as they are, which multiplies them with bfloat16 (v5 and v6 by another exponent bias, for which Mosaic makes up)."""
+    if right.dtype == jnp.int8 or left.dtype == jnp.float32:
+        right = right.astype(left.dtype)
     contracted = (((1,), (1 if transposed else 0,)), ((), ()))
     precision = jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
     return jax.lax.dot_general(left, right, contracted, precision=precision, preferred_element_type=jnp.float32)
-
-
-def _float8_to_bfloat16(x: jax.Array) -> jax.Array:
-    """float8_e4m3fn: sign, exponent and mantissa moved to their places, then multiplied by the difference of exponent biases.
-
-    A TPU takes what is subnormal, below 2**-6 of at most 448, for zero.
-    """
-    widened = jax.lax.bitcast_convert_type(x, jnp.int8).astype(jnp.int16)  # the sign fills the upper byte
-    # bfloat16's sign, the lower four bits of its exponent, the upper three of its mantissa.
-    bits = (widened << 4) & jnp.int16(0x87F0 - 0x10000)
-    return jax.lax.bitcast_convert_type(bits, jnp.bfloat16) * jnp.bfloat16(2.0 ** (127 - 7))
 
 
 def _chunk_scales(shape: KernelShape, part: _Part, row: Any) -> jax.Array:

@@ -89,12 +89,16 @@ def pack_queries(q: jax.Array, num_kv_heads: int, tile_tokens: int, num_tiles: i
     return jnp.pad(q, ((0, 0), (0, 0), (0, align(tile_tokens * G, SUBLANES) - tile_tokens * G), (0, 0)))
 
 
-def unpack_queries(out: jax.Array, tile_tokens: int, num_tokens: int, num_heads: int) -> jax.Array:
-    """The inverse for results: [Hkv, num_tiles, tile_rows, Dv] -> [T, Hq, Dv]."""
-    Hkv, num_tiles, _, Dv = out.shape
-    G = num_heads // Hkv
-    out = out[:, :, : tile_tokens * G].reshape(Hkv, num_tiles * tile_tokens, G, Dv)
-    return out[:, :num_tokens].transpose(1, 0, 2, 3).reshape(num_tokens, num_heads, Dv)
+def tokens_of_tiles(out: jax.Array, tile_tokens: int, group: int) -> jax.Array:
+    """Results [Hkv, num_tiles, tile_rows, lanes] -> [Hkv, num_tiles * tile_tokens, G, lanes]."""
+    Hkv, num_tiles, _, lanes = out.shape
+    return out[:, :, : tile_tokens * group].reshape(Hkv, num_tiles * tile_tokens, group, lanes)
+
+
+def unpack_tokens(out: jax.Array, num_tokens: int) -> jax.Array:
+    """[Hkv, num_tokens or more, G, Dv] -> [num_tokens, Hq, Dv]."""
+    Hkv, _, G, Dv = out.shape
+    return out[:, :num_tokens].transpose(1, 0, 2, 3).reshape(num_tokens, Hkv * G, Dv)
 
 
 def token_of_row(tile_tokens: int, group: int) -> np.ndarray:

@@ -34,14 +34,13 @@ class TpuChip:
     mxu_size: int
     # 4 vector units of 8 x 128 lanes at the clock that the matrix units' peak implies.
     vector_ops_per_s: float
-    converts_float8: bool = False  # by an instruction
 
 
 CHIPS = {
     "TPU v5 lite": TpuChip(128 << 20, 1 << 20, 0.82e12, 197e12, 128, 6.2e12),
     "TPU v5": TpuChip(64 << 20, 1 << 20, 1.38e12, 229e12, 128, 7.2e12),
     "TPU v6 lite": TpuChip(128 << 20, 1 << 20, 1.64e12, 918e12, 256, 7.2e12),
-    "TPU7x": TpuChip(64 << 20, 1 << 20, 3.69e12, 1153e12, 256, 9.0e12, converts_float8=True),
+    "TPU7x": TpuChip(64 << 20, 1 << 20, 3.69e12, 1153e12, 256, 9.0e12),
 }
 
 
@@ -55,7 +54,6 @@ class PassConfig:
     kv_chunk_tokens: int  # keys per product. Divides kv_block_tokens, or is as large
     head_unroll: int  # KV heads side by side in the code, so that one's products hide another's softmax. Divides their number
     split_masked: bool  # have a second copy of the code for tiles that need no mask
-    float8_by_bits: bool = False  # shift float8 keys and values into bfloat16: faster where the chip has no instruction for it
     num_buffers: int = 2  # KV blocks in VMEM: one is worked on while the others come
 
 
@@ -233,9 +231,8 @@ def candidates(shape: PassShape) -> Iterator[PassConfig]:
     side has no more rows than four products with PRODUCT_ROWS, and a buffer 4 MiB: its copy takes longer than a copy's latency.
     """
     unrolls = [n for n in (1, 2, 4, 8) if shape.num_kv_heads % n == 0]
-    ways = (False, True) if shape.kv_dtype == "float8_e4m3fn" else (False,)
     chunks = (128, 256, 512, 1024) if shape.is_decode else (128, 256, 512)
-    for kv_block, kv_chunk, by_bits in itertools.product((128, 256, 512, 1024, 2048), chunks, ways):
+    for kv_block, kv_chunk in itertools.product((128, 256, 512, 1024, 2048), chunks):
         kv_block = max(kv_block, shape.page_size)
         buffer = kv_block * shape.num_kv_heads * shape.layout.width * shape.kv_bytes
         if (
@@ -248,13 +245,13 @@ def candidates(shape: PassShape) -> Iterator[PassConfig]:
         if shape.is_decode:
             # Rows per step of the grid: only VMEM speaks against more.
             for rows, num_buffers in itertools.product((16, 8, 4, 2, 1), (2, 4, 8)):
-                yield PassConfig(rows, 1, kv_block, kv_chunk, unrolls[-1], False, by_bits, num_buffers)
+                yield PassConfig(rows, 1, kv_block, kv_chunk, unrolls[-1], False, num_buffers)
         else:
             for tile_tokens, tiles in itertools.product((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 2)):
                 rows = tile_tokens * shape.group
                 if rows % SUBLANES == 0 and (rows <= 4 * PRODUCT_ROWS or tile_tokens == 1):
                     unroll = max(n for n in unrolls if n == 1 or n * rows <= 4 * PRODUCT_ROWS)
-                    yield PassConfig(tile_tokens * tiles, tile_tokens, kv_block, kv_chunk, unroll, True, by_bits)
+                    yield PassConfig(tile_tokens * tiles, tile_tokens, kv_block, kv_chunk, unroll, True)
 
 
 def neighbours(shape: PassShape, config: PassConfig, device_kind: str) -> Iterator[PassConfig]:
@@ -298,7 +295,7 @@ def vmem_bytes(shape: PassShape, config: PassConfig) -> int:
 # matrix unit's results), per element that is converted to bfloat16; what a product costs beside that, and the latency of its
 # chain, which the products beside it hide.
 _VECTOR_OPS_PER_SCORE = 7.5
-_CONVERT_OPS, _FLOAT8_BY_BITS_OPS, _FLOAT8_EMULATED_OPS = 0.5, 2.0, 5.5
+_CONVERT_OPS = 0.5
 _PRODUCT_S, _CHAIN_S = 0.016e-6, 0.12e-6
 # Guesses: starting a page's copy; a loop's turn and its semaphore; a step of the grid.
 _COPY_S, _KV_BLOCK_S, _GRID_S = 0.05e-6, 0.3e-6, 0.4e-6
@@ -349,14 +346,9 @@ def _chunk_seconds(shape: PassShape, config: PassConfig, chip: TpuChip) -> float
     flops = 2 * max(rows, chip.mxu_size / 2) * config.kv_chunk_tokens * lanes
     vector_ops = rows * (config.kv_chunk_tokens * _VECTOR_OPS_PER_SCORE + 2 * layout.value_lanes + 8 * LANES)
     if shape.kv_dtype in QUANTIZED_DTYPES:
-        vector_ops += _convert_ops(shape, config, chip) * config.kv_chunk_tokens * layout.width
+        if shape.kv_dtype == "int8":  # float8 is multiplied as it is
+            vector_ops += _CONVERT_OPS * config.kv_chunk_tokens * layout.width
         vector_ops += 2 * rows * config.kv_chunk_tokens
     chain_s = _PRODUCT_S + _CHAIN_S * min(1, rows / 256) / (config.head_unroll * num_products)
     product_s = max(flops / chip.bf16_flops_per_s, vector_ops / chip.vector_ops_per_s) + chain_s
     return product_s * num_products * shape.num_kv_heads
-
-
-def _convert_ops(shape: PassShape, config: PassConfig, chip: TpuChip) -> float:
-    if shape.kv_dtype != "float8_e4m3fn" or (chip.converts_float8 and not config.float8_by_bits):
-        return _CONVERT_OPS
-    return _FLOAT8_BY_BITS_OPS if config.float8_by_bits else _FLOAT8_EMULATED_OPS
