@@ -375,6 +375,7 @@ COMPILED = {
     "DeepSeek's widths": Case((), 0, 16, 16, 192, 128),
     "DeepSeek's prefill": Case((), 0, 16, 16, 192, 128, page_size=0),
     "contiguous, sinks and window": Case((), 0, 32, 8, 128, 128, page_size=0, sliding_window=128, has_sinks=True),
+    "contiguous, sinks and window at 256": Case((), 0, 16, 8, 256, 256, page_size=0, sliding_window=128, has_sinks=True),
     "values as wide as keys of 192": Case((), 0, 16, 16, 192, 192),
     "float8": Case((), 0, 32, 8, 128, 128, kv_dtype=jnp.float8_e4m3fn),
     "float8, sinks and window": Case((), 0, 64, 8, 64, 64, kv_dtype=jnp.float8_e4m3fn, sliding_window=128, has_sinks=True),
