@@ -194,8 +194,8 @@ CASES = {
     ),
     "sinks, one query head per KV head, several tiles": Case(((130, 140),), 136, q_heads=1, has_sinks=True),
     "float16": Case(((5, 66), (9, 70)), 16, head_dim=128, head_dim_v=128, dtype=jnp.float16),
-    "float8, one consumer": Case(
-        ((3, 70), (9, 100)), 16, 2, 1, 256, 256, page_size=32, kv_dtype=jnp.float8_e4m3fn, scale=0.01, config=ALONE
+    "float8, one consumer, more tiles than stages": Case(
+        ((3, 70), (9, 200)), 16, 2, 1, 256, 256, page_size=32, kv_dtype=jnp.float8_e4m3fn, scale=0.01, config=ALONE
     ),
     "int8, sinks, soft cap and window": Case(
         ((3, 70), (20, 90)), 24, 4, kv_dtype=jnp.int8, has_sinks=True, soft_cap=3.0, sliding_window=30, scale=0.002
@@ -375,6 +375,7 @@ COMPILED = {
     "DeepSeek's widths": Case((), 0, 16, 16, 192, 128),
     "DeepSeek's prefill": Case((), 0, 16, 16, 192, 128, page_size=0),
     "contiguous, sinks and window": Case((), 0, 32, 8, 128, 128, page_size=0, sliding_window=128, has_sinks=True),
+    "contiguous, sinks and window at 256": Case((), 0, 16, 8, 256, 256, page_size=0, sliding_window=128, has_sinks=True),
     "values as wide as keys of 192": Case((), 0, 16, 16, 192, 192),
     "float8": Case((), 0, 32, 8, 128, 128, kv_dtype=jnp.float8_e4m3fn),
     "float8, sinks and window": Case((), 0, 64, 8, 64, 64, kv_dtype=jnp.float8_e4m3fn, sliding_window=128, has_sinks=True),

@@ -4,7 +4,8 @@ gpu_extend_consume and gpu_extend_store.
 There is one block per SM, which takes items of work one after the other: an item is one tile of the plan and `heads_per_tile`
 query heads of one KV head, 64 rows of scores per consumer warpgroup, ordered head by head. One more warpgroup, the producer,
 fetches queries, keys and values by TMA, and is at the next item before the consumers are. As in FlashAttention-3 (Shah et al.
-2024) two consumers take turns, so that one's softmax, or the end of its item, runs beside the other's products.
+2024) two consumers take turns, so that one's softmax, or the end of its item, runs beside the other's products; and beside
+its own, as gpu_extend_consume says.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _scratch(s: Shape) -> dict[str, Any]:
         "tail": plgpu.Barrier(num_arrivals=s.copies, num_barriers=1),
     }
     if s.consumers > 1:
-        buffers["schedule"] = plgpu.Barrier(num_arrivals=s.consumers, num_barriers=1)
+        buffers["turns"] = plgpu.Barrier(num_arrivals=1, num_barriers=s.consumers)
     for part, (_, width) in enumerate(s.q_parts):
         buffers[f"q{part}"] = buffer(s.consumers, ROWS, width)
     if s.is_interpreted:

@@ -148,11 +148,11 @@ def _produce_converted(s: Shape, tile: Tile, q: Any, source: Any, scratch: dict[
 
     def step(i: Any, ids: tuple[Any, ...]) -> tuple[Any, ...]:
         kv_tile, following = tile.kv_tile(s, i), source.ahead(tile, tile.kv_tile(s, i + 1))
-        slot = _wait_for_stage(s, i, scratch["k_empty"])
-        _wait_for_stage(s, i, scratch["v_empty"])
-        source.copy_scales(tile, kv_tile, ids, scratch["scales"].at[slot], scratch["scales_full"].at[slot])
         for name in ("k", "v"):
+            slot = _wait_for_stage(s, i, scratch[f"{name}_empty"])
             target = scratch[name].at[slot]
+            if name == "v":  # with which a tile's scales are done, too
+                source.copy_scales(tile, kv_tile, ids, scratch["scales"].at[slot], scratch["scales_full"].at[slot])
             plgpu.barrier_wait(scratch[f"raw_{name}_full"])
             gpu_dequant.convert_tile(scratch[f"raw_{name}"], target, s.swizzle(name))
             if name == "v":

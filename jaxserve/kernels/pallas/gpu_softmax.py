@@ -32,6 +32,18 @@ class Softmax(NamedTuple):
     total: jax.Array  # [M] sum of the weights
 
 
+class Weighed(NamedTuple):
+    """What rows make of one more tile, float32."""
+
+    peak: jax.Array  # [M] the largest score so far, base 2
+    shrink: jax.Array  # [M] what weights and weighted values before this tile are to be multiplied with
+    weights: jax.Array  # [M, N] of this tile
+
+    def total(self, before: jax.Array) -> jax.Array:
+        """[M] the sum of the weights, this tile's added."""
+        return before * self.shrink + self.weights.sum(axis=1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Scoring:
     """From a query-key product to a score: times `scale`, then soft_cap * tanh(. / soft_cap)."""
@@ -73,17 +85,23 @@ def products(q_smem: Any, k_smem: Any) -> jax.Array:
     return pl.run_scoped(multiply, plgpu.ACC((q_smem.shape[0], k_smem.shape[0]), jnp.float32))
 
 
-def weigh(state: Softmax, raw: jax.Array, factor: Any, offset: jax.Array | None = None) -> tuple[Softmax, jax.Array]:
-    """Takes a tile's raw scores [M, N] in (-inf where masked): the state rescaled to its new peaks, and the weights [M, N].
+def weigh_rows(peak: jax.Array, raw: jax.Array, factor: Any, offset: jax.Array | None = None) -> Weighed:
+    """Takes a tile's raw scores [M, N] in (-inf where masked), after rows of `peak` [M].
 
     `factor` is a number or [M]. With `offset` [M] a peak is the largest score + offset instead.
     """
     highest = raw.max(axis=1) * factor
-    peak = jnp.maximum(state.peak, highest if offset is None else highest + offset)
-    shrink = jnp.exp2(state.peak - peak)
-    weights = jnp.exp2(raw * _by_row(factor, raw) - lax.broadcast_in_dim(peak, raw.shape, [0]))
-    acc = state.acc * lax.broadcast_in_dim(shrink, state.acc.shape, [0])
-    return Softmax(acc, peak, state.total * shrink + weights.sum(axis=1)), weights
+    new_peak = jnp.maximum(peak, highest if offset is None else highest + offset)
+    shrink = jnp.exp2(peak - new_peak)
+    weights = jnp.exp2(raw * _by_row(factor, raw) - lax.broadcast_in_dim(new_peak, raw.shape, [0]))
+    return Weighed(new_peak, shrink, weights)
+
+
+def weigh(state: Softmax, raw: jax.Array, factor: Any, offset: jax.Array | None = None) -> tuple[Softmax, jax.Array]:
+    """The same: the state rescaled to its new peaks, and the weights [M, N]."""
+    weighed = weigh_rows(state.peak, raw, factor, offset)
+    acc = state.acc * lax.broadcast_in_dim(weighed.shrink, state.acc.shape, [0])
+    return Softmax(acc, weighed.peak, weighed.total(state.total)), weighed.weights
 
 
 def add_values(acc: jax.Array, weights: jax.Array, v_smem: Any, p_smem: Any | None) -> jax.Array:
@@ -91,14 +109,28 @@ def add_values(acc: jax.Array, weights: jax.Array, v_smem: Any, p_smem: Any | No
     p = weights.astype(v_smem.dtype)
     if p_smem is None:
         return pl.run_state(lambda ref: plgpu.wgmma(ref, p, v_smem))(plgpu.ACC.init(acc))
-    p_smem[...] = p
-    plgpu.commit_smem()
 
     def multiply(ref: Any) -> jax.Array:
-        plgpu.wgmma(ref, p_smem, v_smem)
-        return ref[...]
+        start_values(ref, acc, p, v_smem, p_smem)
+        return finished_values(ref, acc, p_smem)
 
-    return acc + pl.run_scoped(multiply, plgpu.ACC(acc.shape, jnp.float32))
+    return pl.run_scoped(multiply, plgpu.ACC(acc.shape, jnp.float32))
+
+
+def start_values(ref: Any, acc: jax.Array, p: jax.Array, v_smem: Any, p_smem: Any | None) -> None:
+    """Starts the same with an accumulator of its own, `ref` [M, Dv]; p [M, N] are weights of v's type."""
+    if p_smem is None:
+        ref[...] = acc
+        plgpu.wgmma(ref, p, v_smem)
+    else:
+        p_smem[...] = p
+        plgpu.commit_smem()
+        plgpu.wgmma(ref, p_smem, v_smem)
+
+
+def finished_values(ref: Any, acc: jax.Array, p_smem: Any | None) -> jax.Array:
+    """What start_values has started, once all of the warpgroup's products are done."""
+    return ref[...] if p_smem is None else acc + ref[...]
 
 
 def columns(rows: int, count: int) -> jax.Array:
