@@ -28,13 +28,13 @@ PREDICTIONS = (
     Prediction("decode 64 x 4096", "us", 250, 270, None, "the same, as a time"),
     Prediction("decode 16 x 4096", _READ, 0.78, 0.82, 0.85, _FIXED),
     Prediction("decode 4 x 4096", _READ, 0.50, 0.55, 0.60, _FIXED),
-    Prediction("decode 1 x 4096", "us", 10, 16, None, "attention and combine 5-8 us each: one warpgroup combines 32 segments"),
+    Prediction("decode 1 x 4096", "us", 10, 16, None, "attention and combine 5-8 us each when one warpgroup combined 32 segments; eight do now"),
     Prediction(
-        "decode 64 x 4096, fp8 KV", "times as fast", 1.25, 1.45, 1.6, "858 instructions a tile: 74-83 % of issue slots",
+        "decode 64 x 4096, fp8 KV", "times as fast", 1.25, 1.45, 1.6, "shared memory is the slowest unit; 629 instructions a tile, 858 before float16 tiles",
         over="decode 64 x 4096",
     ),
-    Prediction("extend 16384", _FLOP, 610, 640, 660, "softmax: 813 issue cycles beside 1,024 of MMA; both drain in a step"),
-    Prediction("extend 4096", _FLOP, 540, 580, 660, "the same, and 2.4 steps lost per CTA: the grid is not persistent"),
+    Prediction("extend 16384", _FLOP, 610, 640, 660, "before softmax and products of one warpgroup overlapped, which leaves 595 idle cycles of slack a step, not 84"),
+    Prediction("extend 4096", _FLOP, 540, 580, 660, "the same, and 2.4 steps lost per CTA, before the grid was persistent"),
     Prediction("mla decode 64 x 4096, 128 heads", "share_of_floor", None, 0.77, None, "QK of the next tile starts after PV"),
     Prediction("Llama-8B decode 1 x 2048", "us", 3400, 4400, None, "weights 3.4 ms; ~400 launches without graphs 1 ms"),
 )  # fmt: skip
