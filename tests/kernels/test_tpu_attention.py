@@ -36,6 +36,7 @@ def test_decode() -> None:
     check(make_step(DECODE, Heads(4, 2, 16), decode_only=True))
 
 
+@pytest.mark.matrix
 def test_many_short_rows() -> None:
     """More than there are buffers for their pages, and places for their rows of the page table, at a time."""
     check(make_step([(1, 1 + row * 5 % 23) for row in range(19)], Heads(4, 2, 16), decode_only=True))
@@ -45,12 +46,14 @@ def test_mixed() -> None:
     check(make_step(MIXED, Heads(4, 2, 16), num_tokens=40))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 21}], ids=str)
 def test_tiles_at_the_borders_of_masks_and_rows(options: dict[str, Any]) -> None:
     """Tiles begin at position 6, 14, 22: next to a chunk's last key, and 21 before another's first. Then rows share a tile."""
     check(make_step(((24, 30), (3, 3), (5, 20), (2, 40)), Heads(2, 1, 16), num_tokens=40), **options)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("split_masked", [False, True])
 def test_a_tile_of_several_heads_and_products(monkeypatch: pytest.MonkeyPatch, split_masked: bool) -> None:
     """16 rows per head and tile, 8 per product: two heads are four parts, each begun before the one before it is through."""
@@ -61,6 +64,7 @@ def test_a_tile_of_several_heads_and_products(monkeypatch: pytest.MonkeyPatch, s
     check(make_step(((24, 30), (3, 3), (0, 0), (2, 40)), Heads(4, 2, 16), num_tokens=40), bind, sliding_window=21, sinks=sinks)
 
 
+@pytest.mark.matrix
 def test_nothing_to_do() -> None:
     check(make_step([(0, 0), (0, 0)], Heads(2, 1, 16), decode_only=True, max_pages=2))
     check(make_step([(0, 0), (0, 0)], Heads(2, 1, 16), num_tokens=16, max_pages=2))
@@ -69,9 +73,9 @@ def test_nothing_to_do() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"sliding_window": 1},
-        {"sliding_window": 7},
-        {"sliding_window": 2**31 - 1},
+        pytest.param({"sliding_window": 1}, marks=pytest.mark.matrix),
+        pytest.param({"sliding_window": 7}, marks=pytest.mark.matrix),
+        pytest.param({"sliding_window": 2**31 - 1}, marks=pytest.mark.matrix),
         {"soft_cap": 1.5, "scale": 0.7},
         {"sinks": np.array([0.5, -3.0, 20.0, 0.0], np.float32)},
         {"sliding_window": 9, "soft_cap": 3.0, "sinks": np.array([2.0, -1.0, 0.0, 9.0], np.float32)},
@@ -82,6 +86,7 @@ def test_options(options: dict[str, Any]) -> None:
     check(make_step(((1, 27), (0, 0), (10, 30), (6, 6)), Heads(4, 2, 16), num_tokens=24), **options)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("heads", "page_size"),
     [

@@ -22,6 +22,7 @@ from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
 from jaxserve.kernels.pallas.tpu_tuning import TpuConfig
 
+pytestmark = pytest.mark.matrix
 no_races = pytest.fixture(autouse=True)(fail_on_races)
 
 POISONS = (np.nan, 1e4)

@@ -51,6 +51,7 @@ def write_and_attend(
     return np.asarray(layer(pool, scales, keys, q, step.plan_arguments()), np.float32)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("poison", [np.nan, 1e4])
 @pytest.mark.parametrize("decode_only", [True, False])
 def test_latent_attention(decode_only: bool, poison: float) -> None:
