@@ -10,6 +10,7 @@ TESTS  ?= tests
 AOT_PYTHON ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$python && break; done)
 AOT_TESTS  ?= tests/accelerator
+AOT_MATRIX := $(addprefix tests/kernels/test_tpu_,attention.py hidden_pages.py mla.py)
 AOT_OLDEST := 0.11.2
 AOT_NEWEST := 0.12.0.1
 AOT_PTXAS  := 13.5.37
@@ -45,7 +46,7 @@ test: $(STAMP)   ## run the tests that need no Python 3.12
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not matrix" $(TESTS)
 
 aot: aot-setup   ## interpret kernels, compile them and whole steps for H200 and TPU: what has changed, and a few always
-	.venv-aot/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS) tests/kernels/test_tpu_*.py
+	.venv-aot/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS) $(AOT_MATRIX)
 	PTXAS=.venv-aot/ptxas/nvidia/cu13/bin/ptxas .venv-aot/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS)/test_gpu_*.py -m compile
 	.venv-aot-latest/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS) -m compile
 

@@ -143,6 +143,8 @@ class LeavesOutKnown:
 
     @pytest.hookimpl(trylast=True)  # of what -k and -m have left
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        for item in items:
+            digest_of(ROOT / item.nodeid.split("::", 1)[0])  # now, as the sources are imported; it is kept
         if not self._only_changed:
             return
         known, rest = [], []

@@ -27,6 +27,7 @@ from benchmarks.device.tune import check_shape
 from benchmarks.device.write import cases as write_cases
 
 ROOT = Path(__file__).resolve().parents[2]
+NO_TORCH = "torch is not installed" if importlib.util.find_spec("torch") is None else "needs a CUDA device"
 NEEDS_CUDA = {"torch", "jax", "profile", "sanitize", "tune"}
 # `make device-dry-run` runs the others, too: more kernels timed in the same way, and a server, which compiles long.
 # tests/benchmarks has the checkpoint of `parity`.
@@ -34,7 +35,7 @@ SMOKED = [name for name in NAMES if name not in ("extend", "mla", "parity", "ser
 
 
 def needs_torch(case: dict[str, Any]) -> bool:
-    return case["section"] == "torch" and importlib.util.find_spec("torch") is None
+    return case["section"] == "torch" or case["name"].endswith(", torch")
 
 
 def test_smoke(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_smoke(tmp_path: Path) -> None:
     assert {case["section"] for case in cases} == set(SMOKED)
     for case in cases:
         if case["status"] == "not here":
-            assert case["reason"] == ("torch is not installed" if needs_torch(case) else "needs a CUDA device"), case
+            assert case["reason"] == (NO_TORCH if needs_torch(case) else "needs a CUDA device"), case
         elif case["name"] == "toolkit":
             assert case["cuda_path"] != "None" and case["jax"] == machine["versions"]["jax"]
         elif case["section"] in ("checks", "canary"):
