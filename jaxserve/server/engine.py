@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import uvloop
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.native_input import build_generate_request
-from jaxserve.server.native_job import NativeJob
+from jaxserve.server.native.job import NativeJob
+from jaxserve.server.native.replies import Reply
+from jaxserve.server.native.request import build_generate_request
 from jaxserve.server.pipeline import Pipeline
-from jaxserve.server.replies import Reply
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
 from jaxserve.types import SamplingParams

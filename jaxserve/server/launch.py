@@ -80,7 +80,7 @@ class _Server:
         try:
             await self._pipeline.start()
             # Here and not above: importing FastAPI takes a second that the workers need not wait for.
-            from jaxserve.server.http_server import make_http_server
+            from jaxserve.server.http.uvicorn_server import make_http_server
 
             http = make_http_server(self._pipeline.manager, self._args)
         except (ValueError, OSError) as error:

@@ -40,7 +40,7 @@ from jaxserve.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from jaxserve.server.control_replies import ControlReplies
+from jaxserve.server.control.replies import ControlReplies
 from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
 from jaxserve.server.request_checks import (
     ModelLimits,

@@ -14,7 +14,7 @@ import uvicorn
 from fake_service import FakeService
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.app import create_app
+from jaxserve.server.http.app import create_app
 
 MODEL = "/models/tiny"
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.server.native_input import NativeRequest, build_generate_request
+from jaxserve.server.native.request import NativeRequest, build_generate_request
 from jaxserve.server.requests import RequestError
 from jaxserve.types import SamplingParams
 

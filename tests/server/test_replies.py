@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.server.replies import GenerateReply
+from jaxserve.server.native.replies import GenerateReply
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
 from jaxserve.types import FinishReason
 

@@ -7,7 +7,7 @@ import dataclasses
 from starlette.requests import Request
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.service import GenerationService
+from jaxserve.server.http.service import GenerationService
 from jaxserve.server.token_texts import TokenTexts
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.body import shown
+from jaxserve.server.http.body import shown
 from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import RequestError
 from jaxserve.types import SamplingParams

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from jaxserve.server.errors import not_supported
+from jaxserve.server.http.errors import not_supported
 
 # What crosses to the scheduler must fit its messages: 64 bits, and 32 where it fills an array.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxserve.server.errors import error_response
+from jaxserve.server.http.errors import error_response
 from jaxserve.server.requests import RequestError
 
 

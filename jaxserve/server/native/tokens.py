@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request
 
-from jaxserve.server.body import read_struct, shown
-from jaxserve.server.docs import json_body
+from jaxserve.server.http.body import read_struct, shown
+from jaxserve.server.http.docs import json_body
+from jaxserve.server.http.service import service_of
 from jaxserve.server.requests import RequestError
-from jaxserve.server.service import service_of
 
 router = APIRouter(tags=["tokenizer"])
 

@@ -14,10 +14,10 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.body import read_struct
-from jaxserve.server.docs import json_body
+from jaxserve.server.http.body import read_struct
+from jaxserve.server.http.docs import json_body
+from jaxserve.server.http.service import service_of
 from jaxserve.server.requests import RequestError
-from jaxserve.server.service import service_of
 from jaxserve.server.version import package_version
 
 # What a load report takes from the scheduler's state, under the same names.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import uvicorn
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.app import create_app
-from jaxserve.server.service import GenerationService
+from jaxserve.server.http.app import create_app
+from jaxserve.server.http.service import GenerationService
 
 # How long connections may take to read the last bytes of their replies when the server ends.
 _FLUSH_S = 5

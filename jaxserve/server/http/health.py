@@ -9,7 +9,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from jaxserve.server.service import service_of
+from jaxserve.server.http.service import service_of
 
 # How long /health_generate waits for a sign of life (SGLang's SGLANG_HEALTH_CHECK_TIMEOUT).
 HEALTH_CHECK_TIMEOUT_S = 20.0

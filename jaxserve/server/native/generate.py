@@ -12,12 +12,12 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.body import read_json_object
-from jaxserve.server.connection import DONE_EVENT, EventStream, event, unless_disconnected
-from jaxserve.server.native_input import build_generate_request
-from jaxserve.server.native_job import NativeJob
-from jaxserve.server.replies import Reply
-from jaxserve.server.service import service_of
+from jaxserve.server.http.body import read_json_object
+from jaxserve.server.http.connection import DONE_EVENT, EventStream, event, unless_disconnected
+from jaxserve.server.http.service import service_of
+from jaxserve.server.native.job import NativeJob
+from jaxserve.server.native.replies import Reply
+from jaxserve.server.native.request import build_generate_request
 
 router = APIRouter(tags=["native"])
 

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxserve.server.errors import as_request_error, error_body, error_response
+from jaxserve.server.http.errors import as_request_error, error_body, error_response
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from jaxserve.server.errors import uses_openai_envelope
+from jaxserve.server.http.errors import uses_openai_envelope
 from jaxserve.server.requests import RequestError
 
 T = TypeVar("T")

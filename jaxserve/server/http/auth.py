@@ -12,7 +12,7 @@ from collections.abc import Collection
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jaxserve.server.errors import error_response
+from jaxserve.server.http.errors import error_response
 from jaxserve.server.requests import RequestError
 
 _OPEN_PREFIXES = ("/health", "/ready", "/metrics")

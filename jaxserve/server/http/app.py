@@ -15,14 +15,16 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 
 from jaxserve.config import ServerArgs
-from jaxserve.server import control, health, native, tokens
-from jaxserve.server.auth import AuthMiddleware
-from jaxserve.server.docs import DocumentedApp
-from jaxserve.server.errors import install_error_handlers
-from jaxserve.server.limits import BodyLimitMiddleware
+from jaxserve.server.control import routes as control
+from jaxserve.server.http import health
+from jaxserve.server.http.auth import AuthMiddleware
+from jaxserve.server.http.docs import DocumentedApp
+from jaxserve.server.http.errors import install_error_handlers
+from jaxserve.server.http.limits import BodyLimitMiddleware
+from jaxserve.server.http.service import GenerationService
+from jaxserve.server.native import generate, tokens
 from jaxserve.server.openai import chat, completions, models, protocol
 from jaxserve.server.openai.context import OpenAIContext
-from jaxserve.server.service import GenerationService
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
 
@@ -45,7 +47,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,
-        native.router,
+        generate.router,
         tokens.router,
         models.router,
         completions.router,

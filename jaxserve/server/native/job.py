@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.native_input import NativeRequest
-from jaxserve.server.replies import GenerateReply, Reply, TokenText
+from jaxserve.server.native.replies import GenerateReply, Reply, TokenText
+from jaxserve.server.native.request import NativeRequest
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, raise_if_failed
 
 

@@ -1,0 +1,1 @@
+"""What operators, routers and training programs ask of a running engine."""
