@@ -19,7 +19,7 @@ AOT_PTXAS_OLDEST := 13.0.88
 JOBS       ?= 2
 
 # What a server needs beside JAX and Hugging Face's libraries, for a machine without network that has only those.
-DEVICE_PACKAGES := msgspec pyzmq fastapi uvicorn httptools pydantic
+DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
