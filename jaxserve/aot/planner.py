@@ -176,11 +176,8 @@ class _Planner:
         """What steps need beside weights, tables and pool. ValueError if the largest step does not compile beside any pool."""
         programs = plan.programs
         if any(program.error for program in programs):
-            programs = tuple(
-                self._compile(
-                    _PROBE_PAGES, [self.blueprint.buckets.extend[-1], SamplingKey.largest_of(self.blueprint.buckets.decode)]
-                )
-            )
+            buckets = self.blueprint.buckets
+            programs = tuple(self._compile(_PROBE_PAGES, [buckets.extend[-1], SamplingKey.largest_of(buckets.decode)]))
         for program in programs:
             if program.error:
                 raise ValueError(f"{program.name} does not compile: {program.error}")

@@ -109,7 +109,7 @@ def _input_tokens(batch: ForwardBatch, placement: TokenPlacement, inputs: jax.Ar
 
 
 def _sampled_tokens(placement: TokenPlacement, bucket: Bucket) -> jax.Array:
-    """int32 [R * K]: the token slots whose logits are wanted: with K = 1 each row's last, else its first K as far as it goes."""
+    """int32 [R * K]: the token slots whose logits are wanted: each row's last, or (K > 1) its first K as far as it goes."""
     last = jnp.maximum(placement.cu_q_lens[1:] - 1, 0)
     if bucket.tokens_per_row == 1:
         return last
