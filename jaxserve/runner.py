@@ -69,8 +69,8 @@ class StepInput:
     """One step, as arrays over its R rows: first `num_decode_rows` decode rows, then the extend rows.
 
     A decode row goes on from what its previous step left on the device: the token it sampled last and, in a DECODE step, up to
-    num_draft_tokens - 1 drafts behind it. With drafts the host does not know how long the row is; seq_lens and extend_lens of
-    decode rows are then upper bounds: the row may not grow beyond seq_lens.
+    num_draft_tokens - 1 drafts behind it. With drafts the host does not know how long the row is: a decode row may then grow by at
+    most its extend_lens, and seq_lens is an upper bound of its length.
     """
 
     mode: ForwardMode
@@ -104,7 +104,7 @@ class StepOutput:
     """
 
     token_ids: np.ndarray  # int32 [R, K]; -1 where the logits held a NaN: always the row's last
-    num_tokens: np.ndarray  # int32 [R]; 0: the row was as long as it may become
+    num_tokens: np.ndarray  # int32 [R]; at least 1 where sample is True
     logprobs: np.ndarray | None = None  # float32 [R, K], of the chosen tokens under the model's own distribution
     top_ids: np.ndarray | None = None  # int32 [R, K, max_top_logprobs]
     top_logprobs: np.ndarray | None = None  # float32 [R, K, max_top_logprobs], descending

@@ -88,8 +88,7 @@ def _count_drafts(batch: ForwardBatch, inputs: jax.Array, lengths: jax.Array) ->
     """Puts the true lengths of decode rows (`lengths` int32 [R], before this step) in place of the host's bounds."""
     is_decode = jnp.arange(len(lengths)) < batch.header[NUM_DECODE_ROWS]
     num_inputs = 1 + jnp.sum(inputs[:, 1:] >= 0, axis=1, dtype=jnp.int32)
-    room = jnp.maximum(batch.seq_lens - lengths, 0)
-    extend_lens = jnp.where(is_decode, jnp.minimum(num_inputs, room), batch.extend_lens)
+    extend_lens = jnp.where(is_decode, jnp.minimum(num_inputs, batch.extend_lens), batch.extend_lens)
     seq_lens = jnp.where(is_decode, lengths + extend_lens, batch.seq_lens)
     return dataclasses.replace(batch, seq_lens=seq_lens, extend_lens=extend_lens)
 

@@ -159,7 +159,7 @@ class FakeRunner:
         drafts = self._spec.num_draft_tokens > 1
         assert start <= bound if drafts else start == bound, f"row {row} continues at {bound} but holds {start} tokens"
         inputs = self._inputs[row, : 1 if step.mode is not ForwardMode.DECODE else None]
-        return inputs[: int(np.argmin(np.append(inputs, -1) >= 0))][: max(end - start, 0)].copy()
+        return inputs[: int(np.argmin(np.append(inputs, -1) >= 0))][: end - bound].copy()
 
     def _write_tokens(self, step: StepInput, inputs: list[np.ndarray]) -> None:
         """All rows write before any row reads, as on the device."""
