@@ -69,8 +69,8 @@ class StepInput:
     """One step, as arrays over its R rows: first `num_decode_rows` decode rows, then the extend rows.
 
     A decode row goes on from what its previous step left on the device: the token it sampled last and, in a DECODE step, up to
-    num_draft_tokens - 1 drafts behind it. With drafts the host does not know how long the row is: a decode row may then grow by at
-    most its extend_lens, and seq_lens is an upper bound of its length.
+    num_draft_tokens - 1 drafts behind it. With drafts the host does not know how long the row is: a decode row may then grow by
+    at most its extend_lens, and seq_lens is an upper bound of its length.
     """
 
     mode: ForwardMode

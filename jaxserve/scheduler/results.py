@@ -42,6 +42,13 @@ class ResultProcessor:
         self._finish = finish
         self._wall_clock = wall_clock
         self._eos = np.array(spec.eos_token_ids, np.int32)
+        self.num_verified = 0  # rows times steps that verified drafts, and the drafts accepted in them
+        self.num_accepted_drafts = 0
+
+    @property
+    def avg_accept_len(self) -> float | None:
+        """Tokens gained per row and step that verified drafts; None if there was none."""
+        return 1 + self.num_accepted_drafts / self.num_verified if self.num_verified else None
 
     def process(self, batch: ScheduleBatch, step: StepInput, output: StepOutput) -> int:
         """Returns the number of tokens that went to requests."""
@@ -68,6 +75,8 @@ class ResultProcessor:
         table.kv_len[rows] -= step.extend_lens - output.num_tokens
         table.verify_steps[rows] += 1
         table.accepted_drafts[rows] += output.num_tokens - 1
+        self.num_verified += len(rows)
+        self.num_accepted_drafts += int(output.num_tokens.sum()) - len(rows)
 
     def _take_all_places(self, wanted: np.ndarray, rows: np.ndarray, output: StepOutput) -> tuple[int, np.ndarray]:
         """Token by token, as if each had come in a step of its own: a row that ends at one of them drops the rest."""

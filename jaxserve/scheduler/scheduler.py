@@ -105,7 +105,7 @@ class Scheduler:
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
         self._turns = Turns(args.prefill_decode_interval)
         self._intake = Intake(args, spec, decoder, clock, wall_clock)
-        self._outputs = OutputSender(self._table, sink.send_output, wall_clock)
+        self._outputs = OutputSender(self._table, sink.send_output, wall_clock, num_draft_tokens=spec.num_draft_tokens)
         self._results = ResultProcessor(spec, self._table, self._residents, self._outputs, self._finish, wall_clock)
         self._builder = StepBuilder(self._table, spec.num_draft_tokens)
         self._memory = DecodeMemory(
@@ -161,6 +161,7 @@ class Scheduler:
             pending_tokens=self._waiting.pending_tokens,
             used_tokens=self.cache.used_tokens,
             total_tokens=self._runner.spec.max_total_tokens,
+            avg_accept_len=self._results.avg_accept_len,
         )
 
     def internal_state(self) -> dict[str, Any]:
@@ -174,6 +175,7 @@ class Scheduler:
             "token_usage": load.token_usage,
             "new_token_ratio": self._ratio.value,
             "last_gen_throughput": self._log.gen_throughput,
+            "avg_spec_accept_length": self._results.avg_accept_len,
             "num_retractions": self._memory.num_retracted,
             "num_preemptions": self._prefill.num_preempted,
             "max_total_num_tokens": spec.max_total_tokens,
