@@ -44,8 +44,9 @@ class WaitingQueue:
         return worst
 
     def push_front(self, reqs: Sequence[Req]) -> None:
-        """Puts retracted requests, in the order they once arrived, before all others."""
-        self._items[:0] = sorted(reqs, key=lambda req: req.arrival)
+        """Puts retracted requests before all others; those and the ones retracted earlier stand in the order they arrived."""
+        num_retracted = sum(1 for req in self._items if req.num_retractions)
+        self._items[:num_retracted] = sorted([*self._items[:num_retracted], *reqs], key=lambda req: req.arrival)
         self.pending_tokens += sum(req.fill_len for req in reqs)
         self.num_pushed += len(reqs)
 
