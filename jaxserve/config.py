@@ -74,7 +74,7 @@ class ServerArgs:
 
     # --- scheduling
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
-    max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many waiting; default: no limit.")
+    max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many that must wait; default: no limit.")
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
     mem_fraction_static: float | None = arg(None, "Share of device memory for weights and KV cache together.")
     chunked_prefill_size: int | None = arg(None, "Most prompt tokens in a step; longer prompts are split; -1: never split one.")

@@ -138,11 +138,11 @@ class DecodeMemory:
         return self._cache.pages_needed_rows(rows, lengths) * self._cache.page_size <= self._cache.available_tokens
 
     def _in_retraction_order(self) -> list[Req]:
-        """Fewest output tokens first (least work lost), then longest prompt (most memory won)."""
+        """Fewest output tokens first (least work lost), then longest prompt (most memory won), then the youngest."""
         table, rows = self._table, self._decode.rows
 
-        def cost(row: int) -> tuple[int, int, int]:
-            output_len = int(table.known_len[row] - table.prompt_len[row])
-            return (table.req(row).urgency if self._by_urgency else 0, output_len, -int(table.prompt_len[row]))
+        def cost(req: Req) -> tuple[int, int, int, int]:
+            output_len = int(table.known_len[req.row]) - req.prompt_len
+            return (req.urgency if self._by_urgency else 0, output_len, -req.prompt_len, -req.arrival)
 
-        return [table.req(row) for row in sorted(rows.tolist(), key=cost)]
+        return sorted((table.req(row) for row in rows.tolist()), key=cost)

@@ -45,6 +45,11 @@ class Residents:
         if not self._table.in_flight[req.row]:
             self._release(req)
 
+    def discard_prefix(self, req: Req) -> None:
+        """What this request computed is wrong: nobody may reuse it."""
+        assert req.lease is not None, f"request {req.rid} holds nothing"
+        self._cache.discard(req.lease)
+
     def retract(self, req: Req) -> None:
         """Takes row and pages away; the request keeps its outputs and goes back to WAITING."""
         row = req.row

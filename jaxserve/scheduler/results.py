@@ -103,6 +103,7 @@ class ResultProcessor:
         is_nan = tokens < 0
         if is_nan.any():
             for row in rows[is_nan].tolist():
+                self._residents.discard_prefix(table.req(row))
                 self._finish(table.req(row), FinishReason.abort(NAN_MESSAGE, 500, "InternalServerError"))
             good = np.flatnonzero(~is_nan)
             picked = good if picked is None else picked[good]

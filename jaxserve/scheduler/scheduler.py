@@ -99,7 +99,7 @@ class Scheduler:
             disable_radix=args.disable_radix_cache,
         )
         self._table = RowTable(spec.max_rows, spec.context_len, args.stream_interval)
-        self._waiting = WaitingQueue(args.max_queued_requests, by_urgency)
+        self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
         self._residents = Residents(self.cache, self._table)
         self._decode = DecodeSet(self._table)
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
@@ -211,9 +211,7 @@ class Scheduler:
         except ValueError as err:
             return self._reject(message, FinishReason.abort(str(err), 400, "BadRequestError"))
         self._live[req.rid] = req
-        displaced = self._waiting.push(req)
-        if displaced is not None:  # not in the queue any more, or never was
-            self._finish(displaced, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
+        self._waiting.push(req)
         return None
 
     def _reject(self, message: TokenizedGenerateReqInput, reason: FinishReason) -> None:
@@ -247,6 +245,7 @@ class Scheduler:
         batch = None
         if self._turns.prefill_may_run(len(self._decode)):
             batch = self._prefill.plan()
+            self._refuse_beyond_limit()
         if batch is None and len(self._decode):
             batch = self._plan_decode()
         if batch is None and not self._in_flight and not len(self._decode):
@@ -279,6 +278,13 @@ class Scheduler:
     def settle(self) -> None:
         """After this no step is in flight and everything that was sampled is known."""
         self.process_results(keep=0)
+
+    def _refuse_beyond_limit(self) -> None:
+        """After everybody was tried: only who has to wait takes a place in the queue."""
+        refused = self._waiting.beyond_limit(not_counted=self._prefill.deferred)
+        if refused:
+            self._end_all(refused, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
+            self._outputs.flush()
 
     def _plan_decode(self) -> ScheduleBatch | None:
         if not self._memory.grow():
