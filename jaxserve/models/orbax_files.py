@@ -31,7 +31,7 @@ def find_orbax(model_path: Path) -> Path | None:
 
 
 def save_params(model_path: Path, params: ParamTree) -> None:
-    """Writes weights in the layout for one device (one-device mesh) into `model_path`/orbax."""
+    """Writes weights, none of them derived, in the layout for one device (one-device mesh) into `model_path`/orbax."""
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((model_path / FOLDER).absolute(), _nested(_named(params)))
 

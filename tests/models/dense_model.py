@@ -24,7 +24,6 @@ def dense_attend(
     qkv: jax.Array, rotary: Rotary, kv: Any, layer: SelfAttentionSpec, index: jax.Array, sinks: jax.Array | None
 ) -> tuple[jax.Array, Any]:
     """Causal attention of a sequence to itself; kv counts the layers it has seen."""
-    assert sinks is None
     q, k, v = split_and_rotate(qkv, rotary)
     group, num_tokens = q.shape[1] // k.shape[1], len(q)
     k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
@@ -35,7 +34,11 @@ def dense_attend(
     visible = position[None] <= position[:, None]
     if layer.window is not None:
         visible &= position[None] > position[:, None] - layer.window
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    scores = jnp.where(visible, scores, -jnp.inf)
+    if sinks is not None:  # a key that all see, without a value
+        sink = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1)).astype(scores.dtype)
+        scores = jnp.concatenate([scores, sink], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens].astype(v.dtype)
     return jnp.einsum("hts,shd->thd", weights, v), kv + 1
 
 

@@ -116,10 +116,6 @@ def test_model_type_serves_where_architectures_is_missing(tmp_path: Path) -> Non
     config = read(tmp_path, architectures=..., model_type="qwen3")
     assert (config.architecture, config.head_dim) == ("Qwen3ForCausalLM", 128)
     assert config.layers[0].attention.qk_norm == NormSpec(eps=1e-5)
-        "Qwen3ForCausalLM",
-        NormSpec(eps=1e-5),
-        128,
-    )
 
 
 def test_what_is_asked_of_all_layers_at_once(tmp_path: Path) -> None:
