@@ -44,13 +44,17 @@ class ModelShard:
         return int(jnp.dtype(self.dtype).itemsize)
 
     def arrays(self) -> Any:
-        return abstract_params(self.config, jnp.dtype(self.dtype), self.tp_size)
+        return _arrays(self.config, self.dtype, self.tp_size)
 
 
 @functools.cache
+def _arrays(config: ModelConfig, dtype: str, tp_size: int) -> Any:
+    return abstract_params(config, jnp.dtype(dtype), tp_size)
+
+
 def weight_bytes(config: ModelConfig, dtype: str, tp_size: int) -> int:
     """On each device."""
-    leaves: list[ArrayInfo] = jax.tree.leaves(abstract_params(config, jnp.dtype(dtype), tp_size))
+    leaves: list[ArrayInfo] = jax.tree.leaves(_arrays(config, dtype, tp_size))
     return sum(_shard(info, info.num_bytes, tp_size) for info in leaves)
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jaxserve.models.conversion import convert
     from jaxserve.models.decoder import Decoder, ParamTree, abstract_params, build_decoder, check_tp
     from jaxserve.models.loading import load_params
-    from jaxserve.models.params import param_shardings, param_specs
     from jaxserve.models.safetensors_files import CheckpointError
 
 _LAZY = {
@@ -34,8 +33,6 @@ _LAZY = {
     "check_tp": "decoder",
     "convert": "conversion",
     "load_params": "loading",
-    "param_shardings": "params",
-    "param_specs": "params",
 }
 
 __all__ = [
@@ -61,8 +58,6 @@ __all__ = [
     "convert",
     "generation_defaults",
     "load_params",
-    "param_shardings",
-    "param_specs",
 ]
 
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxserve.models.arrays import ArrayInfo, Derived
 from jaxserve.models.decoder import ParamTree
-from jaxserve.models.params import map_named, stored_arrays, stored_name
+from jaxserve.models.names import map_named, stored_arrays, stored_name
 
 
 class Assembly:

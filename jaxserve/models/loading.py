@@ -23,8 +23,8 @@ from jaxserve.models.assembly import Assembly
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import ParamTree, abstract_params
 from jaxserve.models.dummy import make_dummy
+from jaxserve.models.names import stored_arrays
 from jaxserve.models.orbax_files import find_orbax, restore
-from jaxserve.models.params import stored_arrays
 from jaxserve.models.safetensors_files import SafetensorsCheckpoint
 
 _MOST_THREADS = 8

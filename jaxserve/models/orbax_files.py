@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
 from jaxserve.models.decoder import ParamTree
 from jaxserve.models.layouts import is_rearranged, spread
-from jaxserve.models.params import map_named
+from jaxserve.models.names import map_named
 from jaxserve.models.safetensors_files import CheckpointError
 
 FOLDER = "orbax"

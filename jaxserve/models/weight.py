@@ -35,7 +35,7 @@ class PlainWeight:
         return jnp.dot(x, self.matrix, precision=precision, preferred_element_type=out_dtype or x.dtype)
 
 
-# Its only array bears the weight's own name ("layers.0.attn.o"): the empty key is left out of names (`params.map_named`).
+# Its only array bears the weight's own name ("layers.0.attn.o"): the empty key is left out of names (`names.map_named`).
 jax.tree_util.register_pytree_with_keys(
     PlainWeight,
     lambda weight: (((jax.tree_util.DictKey(""), weight.matrix),), None),

@@ -13,7 +13,7 @@ from checkpoints import load_model
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.kernels.rotary import Rotary, split_and_rotate
-from jaxserve.models import ModelConfig, SelfAttentionSpec, build_decoder, load_params, param_specs
+from jaxserve.models import ModelConfig, SelfAttentionSpec, abstract_params, build_decoder, load_params
 
 
 def mesh_of(tp_size: int) -> Mesh:
@@ -58,7 +58,8 @@ def logits_of(
         hidden, layers_seen = decoder.forward(params, x, context, jnp.int32(0), dense_attend)
         return decoder.logits(params, hidden), layers_seen
 
-    specs = (param_specs(config, dtype, tp_size), PartitionSpec(), PartitionSpec())
+    arrays = abstract_params(config, dtype, tp_size)
+    specs = (jax.tree.map(lambda info: info.spec, arrays), PartitionSpec(), PartitionSpec())
     program = jax.shard_map(run, mesh=mesh_of(tp_size), in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
     ids = np.asarray(token_ids, np.int32)
     logits, layers_seen = jax.jit(program)(params, ids, np.arange(len(ids), dtype=np.int32))

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 from checkpoints import CASES, make_checkpoint
 from dense_model import folder_logits, mesh_of, oracle_logits, prompt
+from jax.sharding import NamedSharding
 from safetensors.numpy import load_file, save_file
 
-from jaxserve.models import CheckpointError, ModelConfig, abstract_params, load_params, param_shardings
+from jaxserve.models import CheckpointError, ModelConfig, abstract_params, load_params
 
 CheckpointOf = Callable[[str], Path]
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -63,7 +64,7 @@ def test_arrays_are_as_described(name: str, tp_size: int, checkpoint: Checkpoint
         return
     params = load(folder, jnp.bfloat16, tp_size)
     infos = abstract_params(config, jnp.bfloat16, tp_size)
-    shardings = param_shardings(config, jnp.bfloat16, mesh)
+    shardings = jax.tree.map(lambda info: NamedSharding(mesh, info.spec), infos)
     assert jax.tree.structure(params) == jax.tree.structure(infos) == jax.tree.structure(shardings)
     jax.tree.map(lambda array, info: np.testing.assert_equal(array.shape, info.shape), params, infos)
     assert all(jax.tree.leaves(jax.tree.map(lambda array, sharding: array.sharding == sharding, params, shardings)))

@@ -1,4 +1,4 @@
-"""Trees of a model's parameters: their shardings, and the names of their arrays."""
+"""The names of the arrays in a tree of parameters, and what a checkpoint must give for it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
 
-from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Derived
-from jaxserve.models.config import ModelConfig
-from jaxserve.models.decoder import ParamTree, abstract_params
-
-
-def param_specs(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
-    """The tree of `abstract_params` with the PartitionSpec of every array."""
-    return jax.tree.map(lambda info: info.spec, abstract_params(config, dtype, tp_size))
-
-
-def param_shardings(config: ModelConfig, dtype: Any, mesh: Mesh) -> ParamTree:
-    """The same tree with the NamedSharding of every array on `mesh`."""
-    arrays = abstract_params(config, dtype, mesh.shape[TENSOR_AXIS])
-    return jax.tree.map(lambda info: NamedSharding(mesh, info.spec), arrays)
+from jaxserve.models.arrays import ArrayInfo, Derived
+from jaxserve.models.decoder import ParamTree
 
 
 def map_named(visit: Callable[[str, Any], Any], tree: Any) -> Any:
