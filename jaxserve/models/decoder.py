@@ -1,13 +1,13 @@
-"""The decoder: hidden states of embedded tokens, and logits of them. One module for every family of `families`.
+"""The decoder: hidden states of embedded tokens, and logits of them. One for every family of `families`.
 
-`DecoderModel` is the flax.nnx module. `Decoder` is its functional face for the jitted step: a static value (graph definition
-and config) whose methods take the weights as a plain tree of arrays. The module is put together from both while JAX traces,
-so a running step pays nothing for it. Must run inside a `jax.shard_map` over the mesh axis "tensor" (see `blocks`).
+`Decoder` is a static value, config and the graph definitions of flax.nnx modules, whose methods take the weights as a plain tree
+of arrays. Modules are put together from both while JAX traces, so a running step pays nothing for it. Must run inside a `jax.shard_map` over the mesh axis "tensor" (see `blocks`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -27,37 +27,13 @@ from jaxserve.models.specs import LayerSpec, index_in_kv_group
 ParamTree = dict[str, Any]
 
 
-class DecoderModel(nnx.Module):
+class Ends(nnx.Module):
+    """What stands before and behind the layers."""
+
     def __init__(self, config: ModelConfig, declare: Declare) -> None:
-        self.config = config
         self.embed = declare_embedding(declare, config.vocab_size)
-        self.layers = nnx.List(
-            [DecoderLayer(layer, declare, f"model.layers.{index}") for index, layer in enumerate(config.layers)]
-        )
         self.final_norm = declare.norm("model.norm.weight", config.final_norm)
         self.lm_head = None if config.tie_word_embeddings else declare_lm_head(declare, config.vocab_size)
-
-    def embed_tokens(self, token_ids: jax.Array) -> jax.Array:
-        with jax.named_scope("embed"):
-            return embed(self.embed, token_ids, self.config.embedding_scale)
-
-    def __call__(self, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> tuple[jax.Array, Any]:
-        # Layers of equal specs differ in their weights only, so one is traced and the others reuse it: a jitted function that
-        # is called again with arguments of the same types is not traced again. XLA inlines the calls.
-        specs = self.config.layers
-        bodies: dict[LayerSpec, Any] = {}
-        for index, (layer, spec) in enumerate(zip(self.layers, specs, strict=True)):
-            graphdef, weights = nnx.split(layer)
-            if spec not in bodies:
-                bodies[spec] = _jitted_layer(graphdef, spec, context, attend)
-            x, kv = bodies[spec](weights, x, kv, jnp.int32(index_in_kv_group(specs, index)))
-        with jax.named_scope("final_norm"):
-            return norm(x, self.final_norm, self.config.final_norm), kv
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        with jax.named_scope("lm_head"):
-            lm_head = tied_lm_head(self.embed) if self.lm_head is None else self.lm_head.get_value()
-            return logits(lm_head, hidden, self.config.vocab_size, self.config.logit_soft_cap)
 
 
 def _jitted_layer(graphdef: Any, spec: LayerSpec, context: StepContext, attend: Attend) -> Any:
@@ -72,14 +48,16 @@ def _jitted_layer(graphdef: Any, spec: LayerSpec, context: StepContext, attend: 
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """The model as pure functions of its weights. Hashable by identity of its graph: make one and keep it."""
+    """The model as pure functions of its weights."""
 
     config: ModelConfig
-    graphdef: Any
+    ends: Any  # graph definition of Ends
+    layers: Mapping[LayerSpec, Any]  # of a DecoderLayer
 
     def embed(self, params: ParamTree, token_ids: jax.Array) -> jax.Array:
         """int32 [T] -> [T, hidden_size]."""
-        return self._model(params).embed_tokens(token_ids)
+        with jax.named_scope("embed"):
+            return embed(self._ends(params).embed, token_ids, self.config.embedding_scale)
 
     def context(self, positions: jax.Array) -> StepContext:
         """What `forward` needs to know of a step: positions int32 [T]."""
@@ -87,20 +65,31 @@ class Decoder:
 
     def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> tuple[jax.Array, Any]:
         """Embedded tokens [T, hidden_size] -> (hidden states after the final norm [T, hidden_size], kv)."""
-        return self._model(params)(x, context, kv, attend)
+        # Layers of equal specs differ in their weights only, so one is traced and the others reuse it: a jitted function that
+        # is called again with arguments of the same types is not traced again. XLA inlines the calls.
+        bodies = {spec: _jitted_layer(graphdef, spec, context, attend) for spec, graphdef in self.layers.items()}
+        specs = self.config.layers
+        for index, (spec, weights) in enumerate(zip(specs, params["layers"], strict=True)):
+            x, kv = bodies[spec](weights, x, kv, jnp.int32(index_in_kv_group(specs, index)))
+        with jax.named_scope("final_norm"):
+            return norm(x, self._ends(params).final_norm, self.config.final_norm), kv
 
     def logits(self, params: ParamTree, hidden: jax.Array) -> jax.Array:
         """hidden [R, hidden_size] -> float32 [R, vocab_size], whole on every shard."""
-        return self._model(params).logits(hidden)
+        with jax.named_scope("lm_head"):
+            ends = self._ends(params)
+            lm_head = tied_lm_head(ends.embed) if ends.lm_head is None else ends.lm_head.get_value()
+            return logits(lm_head, hidden, self.config.vocab_size, self.config.logit_soft_cap)
 
-    def _model(self, params: ParamTree) -> DecoderModel:
-        return nnx.merge(self.graphdef, {**params, "layers": dict(enumerate(params["layers"]))})
+    def _ends(self, params: ParamTree) -> Ends:
+        return nnx.merge(self.ends, {name: value for name, value in params.items() if name != "layers"})
 
 
 def build_decoder(config: ModelConfig, tp_size: int) -> Decoder:
     """The decoder for weights of `abstract_params(config, dtype, tp_size)`."""
-    graphdef, _ = nnx.split(_declared(config, jnp.float32, tp_size))  # the graph does not depend on the type
-    return Decoder(config, graphdef)
+    declare = _declare(config, jnp.float32, tp_size)  # graphs do not depend on the type
+    layers = {spec: nnx.graphdef(DecoderLayer(spec, declare, "")) for spec in dict.fromkeys(config.layers)}
+    return Decoder(config, nnx.graphdef(Ends(config, declare)), layers)
 
 
 def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
@@ -108,8 +97,9 @@ def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
 
     Matrices are a Weight of ArrayInfo. ValueError if the model cannot be split over `tp_size` devices.
     """
-    tree = nnx.to_pure_dict(nnx.state(_declared(config, dtype, tp_size)))
-    return {**tree, "layers": [tree["layers"][index] for index in range(config.num_layers)]}
+    declare = _declare(config, dtype, tp_size)
+    layers = [DecoderLayer(spec, declare, f"model.layers.{index}") for index, spec in enumerate(config.layers)]
+    return {**_described(Ends(config, declare)), "layers": [_described(layer) for layer in layers]}
 
 
 def check_tp(config: ModelConfig, tp_size: int) -> None:
@@ -118,6 +108,10 @@ def check_tp(config: ModelConfig, tp_size: int) -> None:
         layer.check_tp(tp_size)
 
 
-def _declared(config: ModelConfig, dtype: Any, tp_size: int) -> DecoderModel:
+def _declare(config: ModelConfig, dtype: Any, tp_size: int) -> Declare:
     check_tp(config, tp_size)
-    return DecoderModel(config, Declare(config.hidden_size, np.dtype(dtype), tp_size))
+    return Declare(config.hidden_size, np.dtype(dtype), tp_size)
+
+
+def _described(module: nnx.Module) -> ParamTree:
+    return dict(nnx.to_pure_dict(nnx.state(module)))
