@@ -1,7 +1,8 @@
 """The decoder: hidden states of embedded tokens, and logits of them. One for every family of `families`.
 
-`Decoder` is a static value, config and the graph definitions of flax.nnx modules, whose methods take the weights as a plain tree
-of arrays. Modules are put together from both while JAX traces, so a running step pays nothing for it. Must run inside a `jax.shard_map` over the mesh axis "tensor" (see `blocks`).
+`Decoder` is a static value, config and the graph definitions of flax.nnx modules, whose methods take the weights as a plain
+tree of arrays. Modules are put together from both while JAX traces, so a running step pays nothing for it. Must run inside a
+`jax.shard_map` over the mesh axis "tensor" (see `blocks`).
 """
 
 from __future__ import annotations
