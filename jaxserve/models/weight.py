@@ -43,8 +43,8 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def linear(x: jax.Array, weight: Any, bias: Any = None, *, out_dtype: Any = None) -> jax.Array:
+def linear(x: jax.Array, weight: Any, bias: Any = None) -> jax.Array:
     """x [T, in] times a parameter that holds a Weight, plus one that holds a vector."""
     held: Weight = weight.get_value()
-    out = held.project(x, out_dtype)
+    out = held.project(x)
     return out if bias is None else out + bias[...]

@@ -169,6 +169,7 @@ def test_overrides(tmp_path: Path) -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
         ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple of num_kv_heads=3"),
         ({"head_dim": 15}, "head_dim must be even"),
+        ({"head_dim": -4}, "head_dim must be a whole number of at least 1, got -4"),
         ({"hidden_act": "mish"}, "hidden_act must be one of silu, .* got 'mish'"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not supported; supported: default,"),
         ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a factor"),

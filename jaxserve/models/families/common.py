@@ -28,7 +28,9 @@ def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = Non
     default_head_dim None: hidden_size / heads.
     """
     num_heads = required_int(raw, "num_attention_heads")
-    head_dim = raw.get("head_dim") or default_head_dim or required_int(raw, "hidden_size") // num_heads
+    head_dim = default_head_dim or required_int(raw, "hidden_size") // num_heads
+    if raw.get("head_dim"):
+        head_dim = required_int(raw, "head_dim")
     fields: dict[str, Any] = {
         "num_heads": num_heads,
         "num_kv_heads": raw.get("num_key_value_heads") or num_heads,
