@@ -19,6 +19,7 @@ DEVICES = ("auto", "cpu", "cuda", "tpu")
 ATTENTION_BACKENDS = ("auto", "pallas", "reference")
 # Name of an option -> dtype of the stored keys and values; "auto": the model's.
 KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
+GRAMMAR_BACKENDS = ("llguidance", "none")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
 
@@ -102,6 +103,14 @@ class ServerArgs:
     watchdog_timeout: float = arg(300.0, "End the server if one step takes longer than this many seconds.")
     sleep_on_idle: bool = arg(True, "Wait on the socket instead of spinning when there is nothing to do.")
 
+    # --- constrained output
+    grammar_backend: str = arg(
+        "llguidance",
+        "What follows json_schema, regex and ebnf; none: such requests are refused.",
+        choices=GRAMMAR_BACKENDS,
+    )
+    grammar_compile_timeout_s: float = arg(10.0, "Answer 400 to a grammar that takes longer than this to compile.")
+
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
     tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")
@@ -141,7 +150,7 @@ class ServerArgs:
             self._check(name, lambda v: v >= 1, "at least 1")
         for name in ("max_queued_requests", "prefill_decode_interval", "max_top_logprobs", "shutdown_timeout_s"):
             self._check(name, lambda v: v >= 0, "at least 0")
-        for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout"):
+        for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout", "grammar_compile_timeout_s"):
             self._check(name, lambda v: v > 0, "above 0")
         self._check("schedule_conservativeness", lambda v: v >= 0, "at least 0")
         self._check("page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")

@@ -1,0 +1,7 @@
+"""The one error of this package."""
+
+from __future__ import annotations
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be used. The message is a sentence for the user and belongs into a 400."""
