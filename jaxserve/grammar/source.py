@@ -1,21 +1,21 @@
-"""A request's grammar as llguidance reads it. Knows the dialects; whether the grammar is any good, the compiler finds out."""
+"""A request's grammar as llguidance reads it. Knows the dialects; whether the grammar is any good, compiling finds out."""
 
 from __future__ import annotations
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import any_to_lark
 
+from jaxserve.grammar import ebnf, lark
 from jaxserve.grammar.errors import GrammarError
 from jaxserve.types import Grammar
 
 
 def to_llguidance(grammar: Grammar) -> str:
     """Raises GrammarError."""
+    if grammar.kind == "regex":
+        return str(LLMatcher.grammar_from_regex(grammar.text))
+    if grammar.kind == "ebnf":
+        return str(LLMatcher.grammar_from_lark(lark.to_lark(ebnf.parse(grammar.text))))
     try:
-        if grammar.kind == "json_schema":
-            return str(LLMatcher.grammar_from_json_schema(grammar.text))
-        if grammar.kind == "regex":
-            return str(LLMatcher.grammar_from_regex(grammar.text))
-        return str(LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))
-    except Exception as error:
-        raise GrammarError(f"{grammar.kind}: {error}.") from error
+        return str(LLMatcher.grammar_from_json_schema(grammar.text))
+    except ValueError as error:
+        raise GrammarError(f"json_schema: {error}.") from error

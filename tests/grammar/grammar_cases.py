@@ -74,7 +74,9 @@ SCHEMA_CASES = [
     _schema_case("flat", _object({"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}})),
     _schema_case(
         "nested",
-        _object({"user": _object({"id": {"type": "integer"}, "home": _object({"zip": {"type": "string", "pattern": r"^\d{5}$"}})})}),
+        _object(
+            {"user": _object({"id": {"type": "integer"}, "home": _object({"zip": {"type": "string", "pattern": r"^\d{5}$"}})})}
+        ),
     ),
     _schema_case("array of integers", {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 5}),
     _schema_case(
@@ -111,11 +113,21 @@ SCHEMA_CASES = [
     ),
     _schema_case(
         "all of",
-        {"allOf": [{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, _object({"a": {"maximum": 9}})]},
+        {
+            "allOf": [
+                {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+                _object({"a": {"maximum": 9}}),
+            ]
+        },
     ),
     _schema_case(
         "typed additional properties",
-        {"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"], "additionalProperties": {"type": "integer"}},
+        {
+            "type": "object",
+            "properties": {"id": {"type": "integer"}},
+            "required": ["id"],
+            "additionalProperties": {"type": "integer"},
+        },
     ),
     _schema_case("unicode", _object({"größe": {"enum": ["groß", "小さい", "🎉"]}, "名前": {"type": "string", "maxLength": 6}})),
     _schema_case(
@@ -133,9 +145,7 @@ SCHEMA_CASES = [
         {
             "$ref": "#/$defs/node",
             "$defs": {
-                "node": _object(
-                    {"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}}
-                )
+                "node": _object({"v": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}})
             },
         },
     ),
@@ -196,14 +206,21 @@ EBNF_CASES = [
         "JSON by hand",
         Grammar(
             "ebnf",
-            'root ::= "{" ws "\\"name\\"" ws ":" ws string ws "}"\nstring ::= "\\"" [^"\\\\\\r\\n]{0,12} "\\""\nws ::= [ \\t]{0,2}\n',
+            'root ::= "{" ws "\\"name\\"" ws ":" ws string ws "}"\n'
+            'string ::= "\\"" [^"\\\\\\r\\n]{0,12} "\\""\nws ::= [ \\t]{0,2}\n',
         ),
         lambda text: _check_name(json.loads(text, strict=False)),
     ),
-    Case("escapes", Grammar("ebnf", r'root ::= "\u00e9\x41\t" [\u4e00-\u4e10\-\]]{1,3} "a/b"'), _matches(r"éA\t[一-丐\-\]]{1,3}a/b")),
+    Case(
+        "escapes",
+        Grammar("ebnf", r'root ::= "\u00e9\x41\t" [\u4e00-\u4e10\-\]]{1,3} "a/b"'),
+        _matches(r"éA\t[一-丐\-\]]{1,3}a/b"),
+    ),
     Case(
         "names that differ in case or dash",
-        Grammar("ebnf", 'root ::= my-rule my_rule My_Rule start\nmy-rule ::= "a"\nmy_rule ::= "b"\nMy_Rule ::= "c"\nstart ::= "d"+'),
+        Grammar(
+            "ebnf", 'root ::= my-rule my_rule My_Rule start\nmy-rule ::= "a"\nmy_rule ::= "b"\nMy_Rule ::= "c"\nstart ::= "d"+'
+        ),
         _matches("abcd+"),
     ),
 ]
