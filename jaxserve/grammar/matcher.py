@@ -12,32 +12,46 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
+from jaxserve.grammar.prototype import reason
+
 
 class CompiledGrammar:
     """A grammar ready for use, shared by all requests that bring the same text. Making a matcher of it takes microseconds."""
 
-    def __init__(self, prototype: LLMatcher, eos_token_ids: frozenset[int], hidden_token_ids: Iterable[int] = ()) -> None:
-        """`hidden_token_ids`: what llguidance takes for the end of sequence although the model does not end with it."""
+    def __init__(
+        self,
+        prototype: LLMatcher,
+        eos_token_ids: frozenset[int],
+        *,
+        text_eos_token_ids: Sequence[int] = (),
+        hidden_token_ids: Sequence[int] = (),
+    ) -> None:
+        """`text_eos_token_ids`: eos ids that are text as well, such as a newline; they end the output all the same.
+        `hidden_token_ids`: what llguidance takes for the end of sequence although the model does not end with it."""
         self._prototype = prototype
         self._eos = eos_token_ids
+        self._text_eos = tuple(text_eos_token_ids)
         self._hidden = tuple(hidden_token_ids)
 
     def matcher(self, *, ignore_eos: bool = False) -> Matcher:
         """At the grammar's beginning. With `ignore_eos` the output goes on as long as the grammar can."""
         hidden = (*self._hidden, *self._eos) if ignore_eos else self._hidden
-        return Matcher(self._prototype.deep_copy(), self._eos, hidden)
+        return Matcher(self._prototype.deep_copy(), self._eos, self._text_eos, hidden)
 
 
 class Matcher:
-    def __init__(self, state: LLMatcher, eos_token_ids: frozenset[int], hidden_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, state: LLMatcher, eos_token_ids: frozenset[int], text_eos: tuple[int, ...], hidden: tuple[int, ...]
+    ) -> None:
         self.state = state  # llguidance's; for MaskFiller
         self._eos = eos_token_ids
-        self._hidden = tuple(hidden_token_ids)
+        self._text_eos = text_eos
+        self._hidden = hidden
         self._has_ended = False  # an eos was accepted
 
     def copy(self) -> Matcher:
         """A matcher of its own at the same place."""
-        other = Matcher(self.state.deep_copy(), self._eos, self._hidden)
+        other = Matcher(self.state.deep_copy(), self._eos, self._text_eos, self._hidden)
         other._has_ended = self._has_ended
         return other
 
@@ -58,8 +72,7 @@ class Matcher:
         """Why it cannot go on, as a sentence: following the grammar took more work than is allowed. End the request."""
         if not self.state.is_error():
             return None
-        reason = self.state.get_error().split("\n<state>", 1)[0].strip().replace("\n", " ")
-        return f"The grammar is too complex to follow: {reason}."
+        return f"The grammar is too complex to follow: {reason(self.state)}."
 
     # --- tokens
 
@@ -101,7 +114,10 @@ class Matcher:
         """What llguidance does not know about a mask it has filled."""
         if self._has_ended:
             _allow_only(out, self._eos)
-        elif self._hidden:
+            return
+        if self._text_eos and not self.may_end:
+            hold_back(out, self._text_eos)
+        if self._hidden:
             hold_back(out, self._hidden)
 
     def fill_masks_along(self, drafts: Sequence[int], out: np.ndarray) -> int:
