@@ -8,9 +8,10 @@
 Knows nothing of requests, batches or devices.
 """
 
+from jaxserve.grammar.bits import allow_all, hold_back, mask_words
 from jaxserve.grammar.compiler import GrammarCompiler, GrammarFuture
 from jaxserve.grammar.errors import GrammarError
-from jaxserve.grammar.masks import MaskFiller, allow_all, mask_words
+from jaxserve.grammar.masks import MaskFiller
 from jaxserve.grammar.matcher import CompiledGrammar, Matcher
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "MaskFiller",
     "Matcher",
     "allow_all",
+    "hold_back",
     "mask_words",
 ]

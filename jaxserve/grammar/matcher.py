@@ -12,6 +12,7 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import fill_next_token_bitmask
 
+from jaxserve.grammar.bits import allow_only, hold_back, is_allowed
 from jaxserve.grammar.prototype import reason
 
 
@@ -77,7 +78,10 @@ class Matcher:
     # --- tokens
 
     def accept(self, token_id: int) -> bool:
-        """Takes in the next token of the output. False, and nothing changes, if the grammar refuses it."""
+        """Takes in the next token of the output, of the vocabulary. False, and nothing changes, if the grammar refuses it.
+
+        Any token whose text fits is taken; a mask may allow fewer, where the grammar forces a text that has a usual spelling.
+        """
         if self._has_ended:
             return False
         if token_id in self._eos:
@@ -89,7 +93,7 @@ class Matcher:
         """Takes in tokens up to the first that the grammar refuses; returns how many."""
         count = 0
         for token_id in token_ids:
-            if not self.accept(int(token_id)):
+            if not self.accept(token_id):
                 break
             count += 1
         return count
@@ -106,14 +110,14 @@ class Matcher:
     # --- masks
 
     def fill_mask(self, out: np.ndarray) -> None:
-        """Which tokens may come next: int32 [words], bits as in `masks`. At the end, and in error, only eos."""
+        """Which tokens may come next: int32 [words], bits as in `bits`. At the end, and in error, only eos."""
         fill_next_token_bitmask(self.state, out[None], 0)
         self.finish_mask(out)
 
     def finish_mask(self, out: np.ndarray) -> None:
         """What llguidance does not know about a mask it has filled."""
         if self._has_ended:
-            _allow_only(out, self._eos)
+            allow_only(out, self._eos)
             return
         if self._text_eos and not self.may_end:
             hold_back(out, self._text_eos)
@@ -123,12 +127,13 @@ class Matcher:
     def fill_masks_along(self, drafts: Sequence[int], out: np.ndarray) -> int:
         """Masks before each of k draft tokens and after the last, int32 [k + 1, words]; the matcher stays where it is.
 
-        Returns how many drafts the grammar accepts. The masks behind a refused draft are of no use: they allow everything.
+        Returns how many drafts the masks allow. The masks behind a refused draft are of no use: they allow everything.
         """
         count = 0
         for draft in drafts:
             self.fill_mask(out[count])
-            if not self.accept(int(draft)):
+            # The mask decides: where text is forced, it allows one way to write it, and `accept` would take others.
+            if not is_allowed(out[count], draft) or not self.accept(draft):
                 break
             count += 1
         else:
@@ -136,20 +141,3 @@ class Matcher:
         out[count + 1 :] = -1
         self.rollback(count)
         return count
-
-
-def _allow_only(mask: np.ndarray, token_ids: Iterable[int]) -> None:
-    words = mask.view(np.uint32)
-    words[:] = 0
-    for token_id in token_ids:
-        words[token_id // 32] |= np.uint32(1 << token_id % 32)
-
-
-def hold_back(mask: np.ndarray, token_ids: Iterable[int]) -> None:
-    """Forbids tokens in one mask (stop tokens before min_new_tokens), unless no other token would be left."""
-    before = mask.copy()
-    words = mask.view(np.uint32)
-    for token_id in token_ids:
-        words[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
-    if not mask.any():
-        mask[:] = before
