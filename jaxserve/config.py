@@ -77,7 +77,7 @@ class ServerArgs:
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
     max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many that must wait; default: no limit.")
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
-    mem_fraction_static: float | None = arg(None, "Share of device memory for weights and KV cache together.")
+    mem_fraction_static: float | None = arg(None, "Share of device memory for weights, tables and KV cache.")
     chunked_prefill_size: int | None = arg(None, "Most prompt tokens in a step; longer prompts are split; -1: never split one.")
     max_prefill_tokens: int = arg(16384, "Most prompt tokens of all requests in a step.")
     prefill_max_requests: int | None = arg(None, "Most requests in a prefill step; default: no limit.")
