@@ -13,7 +13,7 @@ from jaxserve.scheduler.req import Req, RequestState
 class WaitingQueue:
     def __init__(self, max_len: int | None, evicts_by_priority: bool) -> None:
         """With `evicts_by_priority` a full queue gives up its least urgent request for a more urgent newcomer."""
-        self._max_len = max_len
+        self.max_len = max_len
         self._evicts_by_priority = evicts_by_priority
         self._items: list[Req] = []
         self.pending_tokens = 0  # to prefill, not counting what the cache will spare
@@ -33,7 +33,7 @@ class WaitingQueue:
 
     def push(self, req: Req) -> Req | None:
         """Adds a newcomer. Returns the request that finds no place: None, the newcomer, or the one it displaced."""
-        if self._max_len is None or len(self._items) < self._max_len:
+        if self.max_len is None or len(self._items) < self.max_len:
             self._append(req)
             return None
         worst = self._least_urgent()

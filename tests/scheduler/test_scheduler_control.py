@@ -9,15 +9,9 @@ from types import SimpleNamespace
 import pytest
 from scheduler_harness import Harness, prompt_of
 
-from jaxserve.messages import (
-    BatchTokenizedGenerateReqInput,
-    FlushCacheReqInput,
-    FlushCacheReqOutput,
-    GetInternalStateReq,
-    GetInternalStateReqOutput,
-    ShutdownReq,
-    WorkerReady,
-)
+from jaxserve.messages import BatchTokenizedGenerateReqInput, ShutdownReq, WorkerAddress, WorkerReady
+from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
+from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq, GetInternalStateReqOutput
 
 
 def test_a_batch_is_its_requests(make_harness: Callable[..., Harness]) -> None:
@@ -36,9 +30,9 @@ def test_flush_when_idle(make_harness: Callable[..., Harness]) -> None:
     harness.submit(prompt_of(50))
     harness.run()
     assert harness.scheduler.cache.evictable_tokens > 0
-    harness.send(FlushCacheReqInput(request_id="f"))
+    harness.control(FlushCacheReqInput())
     harness.turn()
-    assert harness.transport.replies == [FlushCacheReqOutput(request_id="f", success=True)]
+    assert harness.control_replies() == [FlushCacheReqOutput(success=True)]
     assert harness.scheduler.cache.evictable_tokens == 0
     again = harness.submit(prompt_of(50))
     harness.run()
@@ -50,21 +44,21 @@ def test_flush_while_busy(make_harness: Callable[..., Harness]) -> None:
     for i in range(2):
         harness.submit(prompt_of(5, i), 20)
     harness.turn(2)
-    harness.send(FlushCacheReqInput(request_id="f"))
+    harness.control(FlushCacheReqInput())
     harness.turn()
-    reply = FlushCacheReqOutput(request_id="f", success=False, message="1 requests are running and 1 are waiting.")
-    assert harness.transport.replies == [reply]
+    reply = FlushCacheReqOutput(success=False, message="1 requests are running and 1 are waiting.")
+    assert harness.control_replies() == [reply]
 
 
 def test_flush_waits_for_idleness(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness()
     harness.submit(prompt_of(5), 20, ignore_eos=True)
     harness.turn(2)
-    harness.send(FlushCacheReqInput(request_id="f", timeout_s=100.0))
+    harness.control(FlushCacheReqInput(timeout_s=100.0))
     harness.turn(2)
     assert harness.transport.replies == []
     harness.run()
-    assert harness.transport.replies == [FlushCacheReqOutput(request_id="f", success=True)]
+    assert harness.control_replies() == [FlushCacheReqOutput(success=True)]
     assert harness.scheduler.cache.evictable_tokens == 0
 
 
@@ -72,11 +66,11 @@ def test_flush_waits_no_longer_than_told(make_harness: Callable[..., Harness]) -
     harness = make_harness()
     rid = harness.submit(prompt_of(5), 200, ignore_eos=True)
     harness.turn(2)
-    harness.send(FlushCacheReqInput(request_id="f", timeout_s=1.0))
+    harness.control(FlushCacheReqInput(timeout_s=1.0))
     harness.turn()
     harness.clock.now_s += 1.1
     harness.turn()
-    assert [reply.success for reply in harness.transport.replies if isinstance(reply, FlushCacheReqOutput)] == [False]
+    assert [reply.success for reply in harness.control_replies()] == [False]
     harness.run()
     harness.assert_as_expected(rid)
 
@@ -86,11 +80,11 @@ def test_internal_state(make_harness: Callable[..., Harness]) -> None:
     for i in range(4):
         harness.submit(prompt_of(10, i), 10, ignore_eos=True)
     harness.turn(3)
-    harness.send(GetInternalStateReq(request_id="s"))
+    harness.control(GetInternalStateReq())
     harness.turn()
-    (reply,) = harness.transport.replies
-    assert isinstance(reply, GetInternalStateReqOutput) and reply.request_id == "s"
-    state = reply.state
+    (reply,) = harness.control_replies()
+    assert isinstance(reply, GetInternalStateReqOutput)
+    state = reply.internal_state
     assert (state["num_running_reqs"], state["num_waiting_reqs"], state["num_pending_tokens"]) == (2, 2, 20)
     assert state["num_used_tokens"] >= 20 and 0 < state["token_usage"] < 1
     assert state["runner"]["kind"] == "fake" and state["max_running_requests"] == 2
@@ -151,7 +145,7 @@ def test_requests_after_shutdown_are_refused(make_harness: Callable[..., Harness
 
 def test_a_message_for_somebody_else(make_harness: Callable[..., Harness], caplog: pytest.LogCaptureFixture) -> None:
     harness = make_harness()
-    harness.send(WorkerReady(worker="detokenizer"))
+    harness.send(WorkerReady(worker=WorkerAddress("detokenizer")))
     harness.turn()
     assert "WorkerReady" in caplog.text
 
