@@ -7,7 +7,9 @@ Three processes, one direction per group:
           `----------------DetokenizerInput (control requests)----------------^
 
 What an operator can ask of a running worker travels in two envelopes, ControlRequest and ControlReply; what is in them is
-declared in `jaxserve.scheduler.control`, one file per request. Messages are msgspec structs, tagged by class name, sent as msgpack over ZMQ PUSH/PULL ipc sockets; NumPy arrays travel as
+declared in `jaxserve.scheduler.control`, one file per request.
+
+Messages are msgspec structs, tagged by class name, sent as msgpack over ZMQ PUSH/PULL ipc sockets; NumPy arrays travel as
 their raw bytes. Nothing read from a socket is ever unpickled or evaluated.
 """
 
@@ -110,8 +112,8 @@ class AbortReq(Message):
 
 
 class ShutdownReq(Message):
-    """No more requests follow: a scheduler finishes what it holds, passes this on to the detokenizer and exits 0; the detokenizer
-    exits when it has one from every scheduler."""
+    """No more requests follow: a scheduler finishes what it holds, passes this on to the detokenizer and exits 0; the
+    detokenizer exits when it has one from every scheduler."""
 
 
 # --- Scheduler -> Detokenizer (BatchTokenIDOut, ShutdownReq) and Detokenizer -> TokenizerManager (BatchStrOut) --------------

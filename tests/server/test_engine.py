@@ -123,7 +123,7 @@ def test_bad_requests_raise_with_a_sentence(engine: Engine) -> None:
 
 
 def test_control(engine: Engine) -> None:
-    assert engine.flush_cache() is True
+    assert engine.flush_cache().success
     info = engine.get_server_info()
     assert info["weight_version"] == "v7"
     assert info["scheduler"]["context_len"] == 512

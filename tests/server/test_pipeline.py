@@ -18,6 +18,10 @@ import pytest
 
 from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
+from jaxserve.messages import DETOKENIZER, WorkerAddress
+from jaxserve.scheduler.control.abort_request import AbortRequest
+from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
+from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.workers import WorkerDiedError
@@ -67,6 +71,11 @@ async def collect(pipeline: Pipeline, req: GenerateReqInput) -> dict[int, list[G
     async for chunk in pipeline.manager.generate(req):
         chunks.setdefault(chunk.index, []).append(chunk)
     return chunks
+
+
+async def internal_state(pipeline: Pipeline) -> dict[str, Any]:
+    (reply,) = await pipeline.manager.control(GetInternalStateReq())
+    return reply.internal_state
 
 
 async def until(condition: Any, timeout_s: float = 10.0) -> None:
@@ -216,7 +225,7 @@ async def test_closing_early_aborts_only_that_request(pipeline: Pipeline) -> Non
     assert chunks[-1].finish_reason is not None
     assert chunks[-1].finish_reason.type == "length"
     await until(lambda: not pipeline.manager.num_live)
-    state = await pipeline.manager.internal_state()
+    state = await internal_state(pipeline)
     assert state["num_running_reqs"] == 0
 
 
@@ -231,12 +240,12 @@ async def test_abort_by_prefix_and_abort_all(pipeline: Pipeline) -> None:
 
     tasks = [start("p1"), start("p2"), start("q")]
     await asyncio.sleep(0.02)
-    pipeline.manager.abort("p")
+    await pipeline.manager.control(AbortRequest(rid="p"))
     assert [reason(await tasks[0]), reason(await tasks[1])] == ["abort", "abort"]
-    pipeline.manager.abort_all()
+    await pipeline.manager.abort_all()
     assert reason(await tasks[2]) in ("abort", "length")
     with pytest.raises(RequestError, match="abort_all"):
-        pipeline.manager.abort("")
+        await pipeline.manager.control(AbortRequest(rid=""))
     assert pipeline.manager.num_live == 0
 
 
@@ -245,7 +254,7 @@ async def test_abort_while_the_prompt_is_being_tokenized(pipeline: Pipeline) -> 
     task = asyncio.create_task(collect(pipeline, request(text, rids=["early"])))
     await asyncio.sleep(0)
     assert pipeline.manager.num_live == 1
-    pipeline.manager.abort("early")
+    await pipeline.manager.control(AbortRequest(rid="early"))
     chunk = (await task)[0][-1]
     assert chunk.finish_reason is not None
     assert chunk.finish_reason.type == "abort"
@@ -281,7 +290,7 @@ async def test_500_requests_with_random_departures_leave_nothing(pipeline: Pipel
     results = await asyncio.gather(*(one(i) if i % 3 else cancelled(i) for i in range(500)))
     assert sum(results) > 50
     await until(lambda: not pipeline.manager.num_live)
-    state = await pipeline.manager.internal_state()
+    state = await internal_state(pipeline)
     assert (state["num_running_reqs"], state["num_waiting_reqs"]) == (0, 0)
     assert state["num_leaks_repaired"] == 0
 
@@ -301,8 +310,8 @@ async def test_a_slow_consumer_gets_merged_chunks(pipeline: Pipeline) -> None:
 
 
 async def test_control_requests(pipeline: Pipeline) -> None:
-    assert await pipeline.manager.flush_cache() == (True, "")
-    assert (await pipeline.manager.internal_state())["context_len"] == 512
+    assert await pipeline.manager.control(FlushCacheReqInput()) == [FlushCacheReqOutput(success=True)]
+    assert (await internal_state(pipeline))["context_len"] == 512
     assert await pipeline.manager.health_check(10.0)
     assert pipeline.manager.model_info["vocab_size"] == 2048
     await until(lambda: not pipeline.manager.num_live)
@@ -324,7 +333,7 @@ async def test_the_main_process_and_the_detokenizer_know_no_jax(pipeline: Pipeli
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await process.wait() == 0
-    maps = await asyncio.to_thread(psutil.Process(pipeline.workers.pids()["detokenizer"]).memory_maps)
+    maps = await asyncio.to_thread(psutil.Process(pipeline.workers.pids()[WorkerAddress(DETOKENIZER)]).memory_maps)
     assert not [m.path for m in maps if "jaxlib" in m.path or "libtorch" in m.path]
 
 
@@ -361,7 +370,7 @@ async def test_a_killed_worker_ends_every_request(victim: str, monkeypatch: pyte
         watch = asyncio.create_task(pipeline.watch())
         tasks = [asyncio.create_task(collect(pipeline, request(max_new_tokens=400, ignore_eos=True))) for _ in range(3)]
         await until(lambda: pipeline.manager.num_live == 3)
-        os.kill(pipeline.workers.pids()[victim], signal.SIGKILL)
+        os.kill(pipeline.workers.pids()[WorkerAddress(victim)], signal.SIGKILL)
         death = await asyncio.wait_for(watch, 10)
         assert f"The {victim} process was ended by SIGKILL" in str(death)
         for result in await asyncio.gather(*tasks, return_exceptions=True):

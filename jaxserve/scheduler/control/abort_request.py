@@ -27,7 +27,10 @@ class AbortRequestOutput(msgspec.Struct):
 class HoldsUnsentRequests(Protocol):
     """The TokenizerManager's part: requests that are still being tokenized."""
 
-    def abort_unsent(manager: HoldsUnsentRequests, request: AbortRequest) -> AbortRequestOutput:
+    def abort_unsent(self, rid_prefix: str) -> None: ...
+
+
+def abort_unsent(manager: HoldsUnsentRequests, request: AbortRequest) -> AbortRequestOutput:
     manager.abort_unsent(rid_prefix(request))
     return AbortRequestOutput()
 

@@ -46,8 +46,9 @@ def set_internal_state(scheduler: Scheduler, request: SetInternalStateReq) -> Se
 
 def _checked(name: str, value: Any) -> Any:
     if name not in CHANGEABLE:
+        known = ", ".join(CHANGEABLE)
         raise ControlError(
-            f"server_args.{name} cannot be changed while the server runs; what can: {', '.join(CHANGEABLE)}. Nothing was changed."
+            f"server_args.{name} cannot be changed while the server runs; what can: {known}. Nothing was changed."
         )
     try:
         return msgspec.convert(value, typing.get_type_hints(ServerArgs)[name])
