@@ -132,7 +132,7 @@ class Detokenizer:
         for i, rid in enumerate(out.rids):
             if rid in states:
                 states.move_to_end(rid)
-            else:
+            elif rid != _DROPPED:
                 new.setdefault(flags[i] & _DECODE_FLAGS, []).append(i)
         for kind, indices in new.items():
             windows = self._open_windows(out, kind, indices, failed)
@@ -174,7 +174,7 @@ class Detokenizer:
             if reason is not None and not flags[i] & NO_STOP_TRIM and _ends_with_stop_token(tokens, reason):
                 tokens.pop()
             new_tokens.append(tokens)
-            if (tokens or reason is not None) and i not in failed:
+            if (tokens or reason is not None) and i not in failed and out.rids[i] != _DROPPED:
                 groups.setdefault(flags[i] & _DECODE_FLAGS, []).append(i)
         for kind, indices in groups.items():
             for i, text in zip(indices, self._advance(out, kind, indices, new_tokens, failed), strict=True):
