@@ -84,6 +84,23 @@ async def test_ready_when_all_are_ready_and_stop_waits_for_them(tmp_path: Path) 
         assert await group.stop(timeout_s=20)
 
 
+async def test_workers_of_one_kind_are_told_apart(tmp_path: Path) -> None:
+    body = """
+        ready(context)
+        while not os.path.exists(str(context.paths.folder / 'go')): time.sleep(0.01)
+        if context.address.rank: raise RuntimeError('no device')
+        time.sleep(600)
+    """
+    first = command(tmp_path, "w", body)
+    async with (harness := Harness(first, WorkerCommand(first.kind, first.argv, rank=1))) as group:
+        info = await asyncio.wait_for(group.wait_ready(), 30)
+        assert set(info) == {WorkerAddress("w", 0), WorkerAddress("w", 1)}
+        assert {worker: one["pid"] for worker, one in info.items()} == group.pids()
+        (harness.paths.folder / "go").touch()
+        death = await asyncio.wait_for(group.watch(), 30)
+        assert str(death) == "The w 1 process failed: RuntimeError: no device"
+
+
 async def test_stop_kills_what_does_not_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with Harness(command(tmp_path, "stubborn", "ready(context)\ntime.sleep(600)")) as group:
         await asyncio.wait_for(group.wait_ready(), 30)
