@@ -51,15 +51,13 @@ from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
 from jaxserve.scheduler.step_log import Load, StepLog
 from jaxserve.scheduler.stops import StopTextDecoder
+from jaxserve.scheduler.time_limits import TIMER_INTERVAL_S, TimeLimits
 from jaxserve.scheduler.token_ratio import NewTokenRatio
 from jaxserve.scheduler.turns import Turns
 from jaxserve.scheduler.waiting import WaitingQueue
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
-
-# Time-outs are looked at this often; looking at every request in every step would cost more than it gives.
-TIMER_INTERVAL_S = 0.05
 
 QUEUE_FULL_MESSAGE = "The request queue is full."
 ABORT_MESSAGE = "The request was aborted."
@@ -124,9 +122,9 @@ class Scheduler:
         )  # fmt: skip
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._live: dict[str, Req] = {}  # by rid: waiting or resident, not finished
+        self._time_limits = TimeLimits(self._live, self._waiting, clock)
         self._in_flight: collections.deque[tuple[ScheduleBatch, Any]] = collections.deque()
         self._control = ControlDesk(self, address, sink.send_reply)
-        self._next_timer_s = 0.0
         self._is_shutting_down = False
         self._dispatch = Dispatcher(
             {
@@ -278,11 +276,7 @@ class Scheduler:
         paused_since_s = self.pace.resume()
         if paused_since_s is None:
             return False
-        now = self.clock()
-        for req in self._live.values():
-            req.waiting_since_s += now - max(req.waiting_since_s, paused_since_s)
-            if req.running_since_s:
-                req.running_since_s += now - max(req.running_since_s, paused_since_s)
+        self._time_limits.leave_out(paused_since_s)
         return True
 
     def set_args(self, args: ServerArgs) -> None:
@@ -415,20 +409,11 @@ class Scheduler:
     def check_timers(self) -> None:
         """Time-outs of requests, and control requests that wait; cheap, meant for every round of the loop."""
         self._control.serve()
-        now = self.clock()
-        if now < self._next_timer_s or self.pace.is_paused:
+        if self.pace.is_paused:
             return
-        self._next_timer_s = now + TIMER_INTERVAL_S
-        waiting_limit, running_limit = self.args.request_waiting_timeout_s, self.args.request_running_timeout_s
-        if waiting_limit is not None:
-            late = self._waiting.find(lambda r: not r.num_retractions and now - r.waiting_since_s > waiting_limit)
-            message = f"The request waited longer than {waiting_limit:g} s in the queue."
+        for late, message in self._time_limits.overdue(self.args):
             self._end_all(late, FinishReason.abort(message, 503, UNAVAILABLE))
-        if running_limit is not None:
-            late = [r for r in self._live.values() if r.running_since_s and now - r.running_since_s > running_limit]
-            message = f"The request ran longer than {running_limit:g} s."
-            self._end_all(late, FinishReason.abort(message, 503, UNAVAILABLE))
-        self._outputs.flush()
+            self._outputs.flush()
 
     def on_idle(self) -> None:
         """Once after all requests are done: resets what adapts to load and compares the cache's books."""

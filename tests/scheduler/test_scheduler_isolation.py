@@ -12,6 +12,7 @@ from scheduler_harness import Harness, LetterDecoder, prompt_of
 from jaxserve.messages import AbortReq, ControlReply, ControlRequest
 from jaxserve.scheduler.control.declaration import ControlError
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
+from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
 from jaxserve.scheduler.intake import Intake
 
 POISON = 77
@@ -129,3 +130,14 @@ def test_unknown_and_malformed_control_requests_are_answered(make_harness: Calla
     assert isinstance(unknown, ControlReply) and isinstance(malformed, ControlReply)
     assert (unknown.request_id, unknown.status_code) == ("1", 404) and "'dance'" in unknown.error
     assert (malformed.request_id, malformed.status_code) == ("2", 400) and "pause_generation is wrong" in malformed.error
+
+
+def test_a_step_that_fails_while_a_pause_waits_for_it_ends_the_loop_too(make_harness: Callable[..., Harness]) -> None:
+    """After the pause has been answered with the error."""
+    harness = make_harness()
+    harness.submit(prompt_of(5), 20, ignore_eos=True)
+    harness.turn(3)
+    harness.control(PauseGenerationReqInput(mode="in_place"))
+    with mock.patch.object(harness.runner, "fetch", side_effect=RuntimeError("device lost")), pytest.raises(RuntimeError):
+        harness.turn()
+    assert "RuntimeError: device lost" in harness.control_replies()[0]
