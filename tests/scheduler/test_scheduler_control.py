@@ -212,7 +212,7 @@ def test_options_change_while_the_scheduler_runs(make_harness: Callable[..., Har
     running = harness.submit(prompt_of(5), 100, ignore_eos=True)
     harness.turn()
     waiting, refused = (harness.submit(prompt_of(5, i), 100, ignore_eos=True) for i in (1, 2))
-    harness.turn()
+    harness.turn(2)
     assert harness.answer(refused).finish.status_code == 503
     harness.clock.now_s += 6.0
     harness.run()

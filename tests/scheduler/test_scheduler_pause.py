@@ -161,6 +161,20 @@ def test_the_time_of_a_pause_does_not_count_for_time_outs(make_harness: Callable
     harness.assert_as_expected()
 
 
+def test_the_queue_keeps_its_limit_while_paused(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness({"max_queued_requests": 1})
+    harness.submit(prompt_of(5), 20, ignore_eos=True)
+    harness.turn(3)
+    pause(harness, "retract")
+    harness.submit(prompt_of(5, 1), 4)
+    refused = harness.submit(prompt_of(5, 2), 4)
+    harness.turn()
+    assert harness.answer(refused).finish.status_code == 503  # type: ignore[union-attr]
+    resume(harness)
+    harness.run()
+    harness.assert_as_expected("r0", "r1")
+
+
 def test_shutdown_ends_a_pause(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness()
     harness.submit(prompt_of(5), 10)
