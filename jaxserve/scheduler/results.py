@@ -11,6 +11,7 @@ tokens out before.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -24,6 +25,8 @@ from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.stops import SlowStopPatternError
 from jaxserve.types import FinishReason
+
+logger = logging.getLogger(__name__)
 
 NAN_MESSAGE = "The model's logits were not numbers (NaN) for this request."
 
@@ -166,6 +169,10 @@ class ResultProcessor:
             matched = req.stop_text.match(self._table.output_ids(row))
         except SlowStopPatternError as err:
             return FinishReason.abort(str(err), 400, "BadRequestError")
+        except Exception as err:  # of the tokenizer's decoder: one request's, not everybody's
+            logger.exception("The stop strings of request %s could not be looked for.", req.rid)
+            text = f"The scheduler failed to look for stop strings: {type(err).__name__}: {err}"
+            return FinishReason.abort(text, 500, "InternalServerError")
         return None if matched is None else FinishReason.stop(matched)
 
     def _take_logprobs(

@@ -20,7 +20,7 @@ import zmq
 
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import Receiver, Sender
-from jaxserve.messages import DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
+from jaxserve.messages import SCHEDULER, DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
 from jaxserve.runner import Runner
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
@@ -88,20 +88,20 @@ def work(context: WorkerContext) -> None:
 def serve(context: WorkerContext, args: ServerArgs, runner: Runner, decoder: StopTextDecoder | None) -> None:
     """Until a ShutdownReq. `args` are the resolved options."""
     with zmq.Context() as zmq_context:
-        receiver = Receiver(zmq_context, context.paths.scheduler, SchedulerInput)
+        receiver = Receiver(zmq_context, context.paths.of(context.address), SchedulerInput)
         to_detokenizer = Sender(zmq_context, context.paths.detokenizer)
         to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
         transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
         watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
         loop = SchedulerLoop(
-            Scheduler(args, runner, decoder, transport),
+            Scheduler(args, runner, decoder, transport, address=context.address),
             transport,
             overlap=not args.disable_overlap_schedule,
             sleep_on_idle=args.sleep_on_idle,
             watchdog=watchdog,
         )
         try:
-            to_tokenizer.send(WorkerReady(worker=context.name, info=_info(args, runner)))
+            to_tokenizer.send(WorkerReady(worker=context.address, info=_info(args, runner)))
             # What start-up left behind lives as long as the process: the collector need not look at it again.
             gc.collect()
             gc.freeze()
@@ -127,4 +127,4 @@ def _give_up(context: WorkerContext, reason: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker("scheduler", work))
+    sys.exit(run_worker(SCHEDULER, work))
