@@ -1,7 +1,7 @@
 """Constraints: what grammars let the rows of a step sample, and where each request stands in its grammar.
 
-The masks of a step follow from the tokens of all steps before it. So a step with constrained rows is launched in two phases: its
-forward pass first, and its sampling when the results of the step before are in and the matchers have followed them.
+The masks of a step follow from the tokens of all steps before it. So a step with constrained rows is launched in two phases:
+its forward pass first, and its sampling when the results of the step before are in and the matchers have followed them.
 """
 
 from __future__ import annotations
