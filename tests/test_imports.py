@@ -14,6 +14,7 @@ ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "config": set(),
     "demo": set(),
+    "text": set(),
     "cuda_toolkit": set(),
     "messages": {"types"},
     "runner": {"types"},
@@ -25,15 +26,15 @@ ALLOWED: dict[str, set[str]] = {
     "cache": {"runner", "types"},
     "aot": {"config", "executor", "kernels", "models"},
     "executor": {"config", "types", "runner", "kernels", "models"},
-    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache"},
-    "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor"},
+    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache", "text"},
+    "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor", "text"},
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor"},
     "__main__": {"cli"},
     "__init__": {"config", "cuda_toolkit", "types", "server"},
 }
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "scheduler"}
+WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "scheduler", "text"}
 
 
 def modules() -> list[pathlib.Path]:

@@ -20,7 +20,6 @@ from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
-from jaxserve.scheduler.stops import SlowStopPatternError
 from jaxserve.types import FinishReason
 
 NAN_MESSAGE = "The model's logits were not numbers (NaN) for this request."
@@ -119,10 +118,7 @@ class ResultProcessor:
     def _match_text(self, req: Req, row: int) -> FinishReason | None:
         if req.stop_text is None:
             return None
-        try:
-            matched = req.stop_text.match(self._table.output_ids(row))
-        except SlowStopPatternError as err:
-            return FinishReason.abort(str(err), 400, "BadRequestError")
+        matched = req.stop_text.match(self._table.output_ids(row))
         return None if matched is None else FinishReason.stop(matched)
 
     def _take_logprobs(self, rows: np.ndarray, flags: np.ndarray, picked: np.ndarray | None, output: StepOutput) -> None:

@@ -1,8 +1,8 @@
 """The detokenizer process: BatchTokenIDOut in, BatchStrOut out.
 
-It keeps a token window and, where a request has stop strings, a stop filter per unfinished sequence. Everything else in a
-message passes through untouched. It learns of a request from the first message about it and forgets it with the last one;
-it knows nothing of aborts, HTTP or models. It ends when the scheduler passes on a ShutdownReq.
+It keeps a token window and, where a request has stop strings or patterns, a stop filter per unfinished sequence. Everything
+else in a message passes through untouched. It learns of a request from the first message about it and forgets it with the last
+one; it knows nothing of aborts, HTTP or models. It ends when the scheduler passes on a ShutdownReq.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from jaxserve.messages import (
     WorkerReady,
 )
 from jaxserve.server.decoder_handover import wait_for_decoder
-from jaxserve.server.incremental import DecodeBatch, TokenWindow, advance, open_windows
-from jaxserve.server.stops import StopFilter, cut_at
+from jaxserve.server.stops import StopFilter, cut_at, stop_filter
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import WorkerContext, run_worker
+from jaxserve.text.incremental import DecodeBatch, TokenWindow, advance, open_windows
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _DECODE_FLAGS = SKIP_SPECIAL_TOKENS | SPACES_BETWEEN_SPECIAL_TOKENS
 @dataclasses.dataclass(slots=True)
 class SequenceState:
     window: TokenWindow
-    stops: StopFilter | None  # None: no stop strings, or they are wanted in the text
+    stops: StopFilter | None  # None: nothing to look for, or it is wanted in the text
 
 
 class Detokenizer:
@@ -91,10 +91,8 @@ class Detokenizer:
         for kind, indices in new.items():
             windows = open_windows([out.prompt_tails.get(i, []) for i in indices], self._decoders[kind])
             for i, window in zip(indices, windows, strict=True):
-                stops = out.stops.get(i)
-                states[out.rids[i]] = SequenceState(
-                    window, StopFilter(stops) if stops and not flags[i] & NO_STOP_TRIM else None
-                )
+                stops = None if flags[i] & NO_STOP_TRIM else stop_filter(out.stops.get(i, []), out.stop_patterns.get(i, []))
+                states[out.rids[i]] = SequenceState(window, stops)
         self._forget_oldest(len(states) - max(self._max_sequences, len(out.rids)))
 
     def _forget_oldest(self, count: int) -> None:
