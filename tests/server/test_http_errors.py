@@ -21,6 +21,8 @@ JSON = {"content-type": "application/json"}
         (b"", "is empty"),
         (b"{", "not valid JSON"),
         (b'{"prompt": NaN}', "not valid JSON"),
+        (b'{"model": 5, "rid": [], "prompt": NaN}', "not valid JSON"),
+        (b'{"unknown": 5, "prompt": NaN}', "not valid JSON"),
         (b'{"text": "\\ud800"}', "not valid JSON"),
         (b'{"text": ' + b"[" * 100_000, "not valid JSON"),
         (b"[1, 2]", "must be"),

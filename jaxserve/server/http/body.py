@@ -6,14 +6,16 @@ become sentences about fields.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from jaxserve.server.http.errors import uses_openai_envelope
+from jaxserve.server.http.errors import not_supported, uses_openai_envelope
 from jaxserve.server.requests import RequestError
 
 T = TypeVar("T")
@@ -28,6 +30,30 @@ _AT_PATH = re.compile(r"^(?P<problem>.*?) - at `(?P<path>.*)`$", re.DOTALL)
 _WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?P<bound> [<>]=? -?\d+)?(?:, got `[^`]+`)?$")
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+_UNKNOWN = re.compile(r"contains unknown field `(?P<field>[^`]+)`")
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignFields:
+    """What to do with fields that a struct does not have. Any that is not named here is refused."""
+
+    unserved: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)  # values accepted next to null
+    without_effect: Collection[str] = ()
+
+    def check(self, fields: Mapping[str, Any], served: Iterable[str], where: str = "") -> None:
+        """Raises RequestError for the first of `fields` that is not served and asks for something. `where`: what has them."""
+        for name in fields.keys() - set(served):
+            value = fields[name]
+            if name in self.without_effect or (name in self.unserved and (value is None or value in self.unserved[name])):
+                continue
+            path = f"{where}.{name}" if where else name
+            if name in self.unserved:
+                raise not_supported(path)
+            if not where or value is not None:
+                raise _unknown_field(path)
+
+
+NO_FOREIGN_FIELDS = ForeignFields()
 
 
 async def read_json_bytes(request: Request) -> bytes:
@@ -53,14 +79,32 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     return body
 
 
-async def read_struct(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+async def read_struct(request: Request, decoder: msgspec.json.Decoder[T], foreign: ForeignFields = NO_FOREIGN_FIELDS) -> T:
+    """The body as the decoder's struct, which must forbid unknown fields; `foreign` are those to be treated otherwise."""
     raw = await read_json_bytes(request)
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error), raw) from None
+    try:  # explaining an error reads the body again, to its end
+        try:
+            return decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            if _UNKNOWN.search(str(error)):
+                without: T = _without_foreign_fields(raw, decoder.type, foreign)
+                return without
+            raise _field_error(str(error), raw) from None
     except _MALFORMED as error:
         raise _malformed(error) from None
+
+
+def _without_foreign_fields(raw: bytes, kind: Any, foreign: ForeignFields) -> Any:
+    fields, served = msgspec.json.decode(raw), kind.__struct_fields__
+    foreign.check(fields, served)
+    try:
+        return msgspec.convert({name: value for name, value in fields.items() if name in served}, kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error), raw) from None
+
+
+def _unknown_field(path: str) -> RequestError:
+    return RequestError(f"{path} is not a field this server knows.", param=path.partition("[")[0], code="unknown_parameter")
 
 
 def shown(value: Any) -> str:
@@ -83,6 +127,8 @@ def _field_error(message: str, raw: bytes) -> RequestError:
     if missing:
         field = f"{path}.{missing['field']}" if path else missing["field"]
         return RequestError(f"{field} is required.", param=field)
+    if unknown := _UNKNOWN.search(problem):
+        return _unknown_field(f"{path}.{unknown['field']}" if path else unknown["field"])
     wrong_type = _WRONG_TYPE.match(problem)
     if wrong_type:
         kinds = [_TYPE_WORDS.get(kind, kind) for kind in wrong_type["expected"].split(" | ")]

@@ -35,7 +35,7 @@ _OPENAI_NAMES = {
 
 
 def not_supported(field: str, what: str = "is not supported yet") -> RequestError:
-    return RequestError(f"{field} {what}.", param=field, code="unsupported_parameter")
+    return RequestError(f"{field} {what}.", param=field.partition("[")[0], code="unsupported_parameter")
 
 
 def internal_error() -> RequestError:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.body import shown
+from jaxserve.server.http.errors import not_supported
 from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import RequestError
 from jaxserve.types import SamplingParams
@@ -30,6 +31,16 @@ def check_model(name: str | None, args: ServerArgs) -> None:
 def check(ok: bool, field: str, rule: str, value: Any) -> None:
     if not ok:
         raise RequestError(f"{field} must be {rule}, got {shown(value)}.", param=field)
+
+
+def check_stream_options(request: OpenAIRequest) -> None:
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise RequestError("stream_options needs stream: true.", param="stream_options")
+    if options.include_obfuscation:
+        raise not_supported("stream_options.include_obfuscation")
 
 
 def rid_of(request: OpenAIRequest) -> str | None:
