@@ -183,6 +183,7 @@ async def test_request_ids() -> None:
         ({"return_hidden_states": True}, "return_hidden_states", "not supported"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "must be true or false"),
         ({"rid": ["a", "b"]}, "rid", "one string"),
+        ({"rid": ""}, "rid", "at least one character"),
         ({"brand_new_field": {"x": 1}}, "brand_new_field", "brand_new_field is not a field this server knows."),
         ({"data_parallel_rank": 1}, "data_parallel_rank", "not supported yet"),
         ({"mm_processor_kwargs": {"x": 1}}, "mm_processor_kwargs", "not supported yet"),

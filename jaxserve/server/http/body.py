@@ -30,7 +30,7 @@ _AT_PATH = re.compile(r"^(?P<problem>.*?) - at `(?P<path>.*)`$", re.DOTALL)
 _WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?P<bound> [<>]=? -?\d+)?(?:, got `[^`]+`)?$")
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
-_UNKNOWN = re.compile(r"contains unknown field `(?P<field>[^`]+)`")
+_UNKNOWN = re.compile(r"contains unknown field `(?P<field>[^`]*)`")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +104,20 @@ def _without_foreign_fields(raw: bytes, kind: Any, foreign: ForeignFields) -> An
 
 
 def _unknown_field(path: str) -> RequestError:
+    path = _cut(path or '""')
     return RequestError(f"{path} is not a field this server knows.", param=path.partition("[")[0], code="unknown_parameter")
 
 
 def shown(value: Any) -> str:
     """A value for an error message, cut to a readable length."""
-    text = json.dumps(value, ensure_ascii=False)  # not msgspec: integers may be of any size here
+    try:
+        text = json.dumps(value, ensure_ascii=False)  # not msgspec: integers may be of any size here
+    except RecursionError:
+        return "a value that is nested too deeply"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
 
 

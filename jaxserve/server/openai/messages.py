@@ -85,7 +85,7 @@ def _arguments(arguments: Any) -> Any:
         return arguments
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments  # a model's own broken call, handed back as history
     return value if isinstance(value, dict) else arguments
 

@@ -44,6 +44,7 @@ def check_stream_options(request: OpenAIRequest) -> None:
 
 
 def rid_of(request: OpenAIRequest) -> str | None:
+    check(request.rid != "", "rid", "a string of at least one character", request.rid)
     if isinstance(request.rid, list):
         check(len(request.rid) == 1, "rid", "one string here", request.rid)
         return request.rid[0]
