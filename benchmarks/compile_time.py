@@ -28,8 +28,7 @@ from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.mesh import make_mesh
-from jaxserve.executor.programs import StepPrograms
-from jaxserve.executor.sampler import SamplingMode
+from jaxserve.executor.programs import SamplingKey, StepPrograms
 from jaxserve.executor.step import Step
 from jaxserve.models import ModelConfig, abstract_params, build_decoder, param_specs
 
@@ -95,10 +94,8 @@ def measure(blueprint: Blueprint, kinds: list[str]) -> Iterator[Timed]:
                 yield timed(kind, bucket.name, lower, options)
     if "sampling" in kinds:
         programs = blueprint.programs(NUM_PAGES)
-        for count in sorted({bucket.num_rows for bucket in blueprint.buckets.all}):
-            for mode in SamplingMode:
-                lower = functools.partial(programs.lower_sampling, count, mode)
-                yield timed("sampling", f"{mode.name.lower()} R={count}", lower, options)
+        for key in SamplingKey.all_of(blueprint.buckets.all):
+            yield timed("sampling", key.name, functools.partial(programs.lower_sampling, key), options)
 
 
 def main() -> None:

@@ -26,9 +26,9 @@ from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.memory import DeviceMemory, fit_pages, limit_to_use
 from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.resolve import platform_defaults
 from jaxserve.executor.row_tables import RowTables
-from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.warmup import compile_all
 from jaxserve.kernels.api import choose_backend
 from jaxserve.models import ModelConfig
@@ -176,9 +176,8 @@ class _Planner:
         """What steps need beside weights, tables and pool. ValueError if the largest step does not compile beside any pool."""
         programs = plan.programs
         if any(program.error for program in programs):
-            programs = tuple(
-                self._compile(_PROBE_PAGES, [self.blueprint.buckets.extend[-1], _largest_sampling(self.blueprint)])
-            )
+            buckets = self.blueprint.buckets
+            programs = tuple(self._compile(_PROBE_PAGES, [buckets.extend[-1], SamplingKey.largest_of(buckets.decode)]))
         for program in programs:
             if program.error:
                 raise ValueError(f"{program.name} does not compile: {program.error}")
@@ -238,10 +237,11 @@ class _Planner:
         buckets = self.blueprint.buckets
         chosen: tuple[Any, ...] = ()
         if self.options.compile == "all":
-            rows = sorted({bucket.num_rows for bucket in buckets.all})
-            chosen = (*buckets.all, *((count, mode) for count in rows for mode in SamplingMode), "page_table", "row_tables")
+            chosen = (*buckets.all, *SamplingKey.all_of(buckets.all), "page_table", "row_tables")
+            if self.blueprint.drafter is not None:
+                chosen = (*chosen, "history")
         elif self.options.compile == "largest":
-            chosen = (buckets.extend[-1], buckets.decode[-1], _largest_sampling(self.blueprint))
+            chosen = (buckets.extend[-1], buckets.decode[-1], SamplingKey.largest_of(buckets.decode))
         reports = dict(zip(chosen, self._compile(num_pages, chosen), strict=True))
         steps = [self._step(bucket, num_pages, reports.pop(bucket, None)) for bucket in buckets.all]
         return steps, list(reports.values())
@@ -256,8 +256,8 @@ class _Planner:
         for key in keys:
             if isinstance(key, Bucket):
                 name, make = key.name, functools.partial(programs.lower_forward, key, params)
-            elif isinstance(key, tuple):
-                name, make = f"sample {key[1].name.lower()} R={key[0]}", functools.partial(programs.lower_sampling, *key)
+            elif isinstance(key, SamplingKey):
+                name, make = key.name, functools.partial(programs.lower_sampling, key)
             else:
                 name, make = str(key).replace("_", " "), getattr(programs, f"lower_{key}")
             lower[key] = functools.partial(self._compilation, name, make, tuple(pool))
@@ -290,10 +290,6 @@ def _transient_bytes(programs: Sequence[ProgramReport]) -> int:
     if not programs:
         return 0
     return max(program.step_bytes for program in programs) + max(program.new_output_bytes for program in programs)
-
-
-def _largest_sampling(blueprint: Blueprint) -> tuple[int, SamplingMode]:
-    return blueprint.buckets.decode[-1].num_rows, SamplingMode.EVERYTHING
 
 
 def _notes(blueprint: Blueprint, target: Target) -> list[str]:

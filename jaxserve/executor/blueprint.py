@@ -17,6 +17,7 @@ from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.model_runner import ModelRunner
+from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.programs import StepPrograms
 from jaxserve.executor.resolve import resolve_args, resolve_dtype
 from jaxserve.executor.step import Params, Step
@@ -69,7 +70,25 @@ class Blueprint:
     @property
     def buckets(self) -> Buckets:
         assert self.args.prefill_token_buckets and self.args.decode_row_buckets
-        return Buckets.build(self.args.prefill_token_buckets, self.args.decode_row_buckets, self.page_size)
+        return Buckets.build(
+            self.args.prefill_token_buckets, self.args.decode_row_buckets, self.page_size, self.num_draft_tokens
+        )
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens of a row that a decode step verifies; 1 without speculative decoding."""
+        return self.args.speculative_num_draft_tokens or 1
+
+    @property
+    def drafter(self) -> NgramDrafter | None:
+        args = self.args
+        if args.speculative_algorithm is None:
+            return None
+        return NgramDrafter(
+            num_drafts=self.num_draft_tokens - 1,
+            min_match=args.speculative_ngram_min_match_window_size,
+            max_match=args.speculative_ngram_max_match_window_size,
+        )
 
     @property
     def page_bytes(self) -> int:
@@ -88,6 +107,7 @@ class Blueprint:
             vocab_size=self.config.vocab_size,
             eos_token_ids=self.config.eos_token_ids,
             max_top_logprobs=min(args.max_top_logprobs, self.config.vocab_size),
+            num_draft_tokens=self.num_draft_tokens,
         )
 
     def abstract_params(self) -> Params:
@@ -108,6 +128,7 @@ class Blueprint:
             KVCacheLayout(self.backend.kv_pages(), self.config.num_layers * num_pages, args.tp_size),
             spec,
             self.mesh,
+            self.drafter,
         )
 
     def runner(self, num_pages: int, params: Params, counter: CompileCounter) -> ModelRunner:

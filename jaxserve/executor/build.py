@@ -15,7 +15,7 @@ from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.memory import CPU_POOL_LIMIT_BYTES, fit_pages, limit_to_use, measure
 from jaxserve.executor.mesh import make_mesh, select_devices
 from jaxserve.executor.model_runner import ModelRunner
-from jaxserve.executor.sampler import SamplingMode
+from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.warmup import CompileCounter, use_compilation_cache
 from jaxserve.models import ModelConfig, load_params
 
@@ -84,7 +84,7 @@ def step_temp_bytes(blueprint: Blueprint) -> int:
     programs = blueprint.programs(_PROBE_PAGES)
     largest = max(blueprint.buckets.all, key=lambda bucket: (bucket.num_tokens, bucket.num_rows))
     forward = programs.lower_forward(largest, blueprint.abstract_params())
-    sampling = programs.lower_sampling(max(bucket.num_rows for bucket in blueprint.buckets.all), SamplingMode.EVERYTHING)
+    sampling = programs.lower_sampling(SamplingKey.largest_of(blueprint.buckets.all))
     return max(_extra_bytes(lowered.compile().memory_analysis()) for lowered in (forward, sampling))
 
 

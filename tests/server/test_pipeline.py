@@ -433,6 +433,12 @@ async def test_a_full_queue_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
         assert pipeline.manager.num_live == 0
 
 
+async def test_nobody_may_wait() -> None:
+    async with running(max_queued_requests=0) as pipeline:  # the first request needs no place in the queue
+        chunks = await collect(pipeline, request(max_new_tokens=3))
+        assert chunks[0][-1].completion_tokens == 3
+
+
 async def test_auto_truncate_shortens_instead_of_refusing() -> None:
     async with running(allow_auto_truncate=True) as pipeline:
         chunks = await collect(pipeline, request([5] * 600, max_new_tokens=50))
