@@ -27,6 +27,7 @@ ACCEPT = 0  # the node where every pattern ends
 NOTHING, NEWLINE, ASCII_WORD, OTHER_WORD, OTHER = range(5)
 
 Assertion = Callable[[int, int | None], bool]  # (kind before, kind after; None: not known yet)
+Test = Callable[[str], Any]  # does this character pass? Anything but None and False says yes
 
 _TYPE_FLAGS = int(re.ASCII | re.UNICODE)
 _CATEGORIES = {
@@ -59,7 +60,7 @@ class Node:
 @dataclasses.dataclass(slots=True)
 class Automaton:
     nodes: list[Node]
-    tests: list[re.Pattern[str]]  # each of one character
+    tests: list[Test]
     start: int
     has_assertions: bool
 
@@ -112,8 +113,8 @@ class _Builder:
 
     def __init__(self) -> None:
         self.nodes = [Node()]
-        self.tests: list[re.Pattern[str]] = []
-        self._test_indices: dict[tuple[str, int], int] = {}
+        self.tests: list[Test] = []
+        self._test_indices: dict[tuple[str, int], int] = {}  # by a test's source and flags
         self.has_assertions = False
 
     def add(self, node: Node) -> int:
@@ -135,7 +136,7 @@ class _Builder:
 
     def _item(self, op: Any, value: Any, flags: int, following: int) -> int:
         if op in (ops.LITERAL, ops.NOT_LITERAL, ops.ANY, ops.IN):
-            return self._character(_character_class(op, value), flags, following)
+            return self.add(Node([following], test=self._test(op, value, flags)))
         if op is ops.BRANCH:
             return self.add(Node([self.sequence(list(branch), flags, following) for branch in value[1]]))
         if op is ops.SUBPATTERN:
@@ -150,12 +151,14 @@ class _Builder:
             return self.add(Node([following], assertion=_assertion(value, flags)))
         raise _UnsupportedError(f"{_UNSUPPORTED.get(op, str(op).lower())}, which is not supported")
 
-    def _character(self, source: str, flags: int, following: int) -> int:
-        key = (source, flags & int(re.IGNORECASE | re.DOTALL | re.ASCII))
-        if key not in self._test_indices:
-            self._test_indices[key] = len(self.tests)
-            self.tests.append(re.compile(*key))
-        return self.add(Node([following], test=self._test_indices[key]))
+    def _test(self, op: Any, value: Any, flags: int) -> int:
+        key = (_character_class(op, value), flags & int(re.IGNORECASE | re.DOTALL | re.ASCII))
+        index = self._test_indices.get(key)
+        if index is None:
+            index = self._test_indices[key] = len(self.tests)
+            is_plain = op is ops.LITERAL and not flags & re.IGNORECASE  # by far the most, and compiling takes its time
+            self.tests.append(chr(value).__eq__ if is_plain else re.compile(*key).fullmatch)
+        return index
 
     def _repeat(self, least: int, most: int, items: list[Any], flags: int, following: int) -> int:
         if most is ops.MAXREPEAT:

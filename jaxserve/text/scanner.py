@@ -113,7 +113,7 @@ class Moves:
         passed = self._passing.get(char)
         if passed is None:
             tests = self._automaton.tests
-            passed = self._passing[char] = frozenset(i for i, test in enumerate(tests) if test.fullmatch(char))
+            passed = self._passing[char] = frozenset(i for i, test in enumerate(tests) if test(char))
         return passed
 
     def state(self, groups: tuple[frozenset[int], ...], before: int) -> _State:
