@@ -6,16 +6,15 @@ become sentences about fields.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from jaxserve.server.http.errors import not_supported, uses_openai_envelope
+from jaxserve.server.foreign_fields import ForeignFields, unknown_field
+from jaxserve.server.http.errors import uses_openai_envelope
 from jaxserve.server.requests import RequestError
 
 T = TypeVar("T")
@@ -31,26 +30,6 @@ _WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?P<bound> [<>]=? -?\d
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 _UNKNOWN = re.compile(r"contains unknown field `(?P<field>[^`]*)`")
-
-
-@dataclasses.dataclass(frozen=True)
-class ForeignFields:
-    """What to do with fields that a struct does not have. Any that is not named here is refused."""
-
-    unserved: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)  # values accepted next to null
-    without_effect: Collection[str] = ()
-
-    def check(self, fields: Mapping[str, Any], served: Iterable[str], where: str = "") -> None:
-        """Raises RequestError for the first of `fields` that is not served and asks for something. `where`: what has them."""
-        for name in fields.keys() - set(served):
-            value = fields[name]
-            if name in self.without_effect or (name in self.unserved and (value is None or value in self.unserved[name])):
-                continue
-            path = f"{where}.{name}" if where else name
-            if name in self.unserved:
-                raise not_supported(path)
-            if not where or value is not None:
-                raise _unknown_field(path)
 
 
 NO_FOREIGN_FIELDS = ForeignFields()
@@ -103,21 +82,12 @@ def _without_foreign_fields(raw: bytes, kind: Any, foreign: ForeignFields) -> An
         raise _field_error(str(error), raw) from None
 
 
-def _unknown_field(path: str) -> RequestError:
-    path = _cut(path or '""')
-    return RequestError(f"{path} is not a field this server knows.", param=path.partition("[")[0], code="unknown_parameter")
-
-
 def shown(value: Any) -> str:
     """A value for an error message, cut to a readable length."""
     try:
         text = json.dumps(value, ensure_ascii=False)  # not msgspec: integers may be of any size here
     except RecursionError:
         return "a value that is nested too deeply"
-    return _cut(text)
-
-
-def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
 
 
@@ -136,7 +106,7 @@ def _field_error(message: str, raw: bytes) -> RequestError:
         field = f"{path}.{missing['field']}" if path else missing["field"]
         return RequestError(f"{field} is required.", param=field)
     if unknown := _UNKNOWN.search(problem):
-        return _unknown_field(f"{path}.{unknown['field']}" if path else unknown["field"])
+        return unknown_field(f"{path}.{unknown['field']}" if path else unknown["field"])
     wrong_type = _WRONG_TYPE.match(problem)
     if wrong_type:
         kinds = [_TYPE_WORDS.get(kind, kind) for kind in wrong_type["expected"].split(" | ")]

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import DONE_EVENT, EventStream, unless_disconnected
 from jaxserve.server.http.docs import json_body
-from jaxserve.server.http.errors import not_supported
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.conversation import Conversation

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.server.http.body import ForeignFields
+from jaxserve.server.foreign_fields import OFF, ForeignFields
 
-# Values that ask for nothing, next to null.
-_OFF: tuple[Any, ...] = (False, 0, "", [], {})
 _BOOLEANS = (True, False)
 
 # Accepted without effect, with the reason.
@@ -33,28 +31,28 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {
          "routed_experts_start_len", "return_sampling_mask", "return_cached_tokens_details", "return_spec_tokens_details",
          "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank",
          "disagg_prefill_dp_rank", "images_config", "mm_processor_kwargs", "custom_labels"),
-        _OFF,
+        OFF,
     ),
-    "response_format": (*_OFF, {"type": "text"}),
+    "response_format": (*OFF, {"type": "text"}),
 }  # fmt: skip
-_UNSERVED_COMPLETION = {**_UNSERVED, "suffix": _OFF}
+_UNSERVED_COMPLETION = {**_UNSERVED, "suffix": OFF}
 _UNSERVED_CHAT = {
     **_UNSERVED,
     **dict.fromkeys(
         ("functions", "audio", "prediction", "moderation", "chat_template", "task", "return_input_ids_in_sglext",
          "return_output_ids_in_sglext", "sampling_logprobs_mode", "return_flat_raw_output_top_logprobs",
          "return_flat_raw_top_logprobs_b64", "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video", "video_config"),
-        _OFF,
+        OFF,
     ),
-    "function_call": (*_OFF, "none", "auto"),
+    "function_call": (*OFF, "none", "auto"),
     "modalities": ([], ["text"]),
     "verbosity": ("medium",),
     "web_search_options": (),  # {} asks for a search
     # A model's thoughts stay in its text, so there is nothing to part or to hold back.
     "separate_reasoning": _BOOLEANS,
     "stream_reasoning": _BOOLEANS,
-    "thinking": (*_OFF, {"type": "disabled"}),
-    "reasoning": (*_OFF, {"enabled": False}),
+    "thinking": (*OFF, {"type": "disabled"}),
+    "reasoning": (*OFF, {"enabled": False}),
     "parallel_tool_calls": _BOOLEANS,  # no calls are made
 }  # fmt: skip
 
@@ -63,7 +61,7 @@ CHAT = ForeignFields(_UNSERVED_CHAT, WITHOUT_EFFECT)
 
 # Of a message.
 MESSAGE = ForeignFields(
-    dict.fromkeys(("tools", "prefix", "phase", "audio", "function_call"), _OFF),
+    dict.fromkeys(("tools", "prefix", "phase", "audio", "function_call"), OFF),
     {
         "refusal": "comes with the messages of OpenAI's replies",
         "annotations": "comes with the messages of OpenAI's replies",

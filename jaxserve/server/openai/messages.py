@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
-from jaxserve.server.http.errors import not_supported
 from jaxserve.server.openai.foreign_fields import MESSAGE, TEXT_PART
 from jaxserve.server.requests import RequestError
 

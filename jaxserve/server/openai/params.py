@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
-from jaxserve.server.http.errors import not_supported
 from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import RequestError
 from jaxserve.types import SamplingParams
