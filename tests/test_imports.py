@@ -24,17 +24,30 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"kernels", "types"},
     "bench": {"kernels", "models"},
     "cache": {"runner", "types"},
+    "grammar": {"types"},
     "aot": {"config", "executor", "kernels", "models"},
     "executor": {"config", "types", "runner", "kernels", "models"},
-    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache", "text"},
-    "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor", "text"},
+    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache", "grammar", "text"},
+    "server": {
+        "config",
+        "types",
+        "messages",
+        "dispatcher",
+        "runner",
+        "ipc",
+        "models",
+        "scheduler",
+        "executor",
+        "grammar",
+        "text",
+    },
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor"},
     "__main__": {"cli"},
     "__init__": {"config", "cuda_toolkit", "types", "server"},
-}
+}  # fmt: skip
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "scheduler", "text"}
+WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "scheduler", "text"}
 
 
 def modules() -> list[pathlib.Path]:

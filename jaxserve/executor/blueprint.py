@@ -6,11 +6,12 @@ The mesh may be of devices that are not there: then the blueprint can be lowered
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
 from jaxserve.executor.buckets import Buckets
@@ -23,7 +24,7 @@ from jaxserve.executor.resolve import resolve_args, resolve_dtype
 from jaxserve.executor.step import Params, Step
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
-from jaxserve.models import ModelConfig, abstract_params, build_decoder, check_tp, param_shardings, param_specs
+from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
 from jaxserve.runner import RunnerSpec
 
 
@@ -110,23 +111,27 @@ class Blueprint:
             num_draft_tokens=self.num_draft_tokens,
         )
 
+    @functools.cached_property
+    def arrays(self) -> ParamTree:
+        """The weights' ArrayInfo."""
+        return abstract_params(self.config, jnp.dtype(self.args.dtype), self.args.tp_size)
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        return build_decoder(self.config, self.args.tp_size)
+
     def abstract_params(self) -> Params:
         """The weights' shapes, types and shardings, to lower with in place of weights."""
-        dtype = jnp.dtype(self.args.dtype)
         return jax.tree.map(
-            lambda info, sharding: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding),
-            abstract_params(self.config, dtype, self.args.tp_size),
-            param_shardings(self.config, dtype, self.mesh),
+            lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(self.mesh, info.spec)), self.arrays
         )
 
     def programs(self, num_pages: int) -> StepPrograms:
-        args, spec = self.args, self.spec(num_pages)
-        decoder = build_decoder(self.config, args.tp_size)
         return StepPrograms(
-            Step(decoder, self.backend, num_pages, self.page_size),
-            param_specs(self.config, jnp.dtype(args.dtype), args.tp_size),
-            KVCacheLayout(self.backend.kv_pages(), self.config.num_layers * num_pages, args.tp_size),
-            spec,
+            Step(self.decoder, self.backend, num_pages, self.page_size),
+            jax.tree.map(lambda info: info.spec, self.arrays),
+            KVCacheLayout(self.backend.kv_pages(), self.config.num_layers * num_pages, self.args.tp_size),
+            self.spec(num_pages),
             self.mesh,
             self.drafter,
         )

@@ -19,7 +19,7 @@ from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata
 from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.kernels.rotary import Rotary
-from jaxserve.models import Decoder
+from jaxserve.models import Decoder, SelfAttentionSpec
 
 Params = dict[str, Any]
 
@@ -54,15 +54,26 @@ class Step:
         metadata = self._plan_attention(batch, placement, page_table, bucket)
         token_ids = _input_tokens(batch, placement, inputs)
 
-        def attend(qkv: jax.Array, rotary: Rotary, kv: Any, layer: jax.Array, window: Any) -> tuple[jax.Array, Any]:
-            page_offset = layer * self.num_pages
+        def attend(
+            qkv: jax.Array, rotary: Rotary, kv: Any, layer: SelfAttentionSpec, index: jax.Array, sinks: jax.Array | None
+        ) -> tuple[jax.Array, Any]:
+            page_offset = index * self.num_pages
             q, kv = self.attention.rope_and_write(qkv, rotary, kv, metadata, page_offset)
             out = self.attention.ragged_paged_attention(
-                q, kv, metadata, page_offset, scale=self.decoder.attention_scale, sliding_window=window
+                q,
+                kv,
+                metadata,
+                page_offset,
+                scale=layer.scale,
+                sliding_window=layer.window,
+                soft_cap=layer.soft_cap,
+                sinks=sinks,
             )
             return out, kv
 
-        hidden, kv = self.decoder.forward(params, token_ids, placement.positions, state.kv, attend)
+        x = self.decoder.embed(params, token_ids)
+        context = self.decoder.context(placement.positions)
+        hidden, kv = self.decoder.forward(params, x, context, state.kv, attend)
         with jax.named_scope("logits"):
             logits = self.decoder.logits(params, hidden[_sampled_tokens(placement, bucket)])
         forwarded = Forwarded(logits, inputs, batch.rows, batch.seq_lens, batch.extend_lens, batch.sample, batch.row_params)

@@ -28,6 +28,8 @@ TARGETS = {
     ),
     "/tokenize": ({"prompt": "x"}, TokenizeRequest.__struct_fields__),
     "/detokenize": ({"tokens": [5]}, ("tokens", "skip_special_tokens")),
+    "/set_internal_state": ({"server_args": {}}, ("server_args",)),
+    "/slow_down": ({}, ("forward_sleep_time",)),
     "/abort_request": ({"rid": "x"}, ("rid", "abort_all")),
 }
 NUM_BODIES = 150

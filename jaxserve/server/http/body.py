@@ -26,7 +26,7 @@ _TYPE_WORDS = {
 
 _MAX_SHOWN_CHARS = 80
 _AT_PATH = re.compile(r"^(?P<problem>.*?) - at `(?P<path>.*)`$", re.DOTALL)
-_WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?P<bound> [<>]=? -?\d+)?(?:, got `[^`]+`)?$")
+_WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?P<bound> [<>]=? -?[\d.]+)?(?:, got `[^`]+`)?$")
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 _UNKNOWN = re.compile(r"contains unknown field `(?P<field>[^`]*)`")
@@ -59,8 +59,11 @@ async def read_json_object(request: Request) -> dict[str, Any]:
 
 
 async def read_struct(request: Request, decoder: msgspec.json.Decoder[T], foreign: ForeignFields = NO_FOREIGN_FIELDS) -> T:
-    """The body as the decoder's struct, which must forbid unknown fields; `foreign` are those to be treated otherwise."""
-    raw = await read_json_bytes(request)
+    return decode_struct(await read_json_bytes(request), decoder, foreign)
+
+
+def decode_struct(raw: bytes, decoder: msgspec.json.Decoder[T], foreign: ForeignFields = NO_FOREIGN_FIELDS) -> T:
+    """The body as the decoder's struct. Where that forbids unknown fields, `foreign` are those to be treated otherwise."""
     try:  # explaining an error reads the body again, to its end
         try:
             return decoder.decode(raw)
