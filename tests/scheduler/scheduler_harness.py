@@ -71,6 +71,7 @@ class Answer:
     times: RequestTimes | None = None
     logprobs: list[OutputLogprobs] = dataclasses.field(default_factory=list)
     stops: list[str] | None = None
+    stop_patterns: list[str] | None = None
     prompt_tail: list[int] | None = None
 
 
@@ -121,6 +122,7 @@ class MemoryTransport:
             answer.prompt_tokens, answer.cached_tokens = int(message.prompt_tokens[i]), int(message.cached_tokens[i])
             answer.decode_flags = int(message.decode_flags[i])
             answer.stops = message.stops.get(i, answer.stops)
+            answer.stop_patterns = message.stop_patterns.get(i, answer.stop_patterns)
             answer.prompt_tail = message.prompt_tails.get(i, answer.prompt_tail)
             if i in message.logprobs:
                 assert len(message.logprobs[i].logprobs) == len(new)
