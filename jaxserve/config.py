@@ -19,6 +19,8 @@ DEVICES = ("auto", "cpu", "cuda", "tpu")
 ATTENTION_BACKENDS = ("auto", "pallas", "reference")
 # Name of an option -> dtype of the stored keys and values; "auto": the model's.
 KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
+SPECULATIVE_ALGORITHMS = ("NGRAM",)
+GRAMMAR_BACKENDS = ("llguidance", "none")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
 
@@ -102,6 +104,25 @@ class ServerArgs:
     watchdog_timeout: float = arg(300.0, "End the server if one step takes longer than this many seconds.")
     sleep_on_idle: bool = arg(True, "Wait on the socket instead of spinning when there is nothing to do.")
 
+    # --- speculative decoding
+    speculative_algorithm: str | None = arg(
+        None,
+        "Guess tokens and verify several a step; NGRAM: what followed the last tokens before.",
+        choices=SPECULATIVE_ALGORITHMS,
+    )
+    speculative_num_draft_tokens: int | None = arg(
+        None, "Tokens of a request verified in one step, the certain one included; default: by device."
+    )
+    speculative_ngram_min_match_window_size: int = arg(1, "NGRAM: tokens that must agree before something is guessed.")
+    speculative_ngram_max_match_window_size: int = arg(12, "NGRAM: most tokens compared; the longest agreement wins.")
+    # --- constrained output
+    grammar_backend: str = arg(
+        "llguidance",
+        "What follows json_schema, regex and ebnf; none: such requests are refused.",
+        choices=GRAMMAR_BACKENDS,
+    )
+    grammar_compile_timeout_s: float = arg(10.0, "Answer 400 to a grammar that takes longer than this to compile.")
+
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
     tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")
@@ -129,6 +150,8 @@ class ServerArgs:
         self._check_json()
         if self.enable_mixed_chunk and self.chunked_prefill_size == -1:
             raise ValueError("--enable-mixed-chunk needs chunked prefill; do not set --chunked-prefill-size -1.")
+        if self.speculative_num_draft_tokens is not None and self.speculative_algorithm is None:
+            raise ValueError("--speculative-num-draft-tokens needs --speculative-algorithm.")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
 
@@ -136,13 +159,17 @@ class ServerArgs:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
+            "speculative_ngram_min_match_window_size",
         )  # fmt: skip
         for name in at_least_one:
             self._check(name, lambda v: v >= 1, "at least 1")
         for name in ("max_queued_requests", "prefill_decode_interval", "max_top_logprobs", "shutdown_timeout_s"):
             self._check(name, lambda v: v >= 0, "at least 0")
-        for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout"):
+        for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout", "grammar_compile_timeout_s"):
             self._check(name, lambda v: v > 0, "above 0")
+        least = self.speculative_ngram_min_match_window_size
+        self._check("speculative_ngram_max_match_window_size", lambda v: v >= least, f"at least {least}, the smallest window")
+        self._check("speculative_num_draft_tokens", lambda v: v >= 2, "at least 2: the certain token and one guess")
         self._check("schedule_conservativeness", lambda v: v >= 0, "at least 0")
         self._check("page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
         self._check("chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")

@@ -77,13 +77,16 @@ class OutputLogprobs(Message):
 
 
 class RequestTimes(Message):
-    """Unix times of a finished request's life in the scheduler, and how often it was retracted."""
+    """Unix times of a finished request's life in the scheduler, and what happened to it there."""
 
     queue_entry_s: float
     first_scheduled_s: float
     first_token_s: float
     finished_s: float
     num_retractions: int = 0
+    verify_steps: int = 0  # steps that verified drafts for it
+    proposed_drafts: int = 0  # in those steps, as many as fit
+    accepted_drafts: int = 0
 
 
 # Bits of BatchTokenIDOut.decode_flags.

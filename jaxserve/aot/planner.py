@@ -34,8 +34,8 @@ from jaxserve.executor.memory import (
     weight_bytes,
 )
 from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.resolve import platform_defaults
-from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.warmup import compile_all
 from jaxserve.kernels.api import choose_backend
 from jaxserve.models import ModelConfig
@@ -181,8 +181,9 @@ class _Planner:
         buckets = self.blueprint.buckets
         chosen: tuple[Any, ...] = ()
         if self.options.compile == "all":
-            rows = sorted({bucket.num_rows for bucket in buckets.all})
-            chosen = (*buckets.all, *((count, mode) for count in rows for mode in SamplingMode), "page_table", "row_tables")
+            chosen = (*buckets.all, *SamplingKey.all_of(buckets.all), "page_table", "row_tables")
+            if self.blueprint.drafter is not None:
+                chosen = (*chosen, "history")
         elif self.options.compile == "largest":
             chosen = _largest(self.blueprint)
         reports = dict(zip(chosen, self._compile(num_pages, chosen), strict=True))
@@ -199,8 +200,8 @@ class _Planner:
         for key in keys:
             if isinstance(key, Bucket):
                 make = functools.partial(programs.lower_forward, key, params)
-            elif isinstance(key, tuple):
-                make = functools.partial(programs.lower_sampling, *key)
+            elif isinstance(key, SamplingKey):
+                make = functools.partial(programs.lower_sampling, key)
             else:
                 make = getattr(programs, f"lower_{key}")
             lower[key] = functools.partial(self._compilation, _name(key), make, tuple(pool))
@@ -240,17 +241,15 @@ def _failure(plan: CapacityPlan, budget: MemoryBudget) -> str | None:
     return None
 
 
-def _largest(blueprint: Blueprint) -> tuple[Bucket, Bucket, tuple[int, SamplingMode]]:
+def _largest(blueprint: Blueprint) -> tuple[Bucket, Bucket, SamplingKey]:
     """The programs that decide about memory."""
     buckets = blueprint.buckets
-    return buckets.extend[-1], buckets.decode[-1], (buckets.decode[-1].num_rows, SamplingMode.EVERYTHING)
+    return buckets.extend[-1], buckets.decode[-1], SamplingKey.largest_of(buckets.decode)
 
 
 def _name(key: Any) -> str:
-    """What a program is called in reports: a bucket's, a sampling program's, or that of one of the two others."""
-    if isinstance(key, Bucket):
-        return key.name
-    return f"sample {key[1].name.lower()} R={key[0]}" if isinstance(key, tuple) else str(key).replace("_", " ")
+    """What a program is called in reports."""
+    return key.name if isinstance(key, Bucket | SamplingKey) else str(key).replace("_", " ")
 
 
 def _notes(blueprint: Blueprint, target: Target) -> list[str]:

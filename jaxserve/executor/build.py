@@ -16,7 +16,7 @@ from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.memory import MemoryBudget, ProgramMemory, StepMemory, measure, memory_budget, memory_lines
 from jaxserve.executor.mesh import make_mesh, select_devices
 from jaxserve.executor.model_runner import ModelRunner
-from jaxserve.executor.sampler import SamplingMode
+from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.warmup import CompileCounter, compile_all, use_compilation_cache
 from jaxserve.models import ModelConfig, load_params
 
@@ -72,7 +72,7 @@ def measure_steps(blueprint: Blueprint) -> StepMemory:
     lower: dict[Any, Any] = {
         bucket: functools.partial(programs.lower_forward, bucket, params) for bucket in (buckets.extend[-1], buckets.decode[-1])
     }
-    lower["sampling"] = functools.partial(programs.lower_sampling, buckets.decode[-1].num_rows, SamplingMode.EVERYTHING)
+    lower["sampling"] = functools.partial(programs.lower_sampling, SamplingKey.largest_of(buckets.decode))
     compiled = compile_all(lower, show_progress=False)
     *forward, sampling = [ProgramMemory.of(program.memory_analysis()) for program in compiled.values()]
     return StepMemory.of(blueprint, forward, sampling, _PROBE_PAGES)

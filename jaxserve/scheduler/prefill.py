@@ -159,7 +159,7 @@ class PrefillPlanner:
         if not self._can_yield_enough(req):
             return result
         self._settle()
-        self._decode.drop_finished()
+        self._decode.refresh()
         for victim in [None, *self._victims(req)]:
             if victim is not None:
                 self._memory.retract([victim])

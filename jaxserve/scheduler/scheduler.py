@@ -35,7 +35,7 @@ from jaxserve.messages import (
     TokenizedGenerateReqInput,
     TokenizerInput,
 )
-from jaxserve.runner import Runner
+from jaxserve.runner import Runner, StepInput, launch
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
 from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
 from jaxserve.scheduler.intake import Intake
@@ -105,12 +105,12 @@ class Scheduler:
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
         self._turns = Turns(args.prefill_decode_interval)
         self._intake = Intake(args, spec, decoder, clock, wall_clock)
-        self._outputs = OutputSender(self._table, sink.send_output, wall_clock)
+        self._outputs = OutputSender(self._table, sink.send_output, wall_clock, num_draft_tokens=spec.num_draft_tokens)
         self._results = ResultProcessor(spec, self._table, self._residents, self._outputs, self._finish, wall_clock)
-        self._builder = StepBuilder(self._table)
+        self._builder = StepBuilder(self._table, spec.num_draft_tokens)
         self._memory = DecodeMemory(
             self.cache, self._table, self._residents, self._waiting, self._decode, self._ratio,
-            retraction_policy=args.retraction_policy, settle=self.settle,
+            retraction_policy=args.retraction_policy, num_draft_tokens=spec.num_draft_tokens, settle=self.settle,
         )  # fmt: skip
         self._prefill = PrefillPlanner(
             args, self._limits, self.cache, self._table, self._residents, self._waiting,
@@ -119,7 +119,7 @@ class Scheduler:
         )  # fmt: skip
         self._log = StepLog(args.decode_log_interval, self._load, clock)
         self._live: dict[str, Req] = {}  # by rid: waiting or resident, not finished
-        self._in_flight: collections.deque[tuple[ScheduleBatch, Any]] = collections.deque()
+        self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
         self._flushes: list[tuple[float, FlushCacheReqInput]] = []  # waiting for idleness, with the time to give up
         self._next_timer_s = 0.0
         self._is_shutting_down = False
@@ -161,6 +161,7 @@ class Scheduler:
             pending_tokens=self._waiting.pending_tokens,
             used_tokens=self.cache.used_tokens,
             total_tokens=self._runner.spec.max_total_tokens,
+            avg_accept_len=self._results.avg_accept_len,
         )
 
     def internal_state(self) -> dict[str, Any]:
@@ -174,6 +175,7 @@ class Scheduler:
             "token_usage": load.token_usage,
             "new_token_ratio": self._ratio.value,
             "last_gen_throughput": self._log.gen_throughput,
+            "avg_spec_accept_length": self._results.avg_accept_len,
             "num_retractions": self._memory.num_retracted,
             "num_preemptions": self._prefill.num_preempted,
             "max_total_num_tokens": spec.max_total_tokens,
@@ -239,7 +241,7 @@ class Scheduler:
 
     def next_batch(self) -> ScheduleBatch | None:
         """Who takes part in the next step. Rows and pages are taken: a batch returned must be launched."""
-        self._decode.drop_finished()
+        self._decode.refresh()
         batch = None
         if self._turns.prefill_may_run(len(self._decode)):
             batch = self._prefill.plan()
@@ -252,8 +254,8 @@ class Scheduler:
 
     def launch(self, batch: ScheduleBatch) -> None:
         step = self._builder.build(batch, self.cache.drain_page_updates())
-        handle = self._runner.launch(step)
-        self._in_flight.append((batch, handle))
+        handle = launch(self._runner, step)
+        self._in_flight.append((batch, step, handle))
         self._residents.launched(batch.rows)
         self._table.kv_len[batch.rows] = step.seq_lens
         if batch.items:
@@ -262,16 +264,16 @@ class Scheduler:
             self._ratio.after_decode()
             self._turns.after_decode()
             self._prefill.after_decode()
-        self._decode.drop_complete()
+        self._decode.refresh()
         self._log.launched(batch)
 
     def process_results(self, keep: int = 0) -> None:
         """Takes in the results of launched steps, oldest first, until `keep` are left in flight. Waits for them."""
         while len(self._in_flight) > keep:
-            batch, handle = self._in_flight[0]
+            batch, step, handle = self._in_flight[0]
             output = self._runner.fetch(handle)
             self._in_flight.popleft()
-            self._log.counters.generated_tokens += self._results.process(batch, output)
+            self._log.counters.generated_tokens += self._results.process(batch, step, output)
 
     def settle(self) -> None:
         """After this no step is in flight and everything that was sampled is known."""
@@ -301,7 +303,7 @@ class Scheduler:
         self._end(
             last, FinishReason.abort("The KV cache is full even with all other requests retracted.", 500, "OutOfMemoryError")
         )
-        self._decode.drop_finished()
+        self._decode.refresh()
         self._outputs.flush()
 
     def _book_prefill(self, batch: ScheduleBatch) -> None:

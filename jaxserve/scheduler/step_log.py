@@ -36,6 +36,7 @@ class Load:
     pending_tokens: int  # prompt tokens in the waiting queue
     used_tokens: int  # KV held by running requests
     total_tokens: int
+    avg_accept_len: float | None = None  # tokens gained per step that verified drafts
 
     @property
     def token_usage(self) -> float:
@@ -94,10 +95,11 @@ class StepLog:
         self._generated_at_last = generated
         load = self._load()
         logger.info(
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, #queue-req: %d",
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f,%s gen throughput (token/s): %.2f, #queue-req: %d",
             load.num_running,
             load.used_tokens,
             load.token_usage,
+            "" if load.avg_accept_len is None else f" accept len: {load.avg_accept_len:.2f},",
             self.gen_throughput,
             load.num_waiting,
         )

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from jaxserve.server.requests import GenerateReqInput, RequestError
-from jaxserve.types import UNLIMITED_TOP_K, SamplingParams
+from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,7 @@ def _check_unicode(req: GenerateReqInput) -> None:
         "cache_salt": [req.cache_salt or ""],
         "stop": [stop for params in req.sampling_params for stop in params.stop],
         "stop_regex": [stop for params in req.sampling_params for stop in params.stop_regex],
+        **{kind: [getattr(params, kind) or "" for params in req.sampling_params] for kind in GRAMMAR_KINDS},
     }
     for field, strings in texts.items():
         for string in strings:

@@ -31,6 +31,7 @@ from jaxserve.executor.memory import (
     weight_bytes,
 )
 from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.programs import SamplingKey
 from jaxserve.models import ModelConfig
 
 TINY = LLAMA_8B | {
@@ -111,8 +112,7 @@ def test_code_is_that_of_all_programs(make_blueprint: MakeBlueprint) -> None:
     sampling = ProgramMemory(arguments=0, temporaries=10, new_outputs=1, code=1)
     steps = StepMemory.of(blueprint, [extend, decode], sampling, num_pages=10)
     assert steps.temporaries == 120 + 30 + 7
-    num_forward, num_row_counts = len(blueprint.buckets.all), len({bucket.num_rows for bucket in blueprint.buckets.all})
-    assert steps.code == 5 * num_forward + 4 * num_row_counts
+    assert steps.code == 5 * len(blueprint.buckets.all) + len(SamplingKey.all_of(blueprint.buckets.all))
 
 
 class ThisCpu(Target):

@@ -72,6 +72,7 @@ def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
         max_rows=rng.choice([2, 8, 16]),
         context_len=160,
         max_step_tokens=160,
+        num_draft_tokens=rng.choice([1, 2, 4, 7]),
     )
     try:
         bases = [[rng.randint(1, 100) for _ in range(rng.randint(1, 90))] for _ in range(3)]

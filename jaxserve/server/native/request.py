@@ -131,6 +131,8 @@ def parse_sampling_params(given: Any, defaults: Mapping[str, Any] | None = None)
     for name in _STRING_OR_LIST:
         if isinstance(values.get(name), str):
             values[name] = [values[name]]
+    if isinstance(values.get("json_schema"), Mapping):
+        values["json_schema"] = json.dumps(values["json_schema"], ensure_ascii=False)
     return _convert(values, SamplingParams, "sampling_params")
 
 
