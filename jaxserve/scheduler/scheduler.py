@@ -36,7 +36,7 @@ from jaxserve.messages import (
     TokenizerInput,
 )
 from jaxserve.runner import Runner, StepInput, launch
-from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
+from jaxserve.scheduler.batch import NEEDS_RESULTS, NeedsResults, ScheduleBatch, StepBuilder
 from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.outputs import OutputSender
@@ -110,17 +110,18 @@ class Scheduler:
         self._builder = StepBuilder(self._table, spec.num_draft_tokens)
         self._memory = DecodeMemory(
             self.cache, self._table, self._residents, self._waiting, self._decode, self._ratio,
-            retraction_policy=args.retraction_policy, num_draft_tokens=spec.num_draft_tokens, settle=self.settle,
+            retraction_policy=args.retraction_policy, num_draft_tokens=spec.num_draft_tokens,
         )  # fmt: skip
         self._prefill = PrefillPlanner(
             args, self._limits, self.cache, self._table, self._residents, self._waiting,
             SchedulePolicy(args.schedule_policy, self.cache, by_urgency, np.random.default_rng(args.random_seed)),
-            self._decode, self._memory, self._ratio, self.settle,
+            self._decode, self._memory, self._ratio,
         )  # fmt: skip
         self._log = StepLog(args.decode_log_interval, self._load, clock)
         self._live: dict[str, Req] = {}  # by rid: waiting or resident, not finished
         self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
         self._flushes: list[tuple[float, FlushCacheReqInput]] = []  # waiting for idleness, with the time to give up
+        self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
         self._next_timer_s = 0.0
         self._is_shutting_down = False
         self._dispatch = Dispatcher(
@@ -239,12 +240,18 @@ class Scheduler:
 
     # --- steps
 
-    def next_batch(self) -> ScheduleBatch | None:
-        """Who takes part in the next step. Rows and pages are taken: a batch returned must be launched."""
+    def next_batch(self) -> ScheduleBatch | NeedsResults | None:
+        """Who takes part in the next step. Rows and pages are taken: a batch returned must be launched.
+
+        Planning ends no request whose step is in flight and waits for none: where it would have to, it says NeedsResults.
+        """
         self._decode.refresh()
-        batch = None
-        if self._turns.prefill_may_run(len(self._decode)):
-            batch = self._prefill.plan()
+        batch: ScheduleBatch | NeedsResults | None = None
+        decode_lacks_pages, self._decode_lacks_pages = self._decode_lacks_pages, False
+        if self._turns.prefill_may_run(len(self._decode)) and not decode_lacks_pages:
+            batch = self._prefill.plan(is_settled=not self._in_flight)
+            if batch is NEEDS_RESULTS:
+                return batch
             self._refuse_beyond_limit()
         if batch is None and len(self._decode):
             batch = self._plan_decode()
@@ -286,8 +293,11 @@ class Scheduler:
             self._end_all(refused, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
             self._outputs.flush()
 
-    def _plan_decode(self) -> ScheduleBatch | None:
+    def _plan_decode(self) -> ScheduleBatch | NeedsResults | None:
         if not self._memory.grow():
+            if self._in_flight:
+                self._decode_lacks_pages = True
+                return NEEDS_RESULTS
             last = self._memory.make_room()
             if last is not None:
                 self._make_last_room(last)
