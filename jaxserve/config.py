@@ -115,6 +115,7 @@ class ServerArgs:
     )
     speculative_ngram_min_match_window_size: int = arg(1, "NGRAM: tokens that must agree before something is guessed.")
     speculative_ngram_max_match_window_size: int = arg(12, "NGRAM: most tokens compared; the longest agreement wins.")
+
     # --- constrained output
     grammar_backend: str = arg(
         "llguidance",

@@ -178,9 +178,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def _verify_grammar(self) -> None:
         given = [kind for kind in GRAMMAR_KINDS if getattr(self, kind) is not None]
         if len(given) > 1:
-            raise ValueError(
-                f"{given[0]} and {given[1]} cannot be combined; only one of json_schema, regex and ebnf may be given."
-            )
+            raise ValueError(f"{' and '.join(given)} cannot be combined: a request may have one grammar.")
         if self.grammar is not None:
             kind, text = self.grammar
             # A lone surrogate is refused elsewhere, with a better sentence than the encoder's.

@@ -3,25 +3,30 @@
 A result may name requests that ended after the step was launched (the overlap loop runs one step ahead): their token is dropped
 here, and their row goes back when no other launched step names it.
 
-A request ends, first rule that holds: NaN logits (abort), a stop token (eos or its own), a stop string or pattern, its length.
+A request ends, first rule that holds: NaN logits (abort), a stop token (eos or its own), a stop string or pattern, the end of
+its grammar, its length.
 So a request whose last permitted token is a stop says "stop". min_new_tokens is kept by the sampler, which does not let stop
 tokens out before.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
 
 from jaxserve.runner import RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
+from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.stops import SlowStopPatternError
 from jaxserve.types import FinishReason
+
+logger = logging.getLogger(__name__)
 
 NAN_MESSAGE = "The model's logits were not numbers (NaN) for this request."
 
@@ -33,6 +38,7 @@ class ResultProcessor:
         table: RowTable,
         residents: Residents,
         outputs: OutputSender,
+        constraints: Constraints,
         finish: Callable[[Req, FinishReason], None],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -42,6 +48,7 @@ class ResultProcessor:
         self._finish = finish
         self._wall_clock = wall_clock
         self._eos = np.array(spec.eos_token_ids, np.int32)
+        self._constraints = constraints
         self.num_verified = 0  # rows times steps that verified drafts, and the drafts accepted in them
         self.num_accepted_drafts = 0
 
@@ -56,6 +63,8 @@ class ResultProcessor:
         assert len(tokens) == len(rows), f"{len(tokens)} results for {len(rows)} rows"
         if tokens.shape[1] > 1:
             self._count_accepted(step, output)
+        if output.drafts is not None:
+            self._table.drafts[rows] = output.drafts
         self._residents.processed(rows)
         wanted = self._table.alive[rows]
         if batch.items:
@@ -117,7 +126,7 @@ class ResultProcessor:
             self._take_logprobs(rows, flags, picked, output, place)
         ends_by_token = self._ends_by_token(rows, tokens, flags)
         ends_by_length = known_len >= table.max_len[rows]
-        suspects = ends_by_token | ends_by_length | ((flags & RowFlag.STOP_TEXT) != 0)
+        suspects = ends_by_token | ends_by_length | ((flags & (RowFlag.STOP_TEXT | RowFlag.GRAMMAR)) != 0)
         if suspects.any():
             rows = self._end_requests(rows, tokens, np.flatnonzero(suspects), ends_by_token, ends_by_length)
         return num_taken, rows
@@ -145,7 +154,7 @@ class ResultProcessor:
             if ends_by_token[i]:
                 reason = FinishReason.stop(int(tokens[i]))
             else:
-                reason = self._match_text(req, row)
+                reason = self._match_text(req, row) or self._constraints.follow(req, int(tokens[i]))
             if reason is None and ends_by_length[i]:
                 reason = FinishReason.length_limit(len(self._table.output_ids(row)))
             if reason is not None:
@@ -160,6 +169,10 @@ class ResultProcessor:
             matched = req.stop_text.match(self._table.output_ids(row))
         except SlowStopPatternError as err:
             return FinishReason.abort(str(err), 400, "BadRequestError")
+        except Exception as err:  # of the tokenizer's decoder: one request's, not everybody's
+            logger.exception("The stop strings of request %s could not be looked for.", req.rid)
+            text = f"The scheduler failed to look for stop strings: {type(err).__name__}: {err}"
+            return FinishReason.abort(text, 500, "InternalServerError")
         return None if matched is None else FinishReason.stop(matched)
 
     def _take_logprobs(

@@ -46,7 +46,7 @@ class Load:
 class StepLog:
     def __init__(self, decode_log_interval: int, load: Callable[[], Load], clock: Callable[[], float]) -> None:
         self.counters = Counters()
-        self._interval = decode_log_interval
+        self.decode_log_interval = decode_log_interval
         self._load = load
         self._clock = clock
         self._last_prefill_s = self._last_decode_s = clock()
@@ -58,7 +58,7 @@ class StepLog:
             self._prefill(batch)
         if len(batch.decode_rows):
             self.counters.num_decode_steps += 1
-            if self.counters.num_decode_steps % self._interval == 0:
+            if self.counters.num_decode_steps % self.decode_log_interval == 0:
                 self._decode()
 
     def idle(self) -> None:

@@ -13,7 +13,7 @@ from jaxserve.scheduler.req import Req, RequestState
 class WaitingQueue:
     def __init__(self, *, max_len: int | None, evicts_by_priority: bool) -> None:
         """With `evicts_by_priority` a full queue gives up its least urgent requests, else its latest."""
-        self._max_len = max_len
+        self.max_len = max_len
         self._evicts_by_priority = evicts_by_priority
         self._items: list[Req] = []
         self.pending_tokens = 0  # to prefill, not counting what the cache will spare
@@ -39,13 +39,13 @@ class WaitingQueue:
     def beyond_limit(self, not_counted: Sequence[Req] = ()) -> list[Req]:
         """Those for whom the queue is too full, to ask when all were tried: a request that can run does not wait. Retracted
         ones have given out tokens already; they keep their place and do not count."""
-        if self._max_len is None or len(self._items) <= self._max_len:
+        if self.max_len is None or len(self._items) <= self.max_len:
             return []
         spared = set(map(id, not_counted))
         queued = [req for req in reversed(self._items) if not req.num_retractions and id(req) not in spared]
         if self._evicts_by_priority:
             queued.sort(key=lambda req: req.urgency)
-        return queued[: max(len(queued) - self._max_len, 0)]
+        return queued[: max(len(queued) - self.max_len, 0)]
 
     def push_front(self, reqs: Sequence[Req]) -> None:
         """Puts retracted requests before all others; those and the ones retracted earlier stand in the order they arrived."""
