@@ -18,7 +18,6 @@ JSON = {"content-type": "application/json"}
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "is empty"),
         (b"{", "not valid JSON"),
         (b'{"prompt": NaN}', "not valid JSON"),
         (b'{"text": "\\ud800"}', "not valid JSON"),
@@ -32,6 +31,16 @@ async def test_unreadable_bodies_are_400(path: str, raw: bytes, words: str) -> N
         reply = await client.post(path, content=raw, headers=JSON)
     assert reply.status_code == 400
     assert words in reply.json()["error"]["message"]
+
+
+async def test_an_empty_body_is_400_where_something_must_be_in_it() -> None:
+    async with app_client(FakeService()) as client:
+        for path in ("/generate", "/v1/completions", CHAT, "/tokenize"):
+            reply = await client.post(path, content=b"", headers=JSON)
+            assert reply.status_code == 400
+            assert "is empty" in reply.json()["error"]["message"]
+        reply = await client.post("/set_internal_state", content=b"", headers=JSON)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "server_args is required.")
 
 
 async def test_broken_text_is_400() -> None:

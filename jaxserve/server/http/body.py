@@ -61,7 +61,10 @@ def decode_struct(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise _field_error(str(error), raw) from None
+        try:
+            raise _field_error(str(error), raw) from None
+        except _MALFORMED as worse:  # behind the field at fault
+            raise _malformed(worse) from None
     except _MALFORMED as error:
         raise _malformed(error) from None
 
