@@ -20,6 +20,7 @@ ATTENTION_BACKENDS = ("auto", "pallas", "reference")
 # Name of an option -> dtype of the stored keys and values; "auto": the model's.
 KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
 SPECULATIVE_ALGORITHMS = ("NGRAM",)
+GRAMMAR_BACKENDS = ("llguidance", "none")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
 
@@ -76,7 +77,7 @@ class ServerArgs:
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
     max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many that must wait; default: no limit.")
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
-    mem_fraction_static: float | None = arg(None, "Share of device memory for weights and KV cache together.")
+    mem_fraction_static: float | None = arg(None, "Share of device memory for weights, tables and KV cache.")
     chunked_prefill_size: int | None = arg(None, "Most prompt tokens in a step; longer prompts are split; -1: never split one.")
     max_prefill_tokens: int = arg(16384, "Most prompt tokens of all requests in a step.")
     prefill_max_requests: int | None = arg(None, "Most requests in a prefill step; default: no limit.")
@@ -114,6 +115,14 @@ class ServerArgs:
     )
     speculative_ngram_min_match_window_size: int = arg(1, "NGRAM: tokens that must agree before something is guessed.")
     speculative_ngram_max_match_window_size: int = arg(12, "NGRAM: most tokens compared; the longest agreement wins.")
+
+    # --- constrained output
+    grammar_backend: str = arg(
+        "llguidance",
+        "What follows json_schema, regex and ebnf; none: such requests are refused.",
+        choices=GRAMMAR_BACKENDS,
+    )
+    grammar_compile_timeout_s: float = arg(10.0, "Answer 400 to a grammar that takes longer than this to compile.")
 
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
@@ -157,7 +166,7 @@ class ServerArgs:
             self._check(name, lambda v: v >= 1, "at least 1")
         for name in ("max_queued_requests", "prefill_decode_interval", "max_top_logprobs", "shutdown_timeout_s"):
             self._check(name, lambda v: v >= 0, "at least 0")
-        for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout"):
+        for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout", "grammar_compile_timeout_s"):
             self._check(name, lambda v: v > 0, "above 0")
         least = self.speculative_ngram_min_match_window_size
         self._check("speculative_ngram_max_match_window_size", lambda v: v >= least, f"at least {least}, the smallest window")

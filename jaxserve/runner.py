@@ -86,6 +86,7 @@ class StepInput:
     needs_adjusting: bool  # some row has penalties, logit_bias or min_new_tokens
     needs_logprobs: bool  # some row returns logprobs
     needs_top_logprobs: bool  # some row returns top logprobs
+    needs_masks: bool = False  # some row may not sample every token: `Runner.sample` gets masks
 
     @property
     def num_rows(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,11 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_REGEX_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 512
+MAX_GRAMMAR_BYTES = 256 * 1024
 UNLIMITED_TOP_K = 1 << 30
+
+GrammarKind = Literal["json_schema", "regex", "ebnf"]
+GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf")
 
 # Below this a temperature means "greedy" (SGLang's rule).
 GREEDY_TEMPERATURE = 1e-6
@@ -68,6 +72,13 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
         }
 
 
+class Grammar(NamedTuple):
+    """What a constrained output must match. The kind is the name of the sampling parameter that holds the text."""
+
+    kind: GrammarKind
+    text: str
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How to turn logits into tokens and when to stop. Names, defaults and ranges are SGLang's.
 
@@ -95,6 +106,18 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_interval: int | None = None
     logit_bias: dict[int, float] = {}
     sampling_seed: int | None = None
+    json_schema: str | None = None  # at most one of these three is set
+    regex: str | None = None
+    ebnf: str | None = None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the output must match, if anything."""
+        for kind in GRAMMAR_KINDS:
+            text = getattr(self, kind)
+            if text is not None:
+                return Grammar(kind, text)
+        return None
 
     @property
     def is_greedy(self) -> bool:
@@ -126,6 +149,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         check(self.sampling_seed is None or -(2**63) <= self.sampling_seed < 2**63, "sampling_seed", "a 64-bit integer")
         self._verify_stops(vocab_size)
         self._verify_logit_bias(vocab_size)
+        self._verify_grammar()
 
     def _verify_stops(self, vocab_size: int) -> None:
         for field, limit in (
@@ -150,3 +174,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"logit_bias keys must be token ids in [0, {vocab_size}), got {token_id}.")
             if math.isnan(bias):
                 raise ValueError(f"logit_bias of token {token_id} must be a number, got {bias}.")
+
+    def _verify_grammar(self) -> None:
+        given = [kind for kind in GRAMMAR_KINDS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} cannot be combined: a request may have one grammar.")
+        if self.grammar is not None:
+            kind, text = self.grammar
+            # A lone surrogate is refused elsewhere, with a better sentence than the encoder's.
+            size = len(text.encode(errors="surrogatepass"))
+            if not text.strip():
+                raise ValueError(f"{kind} must not be empty.")
+            if size > MAX_GRAMMAR_BYTES:
+                raise ValueError(f"{kind} may have at most {MAX_GRAMMAR_BYTES} bytes, got {size}.")

@@ -23,17 +23,18 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"kernels", "types"},
     "bench": {"kernels", "models"},
     "cache": {"runner", "types"},
+    "grammar": {"types"},
     "aot": {"config", "executor", "kernels", "models"},
     "executor": {"config", "types", "runner", "kernels", "models"},
-    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache"},
-    "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor"},
+    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache", "grammar"},
+    "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor", "grammar"},
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor"},
     "__main__": {"cli"},
     "__init__": {"config", "cuda_toolkit", "types", "server"},
 }
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "scheduler"}
+WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "scheduler"}
 
 
 def modules() -> list[pathlib.Path]:

@@ -88,6 +88,7 @@ class StepBuilder:
             needs_adjusting=bool(flags & RowFlag.ADJUSTING),
             needs_logprobs=bool(flags & RowFlag.LOGPROBS),
             needs_top_logprobs=bool(flags & RowFlag.TOP_LOGPROBS),
+            needs_masks=bool(flags & RowFlag.GRAMMAR),
         )
 
     def _decode_lens(self, batch: ScheduleBatch) -> tuple[np.ndarray, np.ndarray]:

@@ -70,7 +70,10 @@ class SchedulerLoop:
         batch = scheduler.next_batch()
         if batch is not None:
             scheduler.launch(batch)
-        scheduler.process_results(keep=1 if self._overlap and batch is not None else 0)
+        scheduler.process_results(keep=1 if batch is not None else 0)
+        scheduler.finish_launch()
+        if not self._overlap:
+            scheduler.process_results()
         if not scheduler.is_idle:
             self._was_idle_long = False
         elif was_quiet and not self._was_idle_long:

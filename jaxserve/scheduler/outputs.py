@@ -115,7 +115,7 @@ class OutputSender:
             req = table.req(int(rows[i]))
             if not req.announced:
                 _announce(req, i, message)
-                table.flags[rows[i]] &= ~np.uint8(RowFlag.UNANNOUNCED)
+                table.flags[rows[i]] &= ~np.uint16(RowFlag.UNANNOUNCED)
             if req.logprobs is not None:
                 message.logprobs[i] = req.logprobs.take()
         return message

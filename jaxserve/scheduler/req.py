@@ -13,6 +13,7 @@ import enum
 import numpy as np
 
 from jaxserve.cache.manager import Lease
+from jaxserve.grammar import Matcher
 from jaxserve.messages import OutputLogprobs
 from jaxserve.scheduler.stops import StopTextMatcher
 from jaxserve.types import FinishReason, SamplingParams
@@ -22,6 +23,7 @@ NO_TOKENS.flags.writeable = False
 
 
 class RequestState(enum.Enum):
+    COMPILING = "compiling"  # in the grammar queue: no row, no pages
     WAITING = "waiting"  # in the waiting queue: no row, no pages
     PREFILL = "prefill"  # holds a row; part of its prompt is still to be launched
     DECODE = "decode"  # its whole prompt was launched
@@ -29,7 +31,8 @@ class RequestState(enum.Enum):
 
 
 _LEGAL_NEXT = {
-    RequestState.WAITING: {RequestState.PREFILL, RequestState.FINISHED},
+    RequestState.COMPILING: {RequestState.WAITING, RequestState.FINISHED},
+    RequestState.WAITING: {RequestState.COMPILING, RequestState.PREFILL, RequestState.FINISHED},
     RequestState.PREFILL: {RequestState.DECODE, RequestState.WAITING, RequestState.FINISHED},
     RequestState.DECODE: {RequestState.WAITING, RequestState.FINISHED},
     RequestState.FINISHED: set(),
@@ -81,6 +84,7 @@ class Req:
     )  # int32: own_stop_ids and, unless ignored, eos
     stop_text: StopTextMatcher | None = None  # set if there are stop strings or patterns
     logprobs: LogprobBuffer | None = None  # set if logprobs are returned
+    matcher: Matcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
 
     state: RequestState = RequestState.WAITING
     lease: Lease | None = None  # from admission to release

@@ -3,7 +3,8 @@
 A result may name requests that ended after the step was launched (the overlap loop runs one step ahead): their token is dropped
 here, and their row goes back when no other launched step names it.
 
-A request ends, first rule that holds: NaN logits (abort), a stop token (eos or its own), a stop string or pattern, its length.
+A request ends, first rule that holds: NaN logits (abort), a stop token (eos or its own), a stop string or pattern, the end of
+its grammar, its length.
 So a request whose last permitted token is a stop says "stop". min_new_tokens is kept by the sampler, which does not let stop
 tokens out before.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from jaxserve.runner import RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
+from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
@@ -36,6 +38,7 @@ class ResultProcessor:
         table: RowTable,
         residents: Residents,
         outputs: OutputSender,
+        constraints: Constraints,
         finish: Callable[[Req, FinishReason], None],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -45,6 +48,7 @@ class ResultProcessor:
         self._finish = finish
         self._wall_clock = wall_clock
         self._eos = np.array(spec.eos_token_ids, np.int32)
+        self._constraints = constraints
         self.num_verified = 0  # rows times steps that verified drafts, and the drafts accepted in them
         self.num_accepted_drafts = 0
 
@@ -59,6 +63,8 @@ class ResultProcessor:
         assert len(tokens) == len(rows), f"{len(tokens)} results for {len(rows)} rows"
         if tokens.shape[1] > 1:
             self._count_accepted(step, output)
+        if output.drafts is not None:
+            self._table.drafts[rows] = output.drafts
         self._residents.processed(rows)
         wanted = self._table.alive[rows]
         if batch.items:
@@ -120,7 +126,7 @@ class ResultProcessor:
             self._take_logprobs(rows, flags, picked, output, place)
         ends_by_token = self._ends_by_token(rows, tokens, flags)
         ends_by_length = known_len >= table.max_len[rows]
-        suspects = ends_by_token | ends_by_length | ((flags & RowFlag.STOP_TEXT) != 0)
+        suspects = ends_by_token | ends_by_length | ((flags & (RowFlag.STOP_TEXT | RowFlag.GRAMMAR)) != 0)
         if suspects.any():
             rows = self._end_requests(rows, tokens, np.flatnonzero(suspects), ends_by_token, ends_by_length)
         return num_taken, rows
@@ -148,7 +154,7 @@ class ResultProcessor:
             if ends_by_token[i]:
                 reason = FinishReason.stop(int(tokens[i]))
             else:
-                reason = self._match_text(req, row)
+                reason = self._match_text(req, row) or self._constraints.follow(req, int(tokens[i]))
             if reason is None and ends_by_length[i]:
                 reason = FinishReason.length_limit(len(self._table.output_ids(row)))
             if reason is not None:

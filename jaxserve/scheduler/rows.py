@@ -36,11 +36,12 @@ class RowFlag(enum.IntFlag):
     EOS_STOPS = 16
     OWN_STOP_IDS = 32
     STOP_TEXT = 64
+    GRAMMAR = 256
     UNANNOUNCED = 128  # nothing was sent yet: the next message carries what the detokenizer must know
 
 
 class RowTable:
-    def __init__(self, max_rows: int, context_len: int, default_stream_interval: int) -> None:
+    def __init__(self, max_rows: int, context_len: int, default_stream_interval: int, num_draft_tokens: int = 1) -> None:
         self._default_stream_interval = default_stream_interval
         # Not cleared: the operating system provides pages of this large table only where rows were really used.
         self.tokens = np.empty((max_rows, context_len), np.int32)
@@ -57,10 +58,11 @@ class RowTable:
         self.send_at_len = np.zeros(max_rows, np.int32)  # output tokens at which the next message is due
         self.send_every = np.zeros(max_rows, np.int32)
         self.decode_flags = np.zeros(max_rows, np.uint8)  # as in BatchTokenIDOut
-        self.flags = np.zeros(max_rows, np.uint8)  # RowFlag bits
+        self.flags = np.zeros(max_rows, np.uint16)  # RowFlag bits
         self.ignores_eos = np.zeros(max_rows, bool)
         self.verify_steps = np.zeros(max_rows, np.int32)  # steps that verified drafts for the request, and drafts it accepted
         self.accepted_drafts = np.zeros(max_rows, np.int32)
+        self.drafts = np.full((max_rows, num_draft_tokens - 1), NO_TOKEN, np.int32)  # for the next step, as StepOutput says
         self.own_stop_ids = np.full((max_rows, MAX_STOP_TOKEN_IDS), NO_TOKEN, np.int32)
 
     def put(self, req: Req) -> None:
@@ -133,6 +135,8 @@ def _row_flags(req: Req) -> RowFlag:
         flags |= RowFlag.EOS_STOPS
     if len(req.own_stop_ids):
         flags |= RowFlag.OWN_STOP_IDS
+    if req.matcher is not None:
+        flags |= RowFlag.GRAMMAR
     if req.stop_text is not None:
         flags |= RowFlag.STOP_TEXT
     if not req.announced:

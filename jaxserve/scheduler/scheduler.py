@@ -35,11 +35,13 @@ from jaxserve.messages import (
     TokenizerInput,
     WorkerAddress,
 )
-from jaxserve.runner import Runner, StepInput, launch
+from jaxserve.runner import Runner, StepInput
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
+from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.scheduler.control.set_internal_state import changeable
 from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
+from jaxserve.scheduler.grammar_queue import POLL_INTERVAL_S, Compiler, GrammarQueue
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.pace import Pace, PauseMode
@@ -78,12 +80,13 @@ class Scheduler:
         decoder: StopTextDecoder | None,
         sink: OutputSink,
         *,
+        grammars: Compiler | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         address: WorkerAddress = WorkerAddress(SCHEDULER),
     ) -> None:
-        """`decoder` may be None: then requests with stop strings are refused. `clock` is for time-outs and rates,
-        `wall_clock` for the Unix times in replies."""
+        """`decoder` and `grammars` may be None: then requests with stop strings, or with a grammar, are refused. `clock` is for
+        time-outs and rates, `wall_clock` for the Unix times in replies."""
         spec = runner.spec
         self.args = args
         self._runner = runner
@@ -101,7 +104,8 @@ class Scheduler:
             eviction_policy=args.radix_eviction_policy,
             disable_radix=args.disable_radix_cache,
         )
-        self._table = RowTable(spec.max_rows, spec.context_len, args.stream_interval)
+        self._table = RowTable(spec.max_rows, spec.context_len, args.stream_interval, spec.num_draft_tokens)
+        self._compiling = GrammarQueue(grammars)
         self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
         self._residents = Residents(self.cache, self._table)
         self._decode = DecodeSet(self._table)
@@ -109,7 +113,10 @@ class Scheduler:
         self._turns = Turns(args.prefill_decode_interval)
         self._intake = Intake(args, spec, decoder, clock, wall_clock)
         self._outputs = OutputSender(self._table, sink.send_output, wall_clock, num_draft_tokens=spec.num_draft_tokens)
-        self._results = ResultProcessor(spec, self._table, self._residents, self._outputs, self._finish, wall_clock)
+        self._constraints = Constraints(self._table, spec)
+        self._results = ResultProcessor(
+            spec, self._table, self._residents, self._outputs, self._constraints, self._finish, wall_clock
+        )
         self._builder = StepBuilder(self._table, spec.num_draft_tokens)
         self._memory = DecodeMemory(
             self.cache, self._table, self._residents, self._waiting, self._decode, self._ratio,
@@ -122,8 +129,9 @@ class Scheduler:
         )  # fmt: skip
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._live: dict[str, Req] = {}  # by rid: waiting or resident, not finished
-        self._time_limits = TimeLimits(self._live, self._waiting, clock)
+        self._time_limits = TimeLimits(self._live, clock)
         self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
+        self._needs_masks = False  # the step launched last is not sampled yet
         self._control = ControlDesk(self, address, sink.send_reply)
         self._is_shutting_down = False
         self._dispatch = Dispatcher(
@@ -145,7 +153,7 @@ class Scheduler:
 
     @property
     def _holds_nothing(self) -> bool:
-        return not self._in_flight and not len(self._waiting) and not len(self._residents)
+        return not self._in_flight and not self._live and not len(self._residents)
 
     @property
     def is_drained(self) -> bool:
@@ -159,6 +167,8 @@ class Scheduler:
             return None
         if self._in_flight:
             return 0.0
+        if len(self._compiling) == len(self._live):
+            return POLL_INTERVAL_S
         is_held = self._holds_nothing or self.pace.is_paused  # then only control requests wait, and look now and then
         return TIMER_INTERVAL_S if is_held else min(self.pace.wait_s, TIMER_INTERVAL_S)
 
@@ -181,6 +191,7 @@ class Scheduler:
         return {
             "num_running_reqs": load.num_running,
             "num_waiting_reqs": load.num_waiting,
+            "num_grammar_queue_reqs": len(self._compiling),
             "num_pending_tokens": load.pending_tokens,
             "num_used_tokens": load.used_tokens,
             "num_cached_tokens": self.cache.evictable_tokens + self.cache.protected_tokens,
@@ -239,7 +250,11 @@ class Scheduler:
             text = f"The scheduler failed to take the request in: {type(err).__name__}: {err}"
             return FinishReason.abort(text, 500, "InternalServerError")
         self._live[req.rid] = req
-        self._waiting.push(req)
+        grammar = req.sampling.grammar
+        if grammar is None:
+            self._waiting.push(req)
+        else:
+            self._compiling.push(req, grammar)
         return None
 
     def _on_abort(self, message: AbortReq) -> None:
@@ -305,9 +320,13 @@ class Scheduler:
         return batch
 
     def launch(self, batch: ScheduleBatch) -> None:
+        """Its forward pass, and its sampling too unless that must wait for `finish_launch`."""
         step = self._builder.build(batch, self.cache.drain_page_updates())
-        handle = launch(self._runner, step)
+        handle = self._runner.forward(step)
         self._in_flight.append((batch, step, handle))
+        self._needs_masks = step.needs_masks
+        if not step.needs_masks:
+            self._runner.sample(handle)
         self.pace.launched()
         self._residents.launched(batch.rows)
         self._table.kv_len[batch.rows] = step.seq_lens
@@ -319,6 +338,13 @@ class Scheduler:
             self._prefill.after_decode()
         self._decode.refresh()
         self._log.launched(batch)
+
+    def finish_launch(self) -> None:
+        """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in."""
+        if self._needs_masks:
+            _, step, handle = self._in_flight[-1]
+            self._runner.sample(handle, self._constraints.masks(step))
+            self._needs_masks = False
 
     def process_results(self, keep: int = 0) -> None:
         """Takes in the results of launched steps, oldest first, until `keep` are left in flight. Waits for them."""
@@ -395,6 +421,7 @@ class Scheduler:
         waiting = [req for req in reqs if req.state is RequestState.WAITING]
         if waiting:
             self._waiting.remove(waiting)
+        self._compiling.remove([req for req in reqs if req.state is RequestState.COMPILING])
         for req in reqs:
             self._finish(req, reason)
 
@@ -419,11 +446,21 @@ class Scheduler:
     def check_timers(self) -> None:
         """Time-outs of requests, and control requests that wait; cheap, meant for every round of the loop."""
         self._control.serve()
+        if len(self._compiling):
+            self._collect_compiled()
         if self.pace.is_paused:
             return
         for late, message in self._time_limits.overdue(self.args):
             self._end_all(late, FinishReason.abort(message, 503, UNAVAILABLE))
             self._outputs.flush()
+
+    def _collect_compiled(self) -> None:
+        compiled = self._compiling.poll()
+        for req in compiled.ready:
+            self._waiting.push(req)
+        for req, reason in compiled.failed:
+            self._finish(req, reason)
+        self._outputs.flush()
 
     def on_idle(self) -> None:
         """Once after all requests are done: resets what adapts to load and compares the cache's books."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from jaxserve.config import ServerArgs
-from jaxserve.scheduler.req import Req
-from jaxserve.scheduler.waiting import WaitingQueue
+from jaxserve.scheduler.req import Req, RequestState
 
 # They are looked at this often; looking at every request in every step would cost more than it gives.
 TIMER_INTERVAL_S = 0.05
+_QUEUED = (RequestState.COMPILING, RequestState.WAITING)
 
 
 class TimeLimits:
-    def __init__(self, live: Mapping[str, Req], waiting: WaitingQueue, clock: Callable[[], float]) -> None:
+    def __init__(self, live: Mapping[str, Req], clock: Callable[[], float]) -> None:
         self._live = live
-        self._waiting = waiting
         self._clock = clock
         self._next_look_s = 0.0
 
@@ -27,7 +26,10 @@ class TimeLimits:
         self._next_look_s = now + TIMER_INTERVAL_S
         limit_s = args.request_waiting_timeout_s
         if limit_s is not None:
-            late = self._waiting.find(lambda r: not r.num_retractions and now - r.waiting_since_s > limit_s)
+            late = [
+                r for r in self._live.values()
+                if r.state in _QUEUED and not r.num_retractions and now - r.waiting_since_s > limit_s
+            ]  # fmt: skip
             yield late, f"The request waited longer than {limit_s:g} s in the queue."
         most_s = args.request_running_timeout_s
         if most_s is not None:

@@ -26,12 +26,20 @@ def hand_over(tokenizer: Tokenizer, folder: Path) -> None:
     unfinished.replace(folder / _FILE)
 
 
-def wait_for_decoder(folder: Path, args: ServerArgs) -> TextDecoder:
-    """Blocks until it is there."""
+def wait_for_tokenizer_json(folder: Path) -> str | None:
+    """Blocks until it is there. None: only transformers can decode this tokenizer."""
     path = folder / _FILE
     while not path.exists():
         time.sleep(_POLL_S)
-    data = path.read_text(encoding="utf-8")
-    if data:
-        return RustDecoder(tokenizers.Tokenizer.from_str(data))
+    return path.read_text(encoding="utf-8") or None
+
+
+def make_decoder(tokenizer_json: str | None, args: ServerArgs) -> TextDecoder:
+    if tokenizer_json is not None:
+        return RustDecoder(tokenizers.Tokenizer.from_str(tokenizer_json))
     return Tokenizer.load(args.effective_tokenizer_path, trust_remote_code=args.trust_remote_code, hide_torch=True).decoder
+
+
+def wait_for_decoder(folder: Path, args: ServerArgs) -> TextDecoder:
+    """Blocks until the tokenizer is there."""
+    return make_decoder(wait_for_tokenizer_json(folder), args)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from jaxserve.server.requests import GenerateReqInput, RequestError
-from jaxserve.types import UNLIMITED_TOP_K, SamplingParams
+from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -33,15 +33,17 @@ class ModelLimits:
     max_total_tokens: int  # tokens the KV cache holds
     max_top_logprobs: int
     allow_auto_truncate: bool
+    follows_grammars: bool = True
 
     @staticmethod
-    def of(info: dict[str, Any], *, max_top_logprobs: int, allow_auto_truncate: bool) -> ModelLimits:
+    def of(info: dict[str, Any], *, max_top_logprobs: int, allow_auto_truncate: bool, follows_grammars: bool) -> ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
             vocab_size=info["vocab_size"],
             max_total_tokens=info["max_total_tokens"],
             max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
             allow_auto_truncate=allow_auto_truncate,
+            follows_grammars=follows_grammars,
         )
 
     @property
@@ -66,6 +68,9 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
             params.verify(limits.vocab_size)
         except ValueError as error:
             raise RequestError(str(error), param=str(error).split(" ", 1)[0]) from error
+        if params.grammar is not None and not limits.follows_grammars:
+            kind = params.grammar.kind
+            raise RequestError(f"{kind} is not available: this server runs with --grammar-backend none.", param=kind)
     counts = {params.n for params in req.sampling_params}
     if len(counts) > 1:
         raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
@@ -97,6 +102,7 @@ def _check_unicode(req: GenerateReqInput) -> None:
         "cache_salt": [req.cache_salt or ""],
         "stop": [stop for params in req.sampling_params for stop in params.stop],
         "stop_regex": [stop for params in req.sampling_params for stop in params.stop_regex],
+        **{kind: [getattr(params, kind) or "" for params in req.sampling_params] for kind in GRAMMAR_KINDS},
     }
     for field, strings in texts.items():
         for string in strings:

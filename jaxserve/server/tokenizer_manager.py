@@ -104,6 +104,7 @@ class TokenizerManager:
             scheduler_info,
             max_top_logprobs=self.args.max_top_logprobs,
             allow_auto_truncate=self.args.allow_auto_truncate,
+            follows_grammars=self.args.grammar_backend != "none",
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
         self.resolved_options = {k: v for k, v in resolved.items() if given[k] in (None, "auto")}

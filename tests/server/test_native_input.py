@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.server.native.request import NativeRequest, build_generate_request
 from jaxserve.server.requests import RequestError
-from jaxserve.types import SamplingParams
+from jaxserve.types import Grammar, SamplingParams
 
 
 def build(**body: Any) -> NativeRequest:
@@ -43,6 +43,15 @@ def test_short_forms() -> None:
     assert build(text="a", rid="r").req.rids == ["r"]
 
 
+def test_a_schema_may_be_an_object() -> None:
+    params = build(text="a", sampling_params={"json_schema": {"enum": ["é", 1]}}).req.sampling_params[0]
+    assert params.grammar == Grammar("json_schema", '{"enum": ["é", 1]}')
+    assert build(text="a", sampling_params={"ebnf": 'root ::= "a"'}).req.sampling_params[0].grammar == Grammar(
+        "ebnf", 'root ::= "a"'
+    )
+    assert build(text="a").req.sampling_params[0].grammar is None
+
+
 def test_the_servers_defaults_stand_below_the_requests() -> None:
     defaults = '{"temperature": 0.5, "top_k": 7}'
     req = build_generate_request({"text": "a", "sampling_params": {"top_k": 3}}, defaults).req
@@ -70,6 +79,17 @@ def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
         ({"text": "a", "sampling_params": 5}, "sampling_params must be an object or a list of objects.", "sampling_params"),
         ({"text": "a", "sampling_params": [{}, {}]}, "one entry per prompt: got 2 for 1 prompts.", "sampling_params"),
         ({"text": "a", "sampling_params": {"foo": 1}}, "sampling_params has no field 'foo'.", "foo"),
+        ({"text": "a", "sampling_params": {"regex": 1}}, "sampling_params.regex must be a string or null, got", "regex"),
+        (
+            {"text": "a", "sampling_params": {"json_schema": [1]}},
+            "json_schema must be a string or null",
+            "json_schema",
+        ),
+        (
+            {"text": "a", "sampling_params": {"json_schema": {"a": {1}}}},
+            "json_schema must be JSON: Object",
+            "json_schema",
+        ),
         ({"text": "a", "sampling_params": {"top_p": "x"}}, "sampling_params.top_p must be a number, got a string.", "top_p"),
         ({"text": "a", "sampling_params": {"n": True}}, "sampling_params.n must be an integer, got a boolean.", "n"),
         ({"text": "a", "sampling_params": {"stop": [1]}}, "sampling_params.stop[0] must be a string", "stop"),

@@ -15,7 +15,7 @@ from jaxserve.server.request_checks import (
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError
-from jaxserve.types import SamplingParams
+from jaxserve.types import MAX_GRAMMAR_BYTES, SamplingParams
 
 
 def limits(**changes: int) -> ModelLimits:
@@ -62,3 +62,30 @@ def test_a_request_cannot_ask_for_endless_sequences() -> None:
     req = GenerateReqInput(prompts=["a"] * 100, sampling_params=[params] * 100)
     with pytest.raises(RequestError, match="100 prompts times n=4096"):
         check_shape(req, limits())
+
+
+@pytest.mark.parametrize(
+    ("params", "sentence", "param"),
+    [
+        (SamplingParams(regex="a", ebnf="b"), "regex and ebnf cannot be combined: a request may have one grammar.", "regex"),
+        (SamplingParams(json_schema="{}", regex="a"), "json_schema and regex cannot be combined", "json_schema"),
+        (SamplingParams(ebnf=" \n"), "ebnf must not be empty.", "ebnf"),
+        (
+            SamplingParams(regex="é" * (MAX_GRAMMAR_BYTES // 2) + "a"),
+            f"regex may have at most {MAX_GRAMMAR_BYTES} bytes, got {MAX_GRAMMAR_BYTES + 1}.",
+            "regex",
+        ),
+        (SamplingParams(regex="\ud800"), "regex holds a lone surrogate, U+D800 at 0.", "regex"),
+    ],
+)
+def test_a_request_has_one_grammar_of_a_sensible_size(params: SamplingParams, sentence: str, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_shape(GenerateReqInput(prompts=["a"], sampling_params=[params]), limits())
+    assert sentence in caught.value.message and caught.value.param == param
+
+
+def test_a_server_may_follow_no_grammars() -> None:
+    req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(json_schema="{}")])
+    check_shape(req, limits())
+    with pytest.raises(RequestError, match="json_schema is not available: this server runs with --grammar-backend none"):
+        check_shape(req, limits(follows_grammars=False))

@@ -131,7 +131,18 @@ def parse_sampling_params(given: Any, defaults: Mapping[str, Any] | None = None)
     for name in _STRING_OR_LIST:
         if isinstance(values.get(name), str):
             values[name] = [values[name]]
+    if isinstance(values.get("json_schema"), Mapping):
+        values["json_schema"] = _schema_text(values["json_schema"])
     return _convert(values, SamplingParams, "sampling_params")
+
+
+def _schema_text(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except RecursionError:
+        raise RequestError("json_schema is nested too deeply.", param="json_schema") from None
+    except TypeError as error:  # an Engine's caller may pass anything
+        raise RequestError(f"json_schema must be JSON: {error}.", param="json_schema") from None
 
 
 def _one_for_all(fields: dict[str, Any], name: str, kind: type[T], default: Any) -> Any:

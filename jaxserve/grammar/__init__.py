@@ -1,0 +1,27 @@
+"""Constrained decoding: grammars compiled to matchers, and matchers to token masks. NumPy and llguidance only.
+
+    future = compiler.submit(sampling.grammar)    at once; the work is done elsewhere
+    matcher = future.result().matcher()           once future.done; one matcher per request
+    filler.fill([matcher, ...], rows, out)        before each sampling: which tokens may come next
+    matcher.accept(token)                         after it
+
+Knows nothing of requests, batches or devices.
+"""
+
+from jaxserve.grammar.bits import allow_all, hold_back, mask_words
+from jaxserve.grammar.compiler import GrammarCompiler, GrammarFuture
+from jaxserve.grammar.errors import GrammarError
+from jaxserve.grammar.masks import MaskFiller
+from jaxserve.grammar.matcher import CompiledGrammar, Matcher
+
+__all__ = [
+    "CompiledGrammar",
+    "GrammarCompiler",
+    "GrammarError",
+    "GrammarFuture",
+    "MaskFiller",
+    "Matcher",
+    "allow_all",
+    "hold_back",
+    "mask_words",
+]

@@ -1,0 +1,42 @@
+"""Token masks: one bit per token of the vocabulary, packed into int32 words.
+
+Token t is bit t % 32 (least significant first) of word t // 32; a set bit means that the token may come next. Bits beyond the
+vocabulary are unset, except where everything is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of one mask."""
+    return -(-vocab_size // 32)
+
+
+def allow_all(rows: int, vocab_size: int) -> np.ndarray:
+    """int32 [rows, words], every token allowed: rows without a grammar stay like this."""
+    return np.full((rows, mask_words(vocab_size)), -1, np.int32)
+
+
+def is_allowed(mask: np.ndarray, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> (token_id % 32) & 1)
+
+
+def allow_only(mask: np.ndarray, token_ids: Iterable[int]) -> None:
+    words = mask.view(np.uint32)
+    words[:] = 0
+    for token_id in token_ids:
+        words[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+
+def hold_back(mask: np.ndarray, token_ids: Iterable[int]) -> None:
+    """Forbids tokens (stop tokens before min_new_tokens), unless no other token would be left."""
+    before = mask.copy()
+    words = mask.view(np.uint32)
+    for token_id in token_ids:
+        words[token_id // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token_id % 32))
+    if not mask.any():
+        mask[:] = before

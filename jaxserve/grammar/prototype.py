@@ -1,0 +1,48 @@
+"""One grammar compiled by llguidance, and its complaints as sentences. May take any time and much memory: see `trial`."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from jaxserve.grammar.errors import GrammarError
+from jaxserve.grammar.source import to_llguidance
+from jaxserve.types import Grammar
+
+# llguidance's own limits; those not named here are its defaults. A state of the lexer takes 1 or 2 kB in each matcher, and what
+# a mask may cost bounds how long one request can keep the others waiting: about 15 ms each.
+_LIMITS = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=200_000, step_max_items=50_000, verbose_errors=False)
+# Some grammars compile fast and are slow to follow; the first mask tells.
+_SLOWEST_MASK_S = 1.0
+_LONGEST_REASON = 300
+
+
+def compile_prototype(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    """A matcher at the grammar's beginning, to be copied. Raises GrammarError."""
+    prototype = LLMatcher(tokenizer, to_llguidance(grammar), log_level=0, limits=_LIMITS)
+    begun_s = time.thread_time()
+    if not prototype.is_error():
+        prototype.compute_bitmask()
+    if prototype.is_error():
+        raise GrammarError(f"{grammar.kind}: {reason(prototype)}.")
+    took_s = time.thread_time() - begun_s
+    if took_s > _SLOWEST_MASK_S:
+        raise GrammarError(f"{grammar.kind}: the grammar is too complex: finding the first token takes {took_s:.1f} s.")
+    return prototype
+
+
+def reason(matcher: LLMatcher) -> str:
+    """Why a matcher is in error: what matters of llguidance's message, without a period."""
+    text = matcher.get_error().split("\n<state>", 1)[0]
+    if text.startswith("NoExtension"):
+        return "no text can match this grammar"
+    about_regex = re.search(r"^error: (.*)$", text, re.MULTILINE)
+    if about_regex:
+        text = f"the regular expression is not valid: {about_regex[1]}"
+    else:
+        text = text.split("\n", 1)[0]
+        text = re.sub(r"^(at )?\d+\(\d+\): ", "", text)
+        text = re.sub(r'^invalid regex ".*" \(in regex\): ', "the regular expression is not valid: ", text)
+    return text.strip()[:_LONGEST_REASON].rstrip(".")

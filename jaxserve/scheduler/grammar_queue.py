@@ -1,0 +1,90 @@
+"""GrammarQueue: requests whose grammar is being compiled; they hold nothing yet and go to the waiting queue next.
+
+Who is ready is asked once per round of the loop (`poll`): compiling happens elsewhere and tells nobody. A request leaves
+exactly once: ready, failed, or removed by whoever ends it (abort, time-out).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from jaxserve.grammar import CompiledGrammar, GrammarError
+from jaxserve.scheduler.req import Req, RequestState
+from jaxserve.types import FinishReason, Grammar
+
+# How long the loop may wait for messages while grammars compile and there is nothing else to do.
+POLL_INTERVAL_S = 0.005
+
+
+class PendingGrammar(Protocol):
+    """grammar.GrammarFuture"""
+
+    @property
+    def done(self) -> bool: ...
+
+    def result(self) -> CompiledGrammar: ...
+
+    def abandon(self) -> None: ...
+
+
+class Compiler(Protocol):
+    """grammar.GrammarCompiler"""
+
+    def submit(self, grammar: Grammar) -> PendingGrammar: ...
+
+
+@dataclasses.dataclass(slots=True)
+class Compiled:
+    """Who left the queue in one poll, each in order of arrival."""
+
+    ready: list[Req] = dataclasses.field(default_factory=list)  # WAITING, with a matcher
+    failed: list[tuple[Req, FinishReason]] = dataclasses.field(default_factory=list)  # to be ended with this reason
+
+
+class GrammarQueue:
+    def __init__(self, compiler: Compiler | None) -> None:
+        """Without a compiler no request with a grammar may come."""
+        self._compiler = compiler
+        self._items: dict[Req, PendingGrammar] = {}  # in order of arrival
+        self.pending_tokens = 0  # to prefill, as in the WaitingQueue
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Req]:
+        return iter(self._items)
+
+    def push(self, req: Req, grammar: Grammar) -> None:
+        """Its grammar may be known already; the next poll says so."""
+        assert self._compiler is not None, f"request {req.rid} has a grammar and there is no compiler"
+        req.move_to(RequestState.COMPILING)
+        self._items[req] = self._compiler.submit(grammar)
+        self.pending_tokens += req.fill_len
+
+    def poll(self) -> Compiled:
+        """Takes out all whose grammar is compiled or refused. Does not wait."""
+        compiled = Compiled()
+        for req, pending in [(req, pending) for req, pending in self._items.items() if pending.done]:
+            self._drop(req)
+            try:
+                req.matcher = pending.result().matcher(ignore_eos=req.sampling.ignore_eos)
+            except GrammarError as error:
+                compiled.failed.append((req, FinishReason.abort(str(error), 400, "BadRequestError")))
+            else:
+                req.move_to(RequestState.WAITING)
+                compiled.ready.append(req)
+        return compiled
+
+    def remove(self, reqs: Sequence[Req]) -> None:
+        """Takes out requests that end before their grammar is there."""
+        for req in reqs:
+            self._drop(req).abandon()
+
+    def find(self, wanted: Callable[[Req], bool]) -> list[Req]:
+        return [req for req in self._items if wanted(req)]
+
+    def _drop(self, req: Req) -> PendingGrammar:
+        self.pending_tokens -= req.fill_len
+        return self._items.pop(req)

@@ -1,0 +1,45 @@
+"""Draws texts from a grammar: uniform over what the masks allow, then in a hurry to come to an end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from jaxserve.grammar import Matcher, allow_all
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    token_ids: list[int]  # without the eos
+    is_complete: bool
+
+
+def allowed_ids(mask: np.ndarray) -> np.ndarray:
+    """The token ids of one mask's set bits."""
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+class GrammarSampler:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._vocab_size = vocab_size
+        self._eos = eos_token_ids
+        # What ends strings, numbers, lists and objects soonest.
+        self._closers = np.array([tokenizer.token_to_id(text) for text in '"}],)0'])
+
+    def draw(self, matcher: Matcher, rng: np.random.Generator, max_tokens: int, hurry_after: int) -> Drawn:
+        mask = allow_all(1, self._vocab_size)[0]
+        token_ids: list[int] = []
+        while len(token_ids) < max_tokens and not matcher.is_terminated:
+            matcher.fill_mask(mask)
+            choices = allowed_ids(mask)
+            assert len(choices) and not matcher.error, matcher.error
+            if len(token_ids) >= hurry_after:
+                wanted = np.intersect1d(choices, (*self._eos,)) if matcher.may_end else np.intersect1d(choices, self._closers)
+                choices = wanted if len(wanted) else choices
+            token = int(rng.choice(choices))
+            assert matcher.accept(token), f"the mask allows token {token}, the matcher refuses it"
+            if token not in self._eos:
+                token_ids.append(token)
+        return Drawn(token_ids, matcher.is_terminated)
