@@ -12,7 +12,7 @@ from jaxserve.messages import TokenizedGenerateReqInput
 from jaxserve.scheduler.grammar_queue import GrammarQueue
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.outputs import OutputSender
-from jaxserve.scheduler.req import Req, RequestState
+from jaxserve.scheduler.req import Req, RequestState, unexpected
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.step_log import Counters
 from jaxserve.scheduler.waiting import WaitingQueue
@@ -108,9 +108,3 @@ class Requests:
             self._residents.finish(req, reason)
         else:
             req.finish(reason)
-
-
-def unexpected(what: str, error: Exception) -> FinishReason:
-    """The end of one request because of an error that nobody thought of."""
-    text = f"The scheduler failed to {what}: {type(error).__name__}: {error}"
-    return FinishReason.abort(text, 500, "InternalServerError")

@@ -20,8 +20,7 @@ from jaxserve.runner import RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.outputs import OutputSender
-from jaxserve.scheduler.req import Req
-from jaxserve.scheduler.requests import unexpected
+from jaxserve.scheduler.req import Req, unexpected
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.stops import SlowStopPatternError
