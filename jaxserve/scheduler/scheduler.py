@@ -250,7 +250,7 @@ class Scheduler:
 
     def pause(self, mode: PauseMode) -> None:
         """After this no step is in flight, and none is launched until `resume`."""
-        self.settle()
+        self.process_results()
         if mode == "abort":
             self.abort("")
         elif mode == "retract":

@@ -137,10 +137,11 @@ class Detokenizer:
         for kind, indices in new.items():
             windows = self._open_windows(out, kind, indices, failed)
             for i, window in zip(indices, windows, strict=True):
-                stops = out.stops.get(i)
-                states[out.rids[i]] = SequenceState(
-                    window, StopFilter(stops) if stops and not flags[i] & NO_STOP_TRIM else None
-                )
+                states[out.rids[i]] = SequenceState(window, None)
+                try:
+                    states[out.rids[i]].stops = _stop_filter(out.stops.get(i), flags[i])
+                except Exception as error:
+                    failed[i] = error
         self._forget_oldest(len(states) - max(self._max_sequences, len(out.rids)))
 
     def _open_windows(
@@ -216,6 +217,10 @@ class Detokenizer:
             )
 
         return decode
+
+
+def _stop_filter(stops: list[str] | None, flags: int) -> StopFilter | None:
+    return StopFilter(stops) if stops and not flags & NO_STOP_TRIM else None
 
 
 def _ends_with_stop_token(tokens: list[int], reason: FinishReason) -> bool:
