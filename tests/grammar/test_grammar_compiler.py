@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import time
@@ -88,6 +89,17 @@ def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
     again = compiler.submit(Grammar("regex", "[a-f]{1,4}"))
     assert again.done and again.result() is first
     assert compiler.submit(Grammar("ebnf", "root ::= [a-f]{1,4}")).result() is not first
+
+
+def test_the_grammars_not_asked_for_longest_are_forgotten(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxserve.grammar.compiler._CACHE_ENTRIES", 3)
+    monkeypatch.setattr(compiler, "_cache", collections.OrderedDict())
+    first = [compiler.submit(Grammar("regex", f"y{i}")).result() for i in range(3)]
+    compiler.submit(Grammar("regex", "y0"))
+    compiler.submit(Grammar("regex", "y3")).result()
+    assert [grammar.text for grammar in compiler._cache] == ["y2", "y0", "y3"]
+    assert compiler.submit(Grammar("regex", "y0")).result() is first[0]
+    assert compiler.submit(Grammar("regex", "y1")).result() is not first[1]
 
 
 def test_a_grammar_that_takes_too_long_is_given_up_and_delays_only_its_like(own_compiler: GrammarCompiler) -> None:
