@@ -89,7 +89,7 @@ def row(model: str, topology: str, tp_size: int, found: dict[str, Any]) -> str:
     decode = [step for step in found["steps"] if step["decode_only"]]
     one, most = decode[0]["roofline"], decode[-1]["roofline"]
     rows, context = decode[-1]["assumed"]["num_rows"], decode[-1]["assumed"]["context_len"]
-    largest = f"{memory['largest_step'] / 2**30:.2f}" if found["compile_s"]["sum_over_programs"] else "not compiled"
+    largest = f"{memory['temporaries'] / 2**30:.2f}" if found["compile_s"]["sum_over_programs"] else "not compiled"
     note = "" if context == 4096 else f" (of {context} tokens)"
     return (
         f"{start} {memory['weights'] / 2**30:.2f} | {memory['kv_pool'] / 2**30:.2f} | {largest} | "

@@ -1,4 +1,4 @@
-"""Compile time of every step, unrolled against stacked layers: `python -m benchmarks.compile_time --topology v6e:2x4`.
+"""Compile time of every program of a server: `python -m benchmarks.compile_time --topology v6e:2x4`.
 
 One program at a time, so that seconds compare; CPU seconds are those of the process, of all its threads.
 """
@@ -16,43 +16,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding
-
 from benchmarks.model_configs import LLAMA_8B, write_config
 from jaxserve.aot.report import compiler_versions, table
 from jaxserve.aot.targets import parse_target, without_devices
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
-from jaxserve.executor.forward_batch import Bucket
-from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.mesh import make_mesh
-from jaxserve.executor.programs import StepPrograms
-from jaxserve.executor.sampler import SamplingMode
-from jaxserve.executor.step import Step
-from jaxserve.models import ModelConfig, abstract_params, build_decoder, param_specs
+from jaxserve.executor.programs import SamplingKey
+from jaxserve.models import ModelConfig
 
 NUM_PAGES = 1024
-
-
-def lower_step(blueprint: Blueprint, bucket: Bucket, *, stacked: bool) -> Any:
-    config, args = blueprint.config, blueprint.args
-    dtype = jnp.dtype(args.dtype)
-    specs = param_specs(config, dtype, args.tp_size, stacked=stacked)
-    params = jax.tree.map(
-        lambda info, spec: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(blueprint.mesh, spec)),
-        abstract_params(config, dtype, args.tp_size, stacked=stacked),
-        specs,
-    )
-    programs = StepPrograms(
-        Step(build_decoder(config, args.tp_size, stacked=stacked), blueprint.backend, NUM_PAGES, blueprint.page_size),
-        specs,
-        KVCacheLayout(blueprint.backend.kv_pages(), config.num_layers * NUM_PAGES, args.tp_size),
-        blueprint.spec(NUM_PAGES),
-        blueprint.mesh,
-    )
-    return programs.lower_forward(bucket, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,23 +62,19 @@ def llama_on(topology: str, num_layers: int) -> Blueprint:
 def measure(blueprint: Blueprint, kinds: list[str]) -> Iterator[Timed]:
     options = {"xla_gpu_autotune_level": "0"} if blueprint.platform == "gpu" else None
     for bucket in blueprint.buckets.all:
-        for kind in ("unrolled", "stacked"):
-            if kind in kinds:
-                lower = functools.partial(lower_step, blueprint, bucket, stacked=kind == "stacked")
-                yield timed(kind, bucket.name, lower, options)
+        if "forward" in kinds:
+            yield timed("forward", bucket.name, functools.partial(blueprint.lower, bucket, NUM_PAGES), options)
     if "sampling" in kinds:
         programs = blueprint.programs(NUM_PAGES)
-        for count in sorted({bucket.num_rows for bucket in blueprint.buckets.all}):
-            for mode in SamplingMode:
-                lower = functools.partial(programs.lower_sampling, count, mode)
-                yield timed("sampling", f"{mode.name.lower()} R={count}", lower, options)
+        for key in SamplingKey.all_of(blueprint.buckets.all):
+            yield timed("sampling", key.name, functools.partial(programs.lower_sampling, key), options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topology", default="v6e:2x4")
     parser.add_argument("--num-layers", type=int, default=32)
-    parser.add_argument("--kinds", nargs="+", default=["unrolled", "stacked", "sampling"])
+    parser.add_argument("--kinds", nargs="+", default=["forward", "sampling"])
     options = parser.parse_args()
     without_devices()
     measured = list(measure(llama_on(options.topology, options.num_layers), options.kinds))

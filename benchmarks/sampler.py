@@ -40,7 +40,7 @@ def draw_with_a_sort(logits: jax.Array, params: RowParams, seq_lens: jax.Array) 
 def params_of(rows: int) -> RowParams:
     nothing = np.zeros(0, np.int32)
     sampling = SamplingParams(temperature=0.8, top_k=50, top_p=0.9)
-    states = [RowState(row, sampling, row, 1, nothing, nothing) for row in range(rows)]
+    states = [RowState(row, sampling, row, 1, nothing, nothing, nothing) for row in range(rows)]
     return split_row_params(jnp.asarray(np.stack([row_params_from_state(state) for state in states])))
 
 

@@ -19,6 +19,7 @@ DEVICES = ("auto", "cpu", "cuda", "tpu")
 ATTENTION_BACKENDS = ("auto", "pallas", "reference")
 # Name of an option -> dtype of the stored keys and values; "auto": the model's.
 KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
+SPECULATIVE_ALGORITHMS = ("NGRAM",)
 GRAMMAR_BACKENDS = ("llguidance", "none")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
@@ -74,9 +75,9 @@ class ServerArgs:
 
     # --- scheduling
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
-    max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many waiting; default: no limit.")
+    max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many that must wait; default: no limit.")
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
-    mem_fraction_static: float | None = arg(None, "Share of device memory for weights and KV cache together.")
+    mem_fraction_static: float | None = arg(None, "Share of device memory for weights, tables and KV cache.")
     chunked_prefill_size: int | None = arg(None, "Most prompt tokens in a step; longer prompts are split; -1: never split one.")
     max_prefill_tokens: int = arg(16384, "Most prompt tokens of all requests in a step.")
     prefill_max_requests: int | None = arg(None, "Most requests in a prefill step; default: no limit.")
@@ -102,6 +103,18 @@ class ServerArgs:
     decode_log_interval: int = arg(40, "Log a line every so many decode steps.")
     watchdog_timeout: float = arg(300.0, "End the server if one step takes longer than this many seconds.")
     sleep_on_idle: bool = arg(True, "Wait on the socket instead of spinning when there is nothing to do.")
+
+    # --- speculative decoding
+    speculative_algorithm: str | None = arg(
+        None,
+        "Guess tokens and verify several a step; NGRAM: what followed the last tokens before.",
+        choices=SPECULATIVE_ALGORITHMS,
+    )
+    speculative_num_draft_tokens: int | None = arg(
+        None, "Tokens of a request verified in one step, the certain one included; default: by device."
+    )
+    speculative_ngram_min_match_window_size: int = arg(1, "NGRAM: tokens that must agree before something is guessed.")
+    speculative_ngram_max_match_window_size: int = arg(12, "NGRAM: most tokens compared; the longest agreement wins.")
 
     # --- constrained output
     grammar_backend: str = arg(
@@ -138,6 +151,8 @@ class ServerArgs:
         self._check_json()
         if self.enable_mixed_chunk and self.chunked_prefill_size == -1:
             raise ValueError("--enable-mixed-chunk needs chunked prefill; do not set --chunked-prefill-size -1.")
+        if self.speculative_num_draft_tokens is not None and self.speculative_algorithm is None:
+            raise ValueError("--speculative-num-draft-tokens needs --speculative-algorithm.")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
 
@@ -145,6 +160,7 @@ class ServerArgs:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
+            "speculative_ngram_min_match_window_size",
         )  # fmt: skip
         for name in at_least_one:
             self._check(name, lambda v: v >= 1, "at least 1")
@@ -152,6 +168,9 @@ class ServerArgs:
             self._check(name, lambda v: v >= 0, "at least 0")
         for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout", "grammar_compile_timeout_s"):
             self._check(name, lambda v: v > 0, "above 0")
+        least = self.speculative_ngram_min_match_window_size
+        self._check("speculative_ngram_max_match_window_size", lambda v: v >= least, f"at least {least}, the smallest window")
+        self._check("speculative_num_draft_tokens", lambda v: v >= 2, "at least 2: the certain token and one guess")
         self._check("schedule_conservativeness", lambda v: v >= 0, "at least 0")
         self._check("page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
         self._check("chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")

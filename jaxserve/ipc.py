@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from jaxserve.messages import Message, decoder, encode
+from jaxserve.messages import DETOKENIZER, SCHEDULER, TOKENIZER, Message, WorkerAddress, decoder, encode
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +48,20 @@ class IpcPaths:
             )
         return paths
 
+    def of(self, worker: WorkerAddress) -> str:
+        return f"ipc://{self.folder / f'{worker.kind}-{worker.rank}.ipc'}"
+
     @property
     def scheduler(self) -> str:
-        return f"ipc://{self.folder / 'scheduler.ipc'}"
+        return self.of(WorkerAddress(SCHEDULER))
 
     @property
     def detokenizer(self) -> str:
-        return f"ipc://{self.folder / 'detokenizer.ipc'}"
+        return self.of(WorkerAddress(DETOKENIZER))
 
     @property
     def tokenizer(self) -> str:
-        return f"ipc://{self.folder / 'tokenizer.ipc'}"
+        return self.of(WorkerAddress(TOKENIZER))
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

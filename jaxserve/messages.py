@@ -3,7 +3,11 @@
 Three processes, one direction per group:
 
     TokenizerManager --SchedulerInput--> Scheduler --DetokenizerInput--> Detokenizer --TokenizerInput--> TokenizerManager
-                                             `-----------TokenizerInput (control replies)----------------------^
+          |                                  `-----------TokenizerInput (control replies)----------------------^
+          `----------------DetokenizerInput (control requests)----------------^
+
+What an operator can ask of a running worker travels in two envelopes, ControlRequest and ControlReply; what is in them is
+declared in `jaxserve.scheduler.control`, one file per request.
 
 Messages are msgspec structs, tagged by class name, sent as msgpack over ZMQ PUSH/PULL ipc sockets; NumPy arrays travel as
 their raw bytes. Nothing read from a socket is ever unpickled or evaluated.
@@ -11,23 +15,70 @@ their raw bytes. Nothing read from a socket is ever unpickled or evaluated.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from jaxserve.types import FinishReason, SamplingParams
 
+T = TypeVar("T")
+
 
 class Message(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
     """Base of all messages. The tag (the class name) is what a receiver dispatches on."""
 
 
+class WorkerAddress(NamedTuple):
+    """Which worker: of a kind there may be several, numbered from 0."""
+
+    kind: str
+    rank: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.rank}" if self.rank else self.kind
+
+
+SCHEDULER = "scheduler"
+DETOKENIZER = "detokenizer"
+TOKENIZER = "tokenizer"  # the TokenizerManager, in the main process
+
+
+# --- control, to and from any worker --------------------------------------------------------------------------------------
+
+_NOTHING = msgspec.Raw(b"\xc0")  # msgpack's nil
+
+
+class ControlRequest(Message):
+    request_id: str
+    name: str  # of the declaration
+    body: msgspec.Raw = _NOTHING  # its request struct, see `pack`
+
+
+class ControlReply(Message):
+    """One worker's answer. Every worker that is asked sends exactly one."""
+
+    request_id: str
+    worker: WorkerAddress
+    body: msgspec.Raw = _NOTHING  # the declaration's reply struct, if there is no error
+    error: str = ""  # one sentence
+    status_code: int = 500  # of the error
+
+
 # --- TokenizerManager -> Scheduler ---------------------------------------------------------------------------------------
 
 
+class Sample(msgspec.Struct, array_like=True, frozen=True):
+    """One more sequence from a prompt."""
+
+    rid: str
+    sampling_seed: int | None = None
+
+
 class TokenizedGenerateReqInput(Message):
-    """One sequence to generate. A request with n > 1 arrives as n of these, each with its own rid."""
+    """One prompt and the sequence to generate from it; with n > 1 the further sequences stand in `more_samples`, so that the
+    prompt crosses the process border once."""
 
     rid: str
     input_ids: np.ndarray  # int32 [prompt_len]
@@ -38,6 +89,16 @@ class TokenizedGenerateReqInput(Message):
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
     received_time_s: float = 0.0  # time.time() when the HTTP server saw it
+    more_samples: list[Sample] = []
+
+    def sequences(self) -> Iterator[TokenizedGenerateReqInput]:
+        """One message per sequence; they share the prompt's array."""
+        yield msgspec.structs.replace(self, more_samples=[]) if self.more_samples else self
+        for sample in self.more_samples:
+            params = self.sampling_params
+            if params.sampling_seed != sample.sampling_seed:
+                params = msgspec.structs.replace(params, sampling_seed=sample.sampling_seed)
+            yield msgspec.structs.replace(self, rid=sample.rid, sampling_params=params, more_samples=[])
 
 
 class BatchTokenizedGenerateReqInput(Message):
@@ -45,24 +106,14 @@ class BatchTokenizedGenerateReqInput(Message):
 
 
 class AbortReq(Message):
-    """Aborts every request whose rid starts with `rid`, or all of them. Each still gets its one terminal message."""
+    """Nobody waits for this request any more. Exactly this rid: it may be the beginning of another's."""
 
-    rid: str = ""
-    exact: bool = False  # only the request of exactly this rid (a client left; its rid may begin another's)
-    abort_all: bool = False
-
-
-class FlushCacheReqInput(Message):
-    request_id: str
-    timeout_s: float = 0.0  # > 0: wait this long for the scheduler to become idle
-
-
-class GetInternalStateReq(Message):
-    request_id: str
+    rid: str
 
 
 class ShutdownReq(Message):
-    """No more requests follow: the scheduler finishes what it holds, passes this on to the detokenizer, and both exit 0."""
+    """No more requests follow: a scheduler finishes what it holds, passes this on to the detokenizer and exits 0; the
+    detokenizer exits when it has one from every scheduler."""
 
 
 # --- Scheduler -> Detokenizer (BatchTokenIDOut, ShutdownReq) and Detokenizer -> TokenizerManager (BatchStrOut) --------------
@@ -77,13 +128,16 @@ class OutputLogprobs(Message):
 
 
 class RequestTimes(Message):
-    """Unix times of a finished request's life in the scheduler, and how often it was retracted."""
+    """Unix times of a finished request's life in the scheduler, and what happened to it there."""
 
     queue_entry_s: float
     first_scheduled_s: float
     first_token_s: float
     finished_s: float
     num_retractions: int = 0
+    verify_steps: int = 0  # steps that verified drafts for it
+    proposed_drafts: int = 0  # in those steps, as many as fit
+    accepted_drafts: int = 0
 
 
 # Bits of BatchTokenIDOut.decode_flags.
@@ -127,47 +181,31 @@ class BatchStrOut(Message):
     finished: dict[int, FinishReason] = {}
     logprobs: dict[int, OutputLogprobs] = {}
     times: dict[int, RequestTimes] = {}
+    # Requests that the detokenizer itself ended (they are in `finished`): the scheduler still runs them.
+    abandoned: list[str] = []
 
 
 # --- Scheduler or Detokenizer -> TokenizerManager -------------------------------------------------------------------------
 
 
-class FlushCacheReqOutput(Message):
-    request_id: str
-    success: bool
-    message: str = ""
-
-
-class GetInternalStateReqOutput(Message):
-    request_id: str
-    state: dict[str, Any]
-
-
 class WorkerReady(Message):
     """A worker process finished its start-up. `info` is shown by /server_info."""
 
-    worker: str  # "scheduler" | "detokenizer"
+    worker: WorkerAddress
     info: dict[str, Any] = {}
 
 
 class WorkerFailed(Message):
     """A worker's last words; its process exits non-zero right after."""
 
-    worker: str
+    worker: WorkerAddress
     error: str  # one sentence for the terminal
     is_user_error: bool = False  # a bad flag or checkpoint: no traceback wanted
 
 
-SchedulerInput = (
-    TokenizedGenerateReqInput
-    | BatchTokenizedGenerateReqInput
-    | AbortReq
-    | FlushCacheReqInput
-    | GetInternalStateReq
-    | ShutdownReq
-)
-DetokenizerInput = BatchTokenIDOut | ShutdownReq
-TokenizerInput = BatchStrOut | FlushCacheReqOutput | GetInternalStateReqOutput | WorkerReady | WorkerFailed
+SchedulerInput = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | ControlRequest | ShutdownReq
+DetokenizerInput = BatchTokenIDOut | ControlRequest | ShutdownReq
+TokenizerInput = BatchStrOut | ControlReply | WorkerReady | WorkerFailed
 
 
 def _array_to_wire(value: Any) -> Any:
@@ -197,3 +235,14 @@ def encode(message: Message) -> bytes:
 def decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
     """A decoder for one of the unions above. Arrays it returns are read-only views of the received frame."""
     return msgspec.msgpack.Decoder(kinds, dec_hook=_array_from_wire)
+
+
+def pack(body: msgspec.Struct) -> msgspec.Raw:
+    """What goes into the `body` of a control message."""
+    return msgspec.Raw(_encoder.encode(body))
+
+
+def unpack(raw: msgspec.Raw, kind: type[T]) -> T:
+    """Raises msgspec.ValidationError if `raw` is no `kind`."""
+    body: T = decoder(kind).decode(raw)
+    return body

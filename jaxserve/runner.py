@@ -26,10 +26,16 @@ class RunnerSpec:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     max_top_logprobs: int
+    num_draft_tokens: int = 1  # most tokens that a DECODE step adds to a row: the one sampled last and the drafts behind it
 
     @property
     def max_pages_per_row(self) -> int:
         return -(-self.context_len // self.page_size)
+
+    @property
+    def mask_words(self) -> int:
+        """int32 words of a row's mask of allowed tokens."""
+        return -(-self.vocab_size // 32)
 
     @property
     def max_total_tokens(self) -> int:
@@ -46,6 +52,7 @@ class RowState:
     prompt_len: int  # output position = sequence length - prompt_len
     stop_token_ids: np.ndarray  # int32: ids that min_new_tokens holds back (eos unless ignored, and stop_token_ids)
     output_ids: np.ndarray  # int32: tokens generated before a retraction, for the penalties
+    token_ids: np.ndarray  # int32: the sequence as far as it is known, prompt and output_ids; drafts are looked up in it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +68,15 @@ class PageUpdates:
 class StepInput:
     """One step, as arrays over its R rows: first `num_decode_rows` decode rows, then the extend rows.
 
-    A decode row's input token is the one its previous step sampled; it is still on the device and is not named here.
+    A decode row goes on from what its previous step left on the device: the token it sampled last and, in a DECODE step, up to
+    num_draft_tokens - 1 drafts behind it. With drafts the host does not know how long the row is: a decode row may then grow by
+    at most its extend_lens, and seq_lens is an upper bound of its length.
     """
 
     mode: ForwardMode
     rows: np.ndarray  # int32 [R], distinct request rows
     seq_lens: np.ndarray  # int32 [R], tokens in the row's KV cache after this step
-    extend_lens: np.ndarray  # int32 [R], tokens this step adds to the row; 1 for decode rows
+    extend_lens: np.ndarray  # int32 [R], tokens this step adds to the row; 1 for decode rows without drafts
     num_decode_rows: int
     input_ids: np.ndarray  # int32 [sum of the extend rows' extend_lens]
     sample: np.ndarray  # bool [R], False for a chunk that does not end its prompt: the row's token is not wanted
@@ -77,6 +86,7 @@ class StepInput:
     needs_adjusting: bool  # some row has penalties, logit_bias or min_new_tokens
     needs_logprobs: bool  # some row returns logprobs
     needs_top_logprobs: bool  # some row returns top logprobs
+    needs_masks: bool = False  # some row may not sample every token: `Runner.sample` gets masks
 
     @property
     def num_rows(self) -> int:
@@ -89,28 +99,47 @@ class StepInput:
 
 @dataclasses.dataclass(frozen=True)
 class StepOutput:
-    """What a step sampled, row for row of its StepInput. Rows with sample=False hold garbage."""
+    """What a step sampled, row for row of its StepInput. K is num_draft_tokens in a DECODE step, else 1.
 
-    next_token_ids: np.ndarray  # int32 [R]; -1 where the logits held a NaN
-    logprobs: np.ndarray | None = None  # float32 [R], of the chosen token under the model's own distribution
-    top_ids: np.ndarray | None = None  # int32 [R, max_top_logprobs]
-    top_logprobs: np.ndarray | None = None  # float32 [R, max_top_logprobs], descending
+    Row r gained the first num_tokens[r] of its tokens; the rest is garbage, as is all of a row with sample=False.
+    """
+
+    token_ids: np.ndarray  # int32 [R, K]; -1 where the logits held a NaN: always the row's last
+    num_tokens: np.ndarray  # int32 [R]; at least 1 where sample is True
+    logprobs: np.ndarray | None = None  # float32 [R, K], of the chosen tokens under the model's own distribution
+    top_ids: np.ndarray | None = None  # int32 [R, K, max_top_logprobs]
+    top_logprobs: np.ndarray | None = None  # float32 [R, K, max_top_logprobs], descending
+    drafts: np.ndarray | None = None  # int32 [R, num_draft_tokens - 1] for the row's next DECODE step; -1 from where none is
 
 
 class Runner(Protocol):
-    """Runs steps in the order they are launched. Launching does not wait for the step, nor for the ones before it."""
+    """Runs steps in the order they are launched. A step is launched in two phases, neither of which waits for the device:
+    the forward pass, then sampling. So the host can still decide what may be sampled while the forward pass runs.
+    """
 
     @property
     def spec(self) -> RunnerSpec: ...
 
-    def launch(self, step: StepInput) -> Any:
-        """Starts the step and returns a handle for `fetch`."""
+    def forward(self, step: StepInput) -> Any:
+        """Starts a step's forward pass and returns a handle. The step before must have been sampled."""
+        ...
+
+    def sample(self, handle: Any, masks: np.ndarray | None = None) -> None:
+        """Starts the step's sampling. `masks` int32 [R, K, ceil(vocab_size / 32)]: bit b of word w allows token 32 * w + b as
+        the row's k-th; None: all tokens of all rows are allowed. The runner keeps the array."""
         ...
 
     def fetch(self, handle: Any) -> StepOutput:
-        """Waits for a launched step. Each handle is fetched once."""
+        """Waits for a sampled step. Each handle is fetched once."""
         ...
 
     def internal_state(self) -> dict[str, Any]:
         """Numbers for /server_info: memory use, buckets, compile counts."""
         ...
+
+
+def launch(runner: Runner, step: StepInput, masks: np.ndarray | None = None) -> Any:
+    """Both phases of a step at once; the handle for `fetch`."""
+    handle = runner.forward(step)
+    runner.sample(handle, masks)
+    return handle

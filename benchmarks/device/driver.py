@@ -131,7 +131,7 @@ class Driver:
         num_decode_rows: int = 0,
     ) -> Any:
         """Rows in `new` bring their sampling, and their pages if they are extended."""
-        from jaxserve.runner import PageUpdates, RowState, StepInput
+        from jaxserve.runner import PageUpdates, RowState, StepInput, launch
         from jaxserve.types import SamplingParams
 
         pages = self.plan.pages_per_row
@@ -147,10 +147,10 @@ class Driver:
             input_ids=np.asarray(input_ids, np.int32),
             sample=np.ones(len(rows), bool),
             page_updates=PageUpdates(owner, index, owner * pages + index),
-            new_rows=[RowState(row, params, row, seq_lens[rows.index(row)], _NOTHING, _NOTHING) for row in new],
+            new_rows=[RowState(row, params, row, seq_lens[rows.index(row)], _NOTHING, _NOTHING, _NOTHING) for row in new],
             **sampling.flags(),
         )
-        return self.runner.launch(step)
+        return launch(self.runner, step)
 
     def fill_rows(self, count: int) -> None:
         """Every decode row needs a prompt in the cache, once."""

@@ -112,7 +112,7 @@ def _timed_us(launch_all: Callable[[], Any], steps: int, driver: Driver) -> Numb
         start_s = time.perf_counter()
         output = driver.runner.fetch(launch_all())
         samples.append((time.perf_counter() - start_s) * 1e6 / steps)
-        if (output.next_token_ids < 0).any():
+        if (output.token_ids < 0).any():
             raise FloatingPointError("the logits hold a NaN")
     us = {"us": statistics.median(samples), "us_min": min(samples), "us_max": max(samples)}
     rounded = {name: round(value, 1) for name, value in us.items()}

@@ -66,12 +66,12 @@ def generate(plan: Plan, sampling: Sampling, *, mixed: bool = False) -> Generate
     if mixed:
         runner.fetch(driver.prefill(texts[:-1], sampling=GREEDY))
         out = [runner.fetch(driver.mixed(plan.max_rows - 1, length + 1, texts[-1]))]
-        return Generated(np.stack([one.next_token_ids for one in out], axis=1), None)
+        return Generated(np.concatenate([one.token_ids for one in out], axis=1), None)
     out = [runner.fetch(driver.prefill(texts, sampling=sampling))]
     for step in range(plan.decode_steps - 1):
         out.append(runner.fetch(driver.decode(plan.max_rows, length + 1 + step, sampling, brings_params=False)))
-    logprobs = np.stack([one.logprobs for one in out], axis=1) if out[0].logprobs is not None else None
-    return Generated(np.stack([one.next_token_ids for one in out], axis=1), logprobs)
+    logprobs = np.concatenate([one.logprobs for one in out], axis=1) if out[0].logprobs is not None else None
+    return Generated(np.concatenate([one.token_ids for one in out], axis=1), logprobs)
 
 
 def compare(got: Generated, want: Generated, kv_cache_dtype: str = "auto") -> Numbers:

@@ -24,6 +24,7 @@ class Demand:
     kv_dtype: str
     context_len: int
     mem_fraction: float
+    row_table_bytes: int  # on each device
 
     def weight_bytes(self, tp_size: int) -> int:
         """On each device."""
@@ -45,7 +46,7 @@ class Demand:
             check_tp(self.config, tp_size)
         except ValueError:
             return False
-        return self.weight_bytes(tp_size) + self.request_bytes(tp_size) <= self.budget(target.chip)
+        return self.weight_bytes(tp_size) + self.row_table_bytes + self.request_bytes(tp_size) <= self.budget(target.chip)
 
 
 def smallest_fit(demand: Demand, chip: ChipSpec | None = None) -> Target | None:

@@ -1,17 +1,17 @@
 """The capacity plan: what fits on hardware that is not at hand, what its programs take, and how fast they could be.
 
-options, config.json, target -> blueprint -> pool -> programs -> plan
+options, config.json, target -> blueprint -> memory budget -> programs -> plan
 
-The pool is sized as a server sizes it (executor.memory), and then every program is compiled with that pool by the compiler of
-the target, which refuses what does not fit. Where steps turn out to need more than --mem-fraction-static leaves them, the pool
-is cut and the programs are compiled again. No weights are read and no device is used.
+The budget is the one a server draws up when it starts (executor.memory), and then every program is compiled with that pool by
+the compiler of the target, which refuses what does not fit. Where steps turn out to need more than --mem-fraction-static leaves
+them, the pool is cut and the programs are compiled again. No weights are read and no device is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,18 @@ from jaxserve.aot.targets import Target, links_per_chip, without_devices
 from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.forward_batch import Bucket
-from jaxserve.executor.memory import DeviceMemory, fit_pages, limit_to_use
+from jaxserve.executor.memory import (
+    DeviceMemory,
+    MemoryBudget,
+    StepMemory,
+    memory_budget,
+    memory_lines,
+    row_table_bytes,
+    weight_bytes,
+)
 from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.resolve import platform_defaults
-from jaxserve.executor.row_tables import RowTables
-from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.warmup import compile_all
 from jaxserve.kernels.api import choose_backend
 from jaxserve.models import ModelConfig
@@ -49,22 +56,6 @@ class PlanOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryPlan:
-    """Bytes of one device."""
-
-    hbm: int
-    weights: int
-    state: int  # page table, row tables, a step's input, and what the compiler pads
-    kv_pool: int
-    largest_step: int  # temporaries and outputs of the program that needs most of them, and the logits of the step before it
-    code: int
-
-    @property
-    def free(self) -> int:
-        return self.hbm - self.weights - self.state - self.kv_pool - self.largest_step - self.code
-
-
-@dataclasses.dataclass(frozen=True)
 class StepPlan:
     """A bucket of the forward pass: what it has to do at least, and what the compiler made of it."""
 
@@ -81,9 +72,8 @@ class CapacityPlan:
     args: ServerArgs  # without an "auto" left, if a blueprint could be drawn
     config: ModelConfig
     backend: str = ""
-    memory: MemoryPlan | None = None
-    num_pages: int = 0
-    server_pages: int = 0  # of them, what a server would take: no more than its rows can use
+    memory: MemoryBudget | None = None  # a server's, with these options on this target
+    memory_text: str = ""
     steps: tuple[StepPlan, ...] = ()
     others: tuple[ProgramReport, ...] = ()  # sampling, page table, row tables
     notes: tuple[str, ...] = ()
@@ -91,7 +81,7 @@ class CapacityPlan:
 
     @property
     def kv_tokens(self) -> int:
-        return self.num_pages * (self.args.page_size or 1)
+        return 0 if self.memory is None else self.memory.num_pages * (self.args.page_size or 1)
 
     @property
     def full_requests(self) -> int:
@@ -129,6 +119,7 @@ def _demand(args: ServerArgs, config: ModelConfig, target: Target) -> Demand:
         dtype if kv_dtype == "auto" else kv_dtype,
         args.context_length or config.context_len,
         args.mem_fraction_static or defaults.mem_fraction_static,
+        row_table_bytes(args.max_running_requests or defaults.max_running_requests, config.vocab_size),
     )
 
 
@@ -142,94 +133,46 @@ class _Planner:
     def complete(self, plan: CapacityPlan) -> CapacityPlan:
         is_fixed = self.blueprint.args.max_total_tokens is not None
         try:
-            plan = self._with_pool(plan, self._num_pages(step_bytes=0))
-            if plan.failure and not is_fixed and self.options.compile != "none":
-                plan = self._with_pool(plan, self._num_pages(self._measured_step_bytes(plan)))
+            plan = self._with_budget(plan, self._budget(None))
+            if self.options.compile == "none" or (is_fixed and plan.failure):
+                return plan
+            assert plan.memory is not None
+            budget = self._budget(self._step_memory(plan))
+            if plan.failure or budget.num_pages != plan.memory.num_pages:
+                return self._with_budget(plan, budget)
         except ValueError as error:
             return dataclasses.replace(plan, failure=f"{error} {suggestion(self.demand, self.target.chip)}")
-        return plan
+        return self._judged(plan, budget)
 
-    def _with_pool(self, plan: CapacityPlan, num_pages: int) -> CapacityPlan:
-        """The plan for a pool of so many pages per layer."""
-        steps, others = self._programs(num_pages)
-        plan = dataclasses.replace(
-            plan, num_pages=num_pages, server_pages=self._limit(num_pages), steps=tuple(steps), others=tuple(others)
-        )
-        plan = dataclasses.replace(plan, memory=self._memory(plan))
-        return dataclasses.replace(plan, failure=self._failure(plan))
+    def _with_budget(self, plan: CapacityPlan, budget: MemoryBudget) -> CapacityPlan:
+        """The plan with its programs compiled for this budget's pool."""
+        steps, others = self._programs(budget.num_pages)
+        return self._judged(dataclasses.replace(plan, steps=tuple(steps), others=tuple(others)), budget)
+
+    def _judged(self, plan: CapacityPlan, budget: MemoryBudget) -> CapacityPlan:
+        plan = dataclasses.replace(plan, memory=budget, memory_text="\n".join(memory_lines(budget, self.blueprint)))
+        return dataclasses.replace(plan, failure=_failure(plan, budget))
 
     # --- memory
 
-    def _num_pages(self, step_bytes: int) -> int:
-        blueprint, hbm = self.blueprint, self.target.chip.hbm_bytes
-        if blueprint.args.max_total_tokens is not None:
-            return max(blueprint.args.max_total_tokens // blueprint.page_size, 1)
-        return fit_pages(
-            DeviceMemory(hbm, hbm - self._weights - self._state_bytes()),
-            mem_fraction=self.demand.mem_fraction,
-            temp_bytes=step_bytes,
-            page_bytes=blueprint.page_bytes,
-            page_size=blueprint.page_size,
-        )
+    def _budget(self, steps: StepMemory | None) -> MemoryBudget:
+        hbm = self.target.chip.hbm_bytes
+        return memory_budget(self.blueprint, DeviceMemory(hbm, hbm - weight_bytes(self.blueprint)), steps)
 
-    def _measured_step_bytes(self, plan: CapacityPlan) -> int:
-        """What steps need beside weights, tables and pool. ValueError if the largest step does not compile beside any pool."""
-        programs = plan.programs
-        if any(program.error for program in programs):
-            programs = tuple(
-                self._compile(_PROBE_PAGES, [self.blueprint.buckets.extend[-1], _largest_sampling(self.blueprint)])
-            )
-        for program in programs:
-            if program.error:
-                raise ValueError(f"{program.name} does not compile: {program.error}")
-        return _transient_bytes(programs) + sum(program.code_bytes for program in programs)
-
-    @property
-    def _weights(self) -> int:
-        return self.demand.weight_bytes(self.blueprint.args.tp_size)
-
-    def _state_bytes(self, argument_bytes: int = 0) -> int:
-        """Resident bytes that are neither weights nor pool: the row tables, and the page table or, where a step was compiled,
-        what it takes beside weights and pool: the page table, its input, padding.
-        """
-        spec = self.blueprint.spec(1)
-        tables = jax.tree.leaves(RowTables.shapes(spec.max_rows + 1, spec.vocab_size))
-        page_table_bytes = (spec.max_rows + 1) * spec.max_pages_per_row * 4
-        return int(sum(shape.size * shape.dtype.itemsize for shape in tables) + max(page_table_bytes, argument_bytes))
-
-    def _memory(self, plan: CapacityPlan) -> MemoryPlan:
-        pool = plan.num_pages * self.blueprint.page_bytes
-        arguments = max((step.program.argument_bytes for step in plan.steps if step.program), default=0)
-        return MemoryPlan(
-            hbm=self.target.chip.hbm_bytes,
-            weights=self._weights,
-            state=self._state_bytes(arguments - self._weights - pool),
-            kv_pool=pool,
-            largest_step=_transient_bytes(plan.programs),
-            code=sum(program.code_bytes for program in plan.programs),
-        )
-
-    def _limit(self, num_pages: int) -> int:
-        spec = self.blueprint.spec(1)
-        return limit_to_use(
-            num_pages,
-            page_bytes=self.blueprint.page_bytes,
-            max_rows=spec.max_rows,
-            max_pages_per_row=spec.max_pages_per_row,
-            cap_bytes=None,
-        )
-
-    def _failure(self, plan: CapacityPlan) -> str | None:
-        failed = [program for program in plan.programs if program.error]
-        if failed:
-            return f"{failed[0].name} does not compile with a KV cache of {plan.kv_tokens} tokens: {failed[0].error}"
+    def _step_memory(self, plan: CapacityPlan) -> StepMemory:
+        """From the plan's programs. ValueError if the largest do not compile beside any pool."""
         assert plan.memory is not None
-        if plan.memory.free < 0:
-            return (
-                f"{-plan.memory.free / 2**30:.2f} GiB are missing on each device for a KV cache of {plan.kv_tokens} tokens: "
-                "lower --mem-fraction-static or --max-total-tokens."
-            )
-        return None
+        largest, num_pages = _largest(self.blueprint), plan.memory.num_pages
+        names = [_name(key) for key in largest]
+        reports = [program for program in plan.programs if program.name in names]
+        if any(program.error for program in plan.programs):
+            num_pages = _PROBE_PAGES
+            reports = self._compile(num_pages, largest)
+        for report in reports:
+            if report.error:
+                raise ValueError(f"{report.name} does not compile: {report.error}")
+        *forward, sampling = sorted(reports, key=lambda report: names.index(report.name))
+        return StepMemory.of(self.blueprint, [report.memory for report in forward], sampling.memory, num_pages)
 
     # --- programs
 
@@ -238,10 +181,11 @@ class _Planner:
         buckets = self.blueprint.buckets
         chosen: tuple[Any, ...] = ()
         if self.options.compile == "all":
-            rows = sorted({bucket.num_rows for bucket in buckets.all})
-            chosen = (*buckets.all, *((count, mode) for count in rows for mode in SamplingMode), "page_table", "row_tables")
+            chosen = (*buckets.all, *SamplingKey.all_of(buckets.all), "page_table", "row_tables")
+            if self.blueprint.drafter is not None:
+                chosen = (*chosen, "history")
         elif self.options.compile == "largest":
-            chosen = (buckets.extend[-1], buckets.decode[-1], _largest_sampling(self.blueprint))
+            chosen = _largest(self.blueprint)
         reports = dict(zip(chosen, self._compile(num_pages, chosen), strict=True))
         steps = [self._step(bucket, num_pages, reports.pop(bucket, None)) for bucket in buckets.all]
         return steps, list(reports.values())
@@ -255,12 +199,12 @@ class _Planner:
         lower: dict[Any, Callable[[], Compilation]] = {}
         for key in keys:
             if isinstance(key, Bucket):
-                name, make = key.name, functools.partial(programs.lower_forward, key, params)
-            elif isinstance(key, tuple):
-                name, make = f"sample {key[1].name.lower()} R={key[0]}", functools.partial(programs.lower_sampling, *key)
+                make = functools.partial(programs.lower_forward, key, params)
+            elif isinstance(key, SamplingKey):
+                make = functools.partial(programs.lower_sampling, key)
             else:
-                name, make = str(key).replace("_", " "), getattr(programs, f"lower_{key}")
-            lower[key] = functools.partial(self._compilation, name, make, tuple(pool))
+                make = getattr(programs, f"lower_{key}")
+            lower[key] = functools.partial(self._compilation, _name(key), make, tuple(pool))
         return list(compile_all(lower, show_progress=self.options.show_progress).values()) if lower else []
 
     def _compilation(self, name: str, lower: Callable[[], Any], pool: tuple[tuple[int, ...], ...]) -> Compilation:
@@ -285,15 +229,27 @@ class _Planner:
         return StepPlan(bucket, shape, work, predict(work, chip, args.dtype, interconnect), program)
 
 
-def _transient_bytes(programs: Sequence[ProgramReport]) -> int:
-    """The most there is at a time beside weights, state and pool: a step is launched while the one before it is sampled."""
-    if not programs:
-        return 0
-    return max(program.step_bytes for program in programs) + max(program.new_output_bytes for program in programs)
+def _failure(plan: CapacityPlan, budget: MemoryBudget) -> str | None:
+    failed = [program for program in plan.programs if program.error]
+    if failed:
+        return f"{failed[0].name} does not compile with a KV cache of {plan.kv_tokens} tokens: {failed[0].error}"
+    if budget.free < 0:
+        return (
+            f"{-budget.free / 2**30:.2f} GiB are missing on each device for a KV cache of {plan.kv_tokens} tokens: "
+            "lower --mem-fraction-static or --max-total-tokens."
+        )
+    return None
 
 
-def _largest_sampling(blueprint: Blueprint) -> tuple[int, SamplingMode]:
-    return blueprint.buckets.decode[-1].num_rows, SamplingMode.EVERYTHING
+def _largest(blueprint: Blueprint) -> tuple[Bucket, Bucket, SamplingKey]:
+    """The programs that decide about memory."""
+    buckets = blueprint.buckets
+    return buckets.extend[-1], buckets.decode[-1], SamplingKey.largest_of(buckets.decode)
+
+
+def _name(key: Any) -> str:
+    """What a program is called in reports: a step's, a sampling program's, or that of one of the others."""
+    return key.name if isinstance(key, (Bucket, SamplingKey)) else str(key).replace("_", " ")
 
 
 def _notes(blueprint: Blueprint, target: Target) -> list[str]:

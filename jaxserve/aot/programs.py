@@ -12,6 +12,7 @@ from jax.experimental import serialize_executable
 
 from jaxserve.aot.hlo import copies_of, count_collectives, tpu_kernels
 from jaxserve.aot.launches import count_launches
+from jaxserve.executor.memory import ProgramMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +39,8 @@ class ProgramReport:
         return self.output_bytes - self.aliased_bytes
 
     @property
-    def step_bytes(self) -> int:
-        """What it needs beside its arguments while it runs."""
-        return self.temp_bytes + self.new_output_bytes
+    def memory(self) -> ProgramMemory:
+        return ProgramMemory(self.argument_bytes, self.temp_bytes, self.new_output_bytes, self.code_bytes)
 
 
 @dataclasses.dataclass(frozen=True)

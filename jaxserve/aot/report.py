@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxserve.aot.planner import CapacityPlan, StepPlan
 from jaxserve.aot.programs import ProgramReport
+from jaxserve.executor.memory import MemoryBudget
 
 GIB, MIB = 1 << 30, 1 << 20
 # Options that shape a plan; what else a server takes is of no meaning here.
@@ -33,16 +34,29 @@ def plan_json(plan: CapacityPlan) -> dict[str, Any]:
         "attention_backend": plan.backend,
         "versions": compiler_versions(),
         "notes": list(plan.notes),
-        "memory_bytes": None if memory is None else {**dataclasses.asdict(memory), "free": memory.free},
+        "memory_bytes": None if memory is None else _memory_json(memory),
         "kv_cache": {
-            "num_pages": plan.num_pages,
+            "num_pages": 0 if memory is None else memory.num_pages,
+            "num_pages_that_would_fit": 0 if memory is None else memory.fitting_pages,
             "tokens": plan.kv_tokens,
             "requests_of_full_length": plan.full_requests,
-            "tokens_a_server_takes": plan.server_pages * (plan.args.page_size or 0),
         },
         "compile_s": {"sum_over_programs": sum(program.compile_s for program in plan.programs)},
         "steps": [_step_json(step) for step in plan.steps],
         "other_programs": [dataclasses.asdict(program) for program in plan.others],
+    }
+
+
+def _memory_json(memory: MemoryBudget) -> dict[str, int]:
+    return {
+        "hbm": memory.total,
+        "weights": memory.weights,
+        "kv_pool": memory.kv_pool,
+        "row_tables": memory.row_tables,
+        "page_table": memory.page_table,
+        "temporaries": memory.temporaries,
+        "code": memory.code,
+        "free": memory.free,
     }
 
 
@@ -77,7 +91,7 @@ def plan_text(plan: CapacityPlan) -> str:
     if plan.notes:
         blocks.append("\n".join(f"Note: {note}" for note in plan.notes))
     if plan.memory is not None:
-        blocks += [_memory_text(plan), _steps_text(plan)]
+        blocks += [plan.memory_text, _steps_text(plan)]
         if plan.others:
             blocks.append(_others_text(plan))
     return "\n\n".join(blocks)
@@ -96,30 +110,6 @@ def _heading(plan: CapacityPlan) -> str:
     versions = compiler_versions()
     compiler = ("jax", "libtpu") if chip.platform == "tpu" else ("jax", "jax-cuda13-plugin")
     return f"{', '.join(words)}\nCompilers: {', '.join(f'{name} {versions[name]}' for name in compiler if name in versions)}"
-
-
-def _memory_text(plan: CapacityPlan) -> str:
-    memory, args = plan.memory, plan.args
-    assert memory is not None and args.context_length
-    largest = max(plan.programs, key=lambda program: program.step_bytes, default=None)
-    pool = f"{plan.kv_tokens} tokens, {plan.full_requests} requests of {args.context_length}"
-    if plan.server_pages < plan.num_pages:
-        pool += f"; {args.max_running_requests} requests can use {plan.server_pages * (args.page_size or 0)}"
-    rows = [
-        ("weights", memory.weights, ""),
-        ("KV cache", memory.kv_pool, pool),
-        ("tables, inputs", memory.state, ""),
-        (
-            "largest step",
-            memory.largest_step,
-            f"{largest.name}, and the logits of the step before it" if largest else "not compiled",
-        ),
-        ("programs", memory.code, "" if largest else "not compiled"),
-        ("free", memory.free, f"--mem-fraction-static {args.mem_fraction_static}"),
-        ("HBM", memory.hbm, ""),
-    ]
-    lines = [f"  {name:<15}{size / GIB:>9.2f}  {note}".rstrip() for name, size, note in rows]
-    return "\n".join(["Memory of each device, GiB", *lines])
 
 
 def _steps_text(plan: CapacityPlan) -> str:

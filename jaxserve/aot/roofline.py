@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.aot.chips import ChipSpec
-from jaxserve.models import ModelConfig, abstract_params
-from jaxserve.models.params import TENSOR_AXIS, ArrayInfo
+from jaxserve.models import TENSOR_AXIS, ArrayInfo, ModelConfig, abstract_params
 
 LOGITS_BYTES = 4  # float32
 
@@ -45,13 +44,17 @@ class ModelShard:
         return int(jnp.dtype(self.dtype).itemsize)
 
     def arrays(self) -> Any:
-        return abstract_params(self.config, jnp.dtype(self.dtype), self.tp_size)
+        return _arrays(self.config, self.dtype, self.tp_size)
 
 
 @functools.cache
+def _arrays(config: ModelConfig, dtype: str, tp_size: int) -> Any:
+    return abstract_params(config, jnp.dtype(dtype), tp_size)
+
+
 def weight_bytes(config: ModelConfig, dtype: str, tp_size: int) -> int:
     """On each device."""
-    leaves: list[ArrayInfo] = jax.tree.leaves(abstract_params(config, jnp.dtype(dtype), tp_size))
+    leaves: list[ArrayInfo] = jax.tree.leaves(_arrays(config, dtype, tp_size))
     return sum(_shard(info, info.num_bytes, tp_size) for info in leaves)
 
 
@@ -95,9 +98,7 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
     tokens = step.num_rows * step.new_tokens
     arrays = shard.arrays()
     embed, head = arrays["embed"], arrays.get("lm_head", arrays["embed"])
-    matrices = [info for info in jax.tree.leaves(arrays["layers"]) if len(info.shape) == 2]
-    layer_params = sum(_shard(info, math.prod(info.shape), tp_size) for info in matrices)
-    head_params = _shard(head, math.prod(head.shape), tp_size)
+    layer_params, head_params = (_matrix_params(tree, tp_size) for tree in (arrays["layers"], head))
     # The rows that are looked up; a table that is the output head too is read whole anyway.
     embed_rows = 0 if "lm_head" not in arrays else tokens * cfg.hidden_size * shard.itemsize
     untied_embed = 0 if "lm_head" not in arrays else _shard(embed, embed.num_bytes, tp_size)
@@ -113,6 +114,12 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
         all_reduce_bytes=sharded * (2 * cfg.num_layers + 1) * tokens * cfg.hidden_size * shard.itemsize,
         all_gather_bytes=sharded * step.num_rows * cfg.vocab_size * LOGITS_BYTES,
     )
+
+
+def _matrix_params(tree: Any, tp_size: int) -> int:
+    """Of one device."""
+    matrices: list[ArrayInfo] = [info for info in jax.tree.leaves(tree) if len(info.shape) == 2]
+    return sum(_shard(info, math.prod(info.shape), tp_size) for info in matrices)
 
 
 def _attended(windows: Iterable[int | None], step: StepShape) -> tuple[int, int]:

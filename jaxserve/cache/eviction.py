@@ -25,7 +25,7 @@ EVICTION_KEYS: Mapping[str, Callable[[TreeNode], EvictionKey]] = MappingProxyTyp
 
 
 def is_evictable_leaf(node: TreeNode) -> bool:
-    return not node.children and node.lock_count == 0
+    return not node.children and node.lock_count == 0 and not node.discarded
 
 
 class LeafQueue:

@@ -5,6 +5,7 @@ The scheduler asks for a Lease per running request and names lengths and tokens;
     admit -> Lease: a row, the cached prefix locked and in its page table
     grow / grow_rows: pages for more tokens, evicting unlocked prefixes if needed
     commit: whole pages so far go to the tree, for others to share     (any number of times)
+    discard: what the request brought to the tree cannot be trusted; nobody is given it any more
     release: the request is over; what it does not share is free again
 
 Only whole pages are shared: the last, partly filled page of a request is its own until it is full.
@@ -29,7 +30,7 @@ from jaxserve.cache.tree_node import TreeNode
 from jaxserve.runner import PageUpdates
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False, kw_only=True)
 class Lease:
     """One request's hold on the cache from admission to release. Written by the CacheManager only."""
 
@@ -41,6 +42,7 @@ class Lease:
     node: TreeNode  # the deepest locked node; its path spells the tokens [0, shared_len)
     page_size: int
     row_num_pages: np.ndarray  # int32 [max_rows], the manager's
+    given_from: int | None = None  # the first token whose page this request gave to the tree, if it gave any
     is_open: bool = True  # False once released
 
     @property
@@ -127,7 +129,16 @@ class CacheManager:
         row = self.rows.take_row()
         self.rows.append(row, prefix.pages)
         prefix_len = len(prefix.pages) * self.page_size
-        lease = Lease(row, extra_key, priority, prefix_len, prefix_len, prefix.node, self.page_size, self.rows.num_pages)
+        lease = Lease(
+            row=row,
+            extra_key=extra_key,
+            priority=priority,
+            prefix_len=prefix_len,
+            shared_len=prefix_len,
+            node=prefix.node,
+            page_size=self.page_size,
+            row_num_pages=self.rows.num_pages,
+        )
         self._leases[row] = lease
         return lease
 
@@ -179,10 +190,27 @@ class CacheManager:
         # A launched step may still read these duplicates; see the module's docstring for why they may be reused.
         self.allocator.free(own[:num_existing], PageOwner.LEASED)
         self.allocator.give_to_tree(own[num_existing:])
+        if lease.given_from is None and num_existing < len(own):
+            lease.given_from = lease.shared_len + num_existing * self.page_size
         self.rows.replace(lease.row, first, result.existing_pages)
         self.tree.lock(result.node, until=lease.node)
         lease.node = result.node
         lease.shared_len = shared_end
+
+    def discard(self, lease: Lease) -> None:
+        """Takes what this request gave to the tree out of it, and what others built on that since. What it found there stays.
+
+        Requests that share such pages now keep them to their end, as taking them away would end requests that may well be
+        sound; but what they go on to commit stands on the same ground, and is not found by others either.
+        """
+        assert lease.is_open, f"discard of row {lease.row} after its release"
+        if lease.given_from is None:
+            return
+        node, start = lease.node, lease.shared_len
+        while (start := start - len(node.pages) * self.page_size) > lease.given_from:
+            assert node.parent is not None, f"row {lease.row}: no node begins at token {lease.given_from}"
+            node = node.parent
+        self.allocator.free(self.tree.discard(node), PageOwner.TREE)
 
     def release(self, lease: Lease, token_ids: np.ndarray | None = None) -> None:
         """Ends a lease. With tokens (those whose KV is valid), their whole pages are shared first; without (an abort, a
@@ -192,7 +220,7 @@ class CacheManager:
             self.commit(lease, token_ids)
         own = self.rows.row_pages(lease.row, lease.shared_len // self.page_size)
         self.allocator.free(own, PageOwner.LEASED)
-        self.tree.unlock(lease.node)
+        self.allocator.free(self.tree.unlock(lease.node), PageOwner.TREE)
         self.rows.return_row(lease.row)
         del self._leases[lease.row]
         lease.is_open = False

@@ -4,8 +4,9 @@ A path from a namespace's root spells a prefix; each node holds a run of whole p
 trees under one top node. It knows tokens, pages, locks and recency, but not which pages are free nor any request:
 `jaxserve.cache.manager` moves pages in (insert) and out (evict) and tells the allocator.
 
-Everything below a locked node may still be evicted; a locked node and all above it may not. No function here recurses and
-none loops over tokens: work is per node on the path, so that an 8k-token prompt costs microseconds.
+Everything below a locked node may still be evicted; a locked node and all above it may not. A discarded node is cut off from
+its parent, so that nothing finds it, but keeps its way up: who locked it holds the path above as before. No function
+here recurses and none loops over tokens: work is per node on the path, so that an 8k-token prompt costs microseconds.
 """
 
 from __future__ import annotations
@@ -121,9 +122,11 @@ class RadixCache:
             current.lock_count += 1
             current = current.parent
 
-    def unlock(self, node: TreeNode) -> None:
-        """Gives up one lock on the node and on all above it. A prefix is as recent as its last user's end."""
+    def unlock(self, node: TreeNode) -> np.ndarray:
+        """Gives up one lock on the node and on all above it. A prefix is as recent as its last user's end. Returns the pages
+        of discarded nodes that nobody holds any more: they are the caller's."""
         tick = next(self._ticks)
+        gone: list[np.ndarray] = []
         current: TreeNode | None = node
         while current is not None:
             parent = current.parent
@@ -131,10 +134,35 @@ class RadixCache:
             current.lock_count -= 1
             current.last_access = tick
             if current.lock_count == 0:
-                self.evictable_pages += len(current.pages)
                 self.protected_pages -= len(current.pages)
-                self._settle(current)
+                if current.discarded:
+                    _cut_off(current)
+                    gone.append(current.pages)
+                else:
+                    self.evictable_pages += len(current.pages)
+                    self._settle(current)
             current = parent
+        return _concatenate(gone)
+
+    def discard(self, node: TreeNode) -> np.ndarray:
+        """Puts the node and all below it out of reach. What nobody has locked goes at once, and its pages are the caller's;
+        the rest goes when its last lock does."""
+        if node.discarded:
+            return NO_PAGES
+        assert node.parent is not None and node.parent is not self.top, f"{node!r} is no prefix"
+        _cut_off(node)
+        gone: list[np.ndarray] = []
+        stack = [node]
+        while stack:
+            current = stack.pop()
+            stack.extend(current.children.values())
+            current.discarded = True
+            if current.lock_count == 0:
+                self.evictable_pages -= len(current.pages)
+                _cut_off(current)
+                gone.append(current.pages)
+        self._settle(node.parent)
+        return _concatenate(gone)
 
     def evict(self, num_pages: int) -> np.ndarray:
         """Drops unlocked leaves, in the policy's order, until `num_pages` pages or all that may go are out; returns those
@@ -211,6 +239,7 @@ class RadixCache:
         upper = self._new_node(node.parent, node.edge, node.key[:cut], node.pages[:num_pages].copy())
         upper.lock_count = node.lock_count
         upper.last_access, upper.created, upper.hits, upper.priority = node.last_access, node.created, node.hits, node.priority
+        upper.discarded = node.discarded
         node.parent.children[node.edge] = upper
         node.key = node.key[cut:]
         node.pages = node.pages[num_pages:].copy()
@@ -222,6 +251,7 @@ class RadixCache:
     def _add_leaf(self, parent: TreeNode, key: bytes, pages: np.ndarray, priority: int) -> TreeNode:
         leaf = self._new_node(parent, key[: self._page_bytes], key, pages)
         leaf.priority = priority
+        leaf.discarded = parent.discarded
         parent.children[leaf.edge] = leaf
         self.evictable_pages += len(pages)
         self._settle(leaf)
@@ -263,6 +293,13 @@ class RadixCache:
     def _page_aligned_bytes(self, token_ids: np.ndarray) -> bytes:
         whole = len(token_ids) // self.page_size * self.page_size
         return np.asarray(token_ids[:whole], np.int32).tobytes()
+
+
+def _cut_off(node: TreeNode) -> None:
+    """Takes a node from its parent's children, if it is still among them."""
+    assert node.parent is not None, "the top node has no parent"
+    if node.parent.children.get(node.edge) is node:
+        del node.parent.children[node.edge]
 
 
 def _common_tokens(key: bytes, data: bytes, pos: int) -> int:

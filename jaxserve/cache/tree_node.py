@@ -10,8 +10,8 @@ import numpy as np
 
 class TreeNode:
     __slots__ = (
-        "children", "created", "edge", "hits", "id", "key", "last_access", "lock_count", "pages", "parent", "priority",
-        "queued",
+        "children", "created", "discarded", "edge", "hits", "id", "key", "last_access", "lock_count", "pages", "parent",
+        "priority", "queued",
     )  # fmt: skip
 
     def __init__(
@@ -30,6 +30,7 @@ class TreeNode:
         self.created = tick
         self.hits = 0  # admissions that used it
         self.priority = 0  # the largest of any request that used it
+        self.discarded = False  # out of reach: held by those who had it already, and gone with the last of them
         self.queued = False  # the eviction queue has an entry for it
 
     @property

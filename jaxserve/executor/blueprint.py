@@ -6,23 +6,25 @@ The mesh may be of devices that are not there: then the blueprint can be lowered
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
 from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.model_runner import ModelRunner
+from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.programs import StepPrograms
 from jaxserve.executor.resolve import resolve_args, resolve_dtype
 from jaxserve.executor.step import Params, Step
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
-from jaxserve.models import ModelConfig, abstract_params, build_decoder, check_tp, param_shardings, param_specs
+from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
 from jaxserve.runner import RunnerSpec
 
 
@@ -69,7 +71,25 @@ class Blueprint:
     @property
     def buckets(self) -> Buckets:
         assert self.args.prefill_token_buckets and self.args.decode_row_buckets
-        return Buckets.build(self.args.prefill_token_buckets, self.args.decode_row_buckets, self.page_size)
+        return Buckets.build(
+            self.args.prefill_token_buckets, self.args.decode_row_buckets, self.page_size, self.num_draft_tokens
+        )
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens of a row that a decode step verifies; 1 without speculative decoding."""
+        return self.args.speculative_num_draft_tokens or 1
+
+    @property
+    def drafter(self) -> NgramDrafter | None:
+        args = self.args
+        if args.speculative_algorithm is None:
+            return None
+        return NgramDrafter(
+            num_drafts=self.num_draft_tokens - 1,
+            min_match=args.speculative_ngram_min_match_window_size,
+            max_match=args.speculative_ngram_max_match_window_size,
+        )
 
     @property
     def page_bytes(self) -> int:
@@ -88,26 +108,32 @@ class Blueprint:
             vocab_size=self.config.vocab_size,
             eos_token_ids=self.config.eos_token_ids,
             max_top_logprobs=min(args.max_top_logprobs, self.config.vocab_size),
+            num_draft_tokens=self.num_draft_tokens,
         )
+
+    @functools.cached_property
+    def arrays(self) -> ParamTree:
+        """The weights' ArrayInfo."""
+        return abstract_params(self.config, jnp.dtype(self.args.dtype), self.args.tp_size)
+
+    @functools.cached_property
+    def decoder(self) -> Decoder:
+        return build_decoder(self.config, self.args.tp_size)
 
     def abstract_params(self) -> Params:
         """The weights' shapes, types and shardings, to lower with in place of weights."""
-        dtype = jnp.dtype(self.args.dtype)
         return jax.tree.map(
-            lambda info, sharding: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=sharding),
-            abstract_params(self.config, dtype, self.args.tp_size),
-            param_shardings(self.config, dtype, self.mesh),
+            lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(self.mesh, info.spec)), self.arrays
         )
 
     def programs(self, num_pages: int) -> StepPrograms:
-        args, spec = self.args, self.spec(num_pages)
-        decoder = build_decoder(self.config, args.tp_size)
         return StepPrograms(
-            Step(decoder, self.backend, num_pages, self.page_size),
-            param_specs(self.config, jnp.dtype(args.dtype), args.tp_size),
-            KVCacheLayout(self.backend.kv_pages(), self.config.num_layers * num_pages, args.tp_size),
-            spec,
+            Step(self.decoder, self.backend, num_pages, self.page_size),
+            jax.tree.map(lambda info: info.spec, self.arrays),
+            KVCacheLayout(self.backend.kv_pages(), self.config.num_layers * num_pages, self.args.tp_size),
+            self.spec(num_pages),
             self.mesh,
+            self.drafter,
         )
 
     def runner(self, num_pages: int, params: Params, counter: CompileCounter) -> ModelRunner:

@@ -34,10 +34,11 @@ class Buckets:
     extend: tuple[Bucket, ...]  # by increasing tokens, then rows
 
     @staticmethod
-    def build(token_sizes: tuple[int, ...], row_sizes: tuple[int, ...], page_size: int) -> Buckets:
+    def build(token_sizes: tuple[int, ...], row_sizes: tuple[int, ...], page_size: int, num_draft_tokens: int = 1) -> Buckets:
         """`token_sizes` must reach the largest prefill step, `row_sizes` the most rows."""
         max_rows = row_sizes[-1]
-        decode = tuple(Bucket(rows, rows, rows, decode_only=True) for rows in row_sizes)
+        new_pages = -(-num_draft_tokens // page_size)  # that a decode row can open in one step
+        decode = tuple(Bucket(rows * num_draft_tokens, rows, rows * new_pages, decode_only=True) for rows in row_sizes)
         extend = []
         for tokens in token_sizes:
             row_counts = {min(FEW_ROWS, tokens, max_rows)}

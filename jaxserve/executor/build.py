@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import time
@@ -12,16 +13,16 @@ import jax.numpy as jnp
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
-from jaxserve.executor.memory import CPU_POOL_LIMIT_BYTES, fit_pages, limit_to_use, measure
+from jaxserve.executor.memory import MemoryBudget, ProgramMemory, StepMemory, measure, memory_budget, memory_lines
 from jaxserve.executor.mesh import make_mesh, select_devices
 from jaxserve.executor.model_runner import ModelRunner
-from jaxserve.executor.sampler import SamplingMode
-from jaxserve.executor.warmup import CompileCounter, use_compilation_cache
+from jaxserve.executor.programs import SamplingKey
+from jaxserve.executor.warmup import CompileCounter, compile_all, use_compilation_cache
 from jaxserve.models import ModelConfig, load_params
 
 logger = logging.getLogger(__name__)
 
-# Pages of the pool that the largest step is compiled with to learn what its temporaries take.
+# Pages of the pool that the largest steps are compiled with to learn what they take.
 _PROBE_PAGES = 64
 
 
@@ -49,47 +50,34 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
         args.model_path, config, mesh, jnp.dtype(args.dtype), load_format=args.load_format, progress=show_progress
     )
     logger.info("Weights loaded in %.1f s", time.monotonic() - started_s)
-    runner = blueprint.runner(choose_num_pages(blueprint), params, counter)
+    budget = plan_memory(blueprint)
+    logger.info("%s", "\n".join(memory_lines(budget, blueprint)))
+    runner = blueprint.runner(budget.num_pages, params, counter)
     started_s = time.monotonic()
     runner.warm_up(show_progress=show_progress)
     logger.info("Compiled in %.1f s; KV cache of %d tokens", time.monotonic() - started_s, runner.spec.max_total_tokens)
     return BuiltRunner(runner, args, config)
 
 
-def choose_num_pages(blueprint: Blueprint) -> int:
-    """Pages per layer: as asked for, or as many as the device has room for now that the weights are loaded."""
-    args = blueprint.args
-    if args.max_total_tokens is not None:
-        return max(args.max_total_tokens // blueprint.page_size, 1)
-    assert args.mem_fraction_static and args.max_running_requests
-    on_cpu = blueprint.platform == "cpu"
-    pages = fit_pages(
-        measure(blueprint.mesh.devices.flat[0]),
-        mem_fraction=args.mem_fraction_static,
-        temp_bytes=0 if on_cpu else step_temp_bytes(blueprint),
-        page_bytes=blueprint.page_bytes,
-        page_size=blueprint.page_size,
-    )
-    return limit_to_use(
-        pages,
-        page_bytes=blueprint.page_bytes,
-        max_rows=args.max_running_requests,
-        max_pages_per_row=blueprint.spec(1).max_pages_per_row,
-        cap_bytes=CPU_POOL_LIMIT_BYTES if on_cpu else None,
-    )
+def plan_memory(blueprint: Blueprint) -> MemoryBudget:
+    """Of the device as it is now, with the weights loaded. Steps are compiled for it only where they decide about the pool."""
+    decides = blueprint.platform != "cpu" and blueprint.args.max_total_tokens is None
+    device = measure(blueprint.mesh.devices.flat[0])
+    return memory_budget(blueprint, device, measure_steps(blueprint) if decides else None)
+
+
+def measure_steps(blueprint: Blueprint) -> StepMemory:
+    """What steps take beside weights and state, learnt by compiling the largest of them with a small pool."""
+    programs, params, buckets = blueprint.programs(_PROBE_PAGES), blueprint.abstract_params(), blueprint.buckets
+    lower: dict[Any, Any] = {
+        bucket: functools.partial(programs.lower_forward, bucket, params) for bucket in (buckets.extend[-1], buckets.decode[-1])
+    }
+    lower["sampling"] = functools.partial(programs.lower_sampling, SamplingKey.largest_of(buckets.decode))
+    compiled = compile_all(lower, show_progress=False)
+    *forward, sampling = [ProgramMemory.of(program.memory_analysis()) for program in compiled.values()]
+    return StepMemory.of(blueprint, forward, sampling, _PROBE_PAGES)
 
 
 def step_temp_bytes(blueprint: Blueprint) -> int:
-    """What the largest step takes beside weights and state, learnt by compiling its two halves with a small pool."""
-    programs = blueprint.programs(_PROBE_PAGES)
-    largest = max(blueprint.buckets.all, key=lambda bucket: (bucket.num_tokens, bucket.num_rows))
-    forward = programs.lower_forward(largest, blueprint.abstract_params())
-    sampling = programs.lower_sampling(max(bucket.num_rows for bucket in blueprint.buckets.all), SamplingMode.EVERYTHING)
-    return max(_extra_bytes(lowered.compile().memory_analysis()) for lowered in (forward, sampling))
-
-
-def _extra_bytes(analysis: Any) -> int:
-    """Temporaries, and outputs that are not updated inputs (the logits)."""
-    if analysis is None:
-        return 0
-    return int(analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+    """What the largest step takes beside weights and state."""
+    return measure_steps(blueprint).temporaries

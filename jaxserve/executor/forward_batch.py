@@ -32,8 +32,15 @@ class Bucket:
     decode_only: bool
 
     @property
+    def tokens_per_row(self) -> int:
+        """K: most tokens a row can gain in the step; above 1 where drafts are verified."""
+        return self.num_tokens // self.num_rows if self.decode_only else 1
+
+    @property
     def name(self) -> str:
-        return f"decode R={self.num_rows}" if self.decode_only else f"extend T={self.num_tokens} R={self.num_rows}"
+        if not self.decode_only:
+            return f"extend T={self.num_tokens} R={self.num_rows}"
+        return f"decode R={self.num_rows}" if self.tokens_per_row == 1 else f"verify R={self.num_rows} K={self.tokens_per_row}"
 
 
 @jax.tree_util.register_dataclass
@@ -43,8 +50,8 @@ class ForwardBatch:
 
     header: jax.Array  # [HEADER_LEN]
     rows: jax.Array  # [R] request row; padding rows name the scratch row behind the last request row
-    seq_lens: jax.Array  # [R] tokens in the cache after this step; 0 for padding
-    extend_lens: jax.Array  # [R] tokens this step adds; 0 for padding
+    seq_lens: jax.Array  # [R] tokens in the cache after this step; 0 for padding; an upper bound for rows with drafts
+    extend_lens: jax.Array  # [R] tokens this step adds; 0 for padding; an upper bound for rows with drafts
     sample: jax.Array  # [R] 1 where the row's next token is wanted
     row_params: jax.Array  # [R, NUM_ROW_PARAMS] sampling parameters, see row_params.py
     page_updates: jax.Array  # [3, U] row, index, page; padding names the row behind the scratch row: dropped
@@ -139,7 +146,7 @@ def place_tokens(batch: ForwardBatch, bucket: Bucket) -> TokenPlacement:
     ends = jnp.cumsum(batch.extend_lens, dtype=jnp.int32)
     cu_q_lens = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
     token = jnp.arange(T, dtype=jnp.int32)
-    if bucket.decode_only:
+    if bucket.decode_only and bucket.tokens_per_row == 1:
         row_index = token
     else:
         row_index = jnp.minimum(jnp.searchsorted(ends, token, side="right", method="compare_all"), R - 1).astype(jnp.int32)

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxserve.kernels.api import PageArray
-from jaxserve.models.params import TENSOR_AXIS
+from jaxserve.models import TENSOR_AXIS
 
 
 @dataclasses.dataclass(frozen=True)

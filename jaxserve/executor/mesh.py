@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxserve.models.params import TENSOR_AXIS
+from jaxserve.models import TENSOR_AXIS
 
 # Of a GPU's memory, what JAX takes at its start (alone it would take three quarters); the rest is CUDA's and the libraries'.
 GPU_MEMORY_SHARE = 0.95

@@ -8,33 +8,35 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket, no_page_updates, pack
-from jaxserve.executor.programs import PAGE_UPDATE_CHUNK, StepPrograms
+from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, SamplingKey, StepPrograms
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
 from jaxserve.executor.row_tables import needs_tables, pack_row, packed_row_shape
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
-from jaxserve.executor.step import Forwarded, Params
+from jaxserve.executor.sampling import Forwarded
+from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter, compile_all
 from jaxserve.runner import PageUpdates, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class PendingStep:
-    """A launched step: its device results, and what of them the scheduler will want."""
+    """A step whose forward pass was launched: what its sampling needs, then its device results."""
 
-    sampled: SampledTokens
     num_rows: int
+    mode: SamplingMode
     needs_logprobs: bool
     needs_top_logprobs: bool
+    forwarded: Forwarded | None  # until it is sampled
+    sampled: SampledTokens | None = None  # from then on
 
 
 class ModelRunner:
@@ -61,56 +63,78 @@ class ModelRunner:
 
     def warm_up(self, *, show_progress: bool = True) -> None:
         """Compiles and runs every program once. Nothing compiles after this."""
-        programs = self._programs
+        programs, keys = self._programs, SamplingKey.all_of(self._buckets.all)
         lower: dict[Any, Any] = {"page_table": programs.lower_page_table, "row_tables": programs.lower_row_tables}
+        if self._drafts:
+            lower["history"] = programs.lower_history
         for bucket in self._buckets.all:
             lower[bucket] = functools.partial(programs.lower_forward, bucket, self._params)
-        for key in self._sampling_keys():
-            lower[key] = functools.partial(programs.lower_sampling, *key)
+        for key in keys:
+            lower[key] = functools.partial(programs.lower_sampling, key)
         self._compiled = compile_all(lower, show_progress=show_progress)
         self._forward_state, self._sampling_state = programs.empty_state()
-        self._run_everything_once()
+        # What a step without a grammar brings to a program that takes masks.
+        whole = NamedSharding(self._mesh, PartitionSpec())
+        self._no_masks = {
+            lines: jax.device_put(np.full((lines, self.spec.mask_words), -1, np.int32), whole)
+            for lines in {key.num_rows * key.tokens_per_row for key in keys}
+        }
+        self._run_everything_once(keys)
         self._counter.mark_ready()
 
-    def _sampling_keys(self) -> list[tuple[int, SamplingMode]]:
-        row_counts = sorted({bucket.num_rows for bucket in self._buckets.all})
-        return list(itertools.product(row_counts, SamplingMode))
+    @property
+    def _drafts(self) -> bool:
+        return self.spec.num_draft_tokens > 1
 
-    def _run_everything_once(self) -> None:
+    def _run_everything_once(self, keys: list[SamplingKey]) -> None:
         """What a program does at its first run (loading, allocating) should not happen while serving."""
         forwarded = {}
         for bucket in self._buckets.all:
-            forwarded[bucket.num_rows] = self._forward(bucket, _padding_only(bucket, self._scratch_row))
-        for num_rows, mode in self._sampling_keys():
-            self._sample(forwarded[num_rows], mode)
+            packed = _padding_only(bucket, self._scratch_row)
+            forwarded[bucket.num_rows, bucket.tokens_per_row] = self._forward(bucket, packed)
+        for key in keys:
+            self._sample(forwarded[key.num_rows, key.tokens_per_row], key.mode, None)
         self._write_page_table(no_page_updates(self._scratch_row, PAGE_UPDATE_CHUNK))
         self._write_row_tables([np.zeros(packed_row_shape(), np.int32)])
+        if self._drafts:
+            self._write_history(self._scratch_row, np.zeros(1, np.int32))
         jax.block_until_ready((self._forward_state, self._sampling_state))
 
     # --- Runner
 
-    def launch(self, step: StepInput) -> PendingStep:
+    def forward(self, step: StepInput) -> PendingStep:
         for state in step.new_rows:
             self._row_params[state.row] = row_params_from_state(state)
             if needs_tables(state):
                 self._write_row_tables(pack_row(state, self.spec.vocab_size))
+            if self._drafts:
+                self._write_history(state.row, state.token_ids)
         bucket = self._buckets.choose(step)
         step = self._write_excess_page_updates(step, bucket)
         row_params = self._row_params[step.rows]
         forwarded = self._forward(bucket, pack(step, bucket, row_params, self._scratch_row))
-        sampled = self._sample(forwarded, _sampling_mode(step, row_params))
+        mode = _sampling_mode(step, row_params)
+        return PendingStep(step.num_rows, mode, step.needs_logprobs, step.needs_top_logprobs, forwarded)
+
+    def sample(self, handle: PendingStep, masks: np.ndarray | None = None) -> None:
+        assert handle.forwarded is not None, "a step is sampled once"
+        mode = handle.mode if masks is None else handle.mode.with_masks
+        handle.sampled = self._sample(handle.forwarded, mode, masks)
+        handle.forwarded = None
         if not self._on_cpu:
-            sampled.next_token_ids.copy_to_host_async()
-        return PendingStep(sampled, step.num_rows, step.needs_logprobs, step.needs_top_logprobs)
+            handle.sampled.token_ids.copy_to_host_async()
 
     def fetch(self, handle: PendingStep) -> StepOutput:
         sampled, live = handle.sampled, handle.num_rows
+        assert sampled is not None, "a step is fetched after it was sampled"
         has_top = handle.needs_top_logprobs
         return StepOutput(
-            next_token_ids=np.asarray(sampled.next_token_ids)[:live],
+            token_ids=np.asarray(sampled.token_ids)[:live],
+            num_tokens=np.asarray(sampled.num_tokens)[:live],
             logprobs=np.asarray(sampled.logprobs)[:live] if handle.needs_logprobs else None,
             top_ids=np.asarray(sampled.top_ids)[:live] if has_top else None,
             top_logprobs=np.asarray(sampled.top_logprobs)[:live] if has_top else None,
+            drafts=np.asarray(sampled.drafts)[:live] if self._drafts else None,
         )
 
     def internal_state(self) -> dict[str, Any]:
@@ -136,19 +160,32 @@ class ModelRunner:
 
     def _forward(self, bucket: Bucket, packed: np.ndarray) -> Forwarded:
         self._forward_state, forwarded = self._compiled[bucket](
-            self._params, self._forward_state, self._sampling_state.next_tokens, packed
+            self._params, self._forward_state, self._sampling_state.continuation, packed
         )
         return forwarded
 
-    def _sample(self, forwarded: Forwarded, mode: SamplingMode) -> SampledTokens:
-        program = self._compiled[len(forwarded.rows), mode]
-        self._sampling_state, sampled = program(self._sampling_state, forwarded)
+    def _sample(self, forwarded: Forwarded, mode: SamplingMode, masks: np.ndarray | None) -> SampledTokens:
+        num_rows, tokens_per_row = forwarded.inputs.shape
+        key = SamplingKey(num_rows, tokens_per_row, mode)
+        words = None
+        if mode.takes_masks:
+            lines = key.num_rows * key.tokens_per_row
+            words = self._no_masks[lines] if masks is None else _padded(masks, key, self.spec.mask_words)
+        self._sampling_state, sampled = self._compiled[key](self._sampling_state, forwarded, words)
         return sampled
 
     def _write_row_tables(self, buffers: list[np.ndarray]) -> None:
         for packed in buffers:
             tables = self._compiled["row_tables"](self._sampling_state.tables, packed)
             self._sampling_state = dataclasses.replace(self._sampling_state, tables=tables)
+
+    def _write_history(self, row: int, token_ids: np.ndarray) -> None:
+        for start in range(0, len(token_ids), HISTORY_CHUNK):
+            packed = np.zeros(2 + HISTORY_CHUNK, np.int32)
+            part = token_ids[start : start + HISTORY_CHUNK]
+            packed[:2], packed[2 : 2 + len(part)] = (row, start), part
+            history = self._compiled["history"](self._sampling_state.history, packed)
+            self._sampling_state = dataclasses.replace(self._sampling_state, history=history)
 
     def _write_page_table(self, packed: np.ndarray) -> None:
         table = self._compiled["page_table"](self._forward_state.page_table, packed)
@@ -175,6 +212,13 @@ def _sampling_mode(step: StepInput, row_params: np.ndarray) -> SamplingMode:
         limits=has_limits(row_params),
         everything=step.needs_adjusting or step.needs_logprobs or step.needs_top_logprobs,
     )
+
+
+def _padded(masks: np.ndarray, key: SamplingKey, mask_words: int) -> np.ndarray:
+    """int32 [R * K, W] of a program, from those of the step's rows [r, K, W]; padding rows may sample what they like."""
+    padded = np.full((key.num_rows, key.tokens_per_row, mask_words), -1, np.int32)
+    padded[: len(masks)] = masks
+    return padded.reshape(-1, mask_words)
 
 
 def _padding_only(bucket: Bucket, scratch_row: int) -> np.ndarray:

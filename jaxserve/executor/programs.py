@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,35 +13,74 @@ from jaxserve.executor.compiler_options import compiler_options
 from jaxserve.executor.forward_batch import Bucket, packed_len
 from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.mesh import platform_of
+from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SamplingMode
-from jaxserve.executor.step import Forwarded, ForwardState, Params, SamplingState, Step, sample_rows, write_page_table
+from jaxserve.executor.sampling import Continuation, Forwarded, SamplingState, sample_rows
+from jaxserve.executor.step import ForwardState, Params, Step, write_page_table
 from jaxserve.runner import RunnerSpec
 
 # Page-table entries written by one call of the program for what does not fit a step's own updates (long prefix hits).
 PAGE_UPDATE_CHUNK = 1024
 
+# Tokens of a sequence written by one call of the program that brings a row's history to the device.
+HISTORY_CHUNK = 1024
+
 _WHOLE = PartitionSpec()
 
 
+class SamplingKey(NamedTuple):
+    """What a sampling program is compiled for."""
+
+    num_rows: int
+    tokens_per_row: int
+    mode: SamplingMode
+
+    @property
+    def name(self) -> str:
+        tokens = f" K={self.tokens_per_row}" if self.tokens_per_row > 1 else ""
+        return f"sample {self.mode.name.lower()} R={self.num_rows}{tokens}"
+
+    @staticmethod
+    def all_of(buckets: Iterable[Bucket]) -> list[SamplingKey]:
+        """Those that steps of these buckets can need."""
+        shapes = sorted({(bucket.num_rows, bucket.tokens_per_row) for bucket in buckets})
+        return [SamplingKey(*shape, mode) for shape in shapes for mode in SamplingMode]
+
+    @staticmethod
+    def largest_of(buckets: Iterable[Bucket]) -> SamplingKey:
+        """The one that takes most memory."""
+        widest = max(buckets, key=lambda bucket: bucket.num_rows * bucket.tokens_per_row)
+        return SamplingKey(widest.num_rows, widest.tokens_per_row, SamplingMode.EVERYTHING)
+
+
 class StepPrograms:
-    def __init__(self, step: Step, param_specs: Any, kv_cache: KVCacheLayout, spec: RunnerSpec, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        step: Step,
+        param_specs: Any,
+        kv_cache: KVCacheLayout,
+        spec: RunnerSpec,
+        mesh: Mesh,
+        drafter: NgramDrafter | None = None,
+    ) -> None:
         self._step = step
         self._param_specs = param_specs
         self._kv_cache = kv_cache
         self._spec = spec
         self._mesh = mesh
+        self._drafter = drafter
         self._state_specs = ForwardState(kv_cache.specs(), _WHOLE)  # type: ignore[arg-type]
 
     def lower_forward(self, bucket: Bucket, params: Params) -> Any:
-        """A jax.stages.Lowered of (params, forward state, next tokens, packed) -> (forward state, Forwarded).
+        """A jax.stages.Lowered of (params, forward state, continuation, packed) -> (forward state, Forwarded).
 
         `params` may be shapes with shardings.
         """
 
-        def run(params: Params, state: ForwardState, next_tokens: jax.Array, packed: jax.Array) -> Any:
-            return self._step(params, state, next_tokens, packed, bucket)
+        def run(params: Params, state: ForwardState, continuation: Continuation, packed: jax.Array) -> Any:
+            return self._step(params, state, continuation, packed, bucket)
 
         sharded = jax.shard_map(
             run,
@@ -50,24 +90,32 @@ class StepPrograms:
             check_vma=False,
         )
         packed = self._whole((packed_len(bucket),))
-        return self._jit(sharded, donated=1).lower(params, self._forward_state(), self._next_tokens(), packed)
+        return self._jit(sharded, donated=1).lower(params, self._forward_state(), self._continuation(), packed)
 
-    def lower_sampling(self, num_rows: int, mode: SamplingMode) -> Any:
-        """Of (sampling state, Forwarded) -> (sampling state, SampledTokens)."""
-        num_top = self._spec.max_top_logprobs
+    def lower_sampling(self, key: SamplingKey) -> Any:
+        """Of (sampling state, Forwarded, masks) -> (sampling state, SampledTokens); masks None in modes that take none."""
+        num_rows, tokens_per_row, mode = key
+        num_top, drafter = self._spec.max_top_logprobs, self._drafter
 
-        def run(state: SamplingState, forwarded: Forwarded) -> Any:
-            return sample_rows(state, forwarded, mode, num_top)
+        def run(state: SamplingState, forwarded: Forwarded, masks: jax.Array | None) -> Any:
+            return sample_rows(state, forwarded, masks, mode, num_top, drafter)
 
-        line = self._whole((num_rows,))
+        line, num_lines = self._whole((num_rows,)), num_rows * tokens_per_row
         forwarded = Forwarded(
-            logits=self._whole((num_rows, self._spec.vocab_size), jnp.float32),
+            logits=self._whole((num_lines, self._spec.vocab_size), jnp.float32),
+            inputs=self._whole((num_rows, tokens_per_row)),
             rows=line,
             seq_lens=line,
+            extend_lens=line,
             sample=line,
             row_params=self._whole((num_rows, NUM_ROW_PARAMS)),
         )
-        return self._jit(run, donated=0).lower(self._sampling_state(), forwarded)
+        masks = self._whole((num_lines, self._spec.mask_words)) if mode.takes_masks else None
+        return self._jit(run, donated=0).lower(self._sampling_state(), forwarded, masks)
+
+    def lower_history(self) -> Any:
+        """Of (history, int32 [2 + HISTORY_CHUNK]: row, start, tokens) -> history. Only where drafts are looked up."""
+        return self._jit(write_history, donated=0).lower(self._sampling_state().history, self._whole((2 + HISTORY_CHUNK,)))
 
     def lower_page_table(self) -> Any:
         """Of (page table, int32 [3, PAGE_UPDATE_CHUNK]) -> page table."""
@@ -100,13 +148,21 @@ class StepPrograms:
 
     def _sampling_state(self) -> SamplingState:
         tables = RowTables.shapes(self._num_rows, self._spec.vocab_size)
-        return SamplingState(self._next_tokens(), jax.tree.map(lambda shape: self._shape(shape, _WHOLE), tables))
+        history = None if self._drafter is None else self._whole((self._num_rows, self._spec.context_len))
+        return SamplingState(self._continuation(), jax.tree.map(lambda shape: self._shape(shape, _WHOLE), tables), history)
 
-    def _next_tokens(self) -> Any:
-        return self._whole((self._num_rows,))
+    def _continuation(self) -> Continuation:
+        lengths = None if self._drafter is None else self._whole((self._num_rows,))
+        return Continuation(self._whole((self._num_rows, self._spec.num_draft_tokens)), lengths)
 
     def _whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
         return self._shape(jax.ShapeDtypeStruct(shape, dtype), _WHOLE)
 
     def _shape(self, shape: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(self._mesh, spec))
+
+
+def write_history(history: jax.Array, packed: jax.Array) -> jax.Array:
+    """Writes a chunk of one row's tokens; what is behind the sequence's end is dropped or overwritten before it is read."""
+    row, start, tokens = packed[0], packed[1], packed[2:]
+    return history.at[row, start + jnp.arange(len(tokens))].set(tokens, mode="drop")

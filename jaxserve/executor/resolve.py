@@ -16,11 +16,12 @@ class PlatformDefaults:
     fewest_decode_rows: int  # of a decode bucket
     decode_row_factor: int  # decode row buckets grow by it
     mem_fraction_static: float
+    num_draft_tokens: int  # of a row that a step verifies, when drafting
 
 
 # float32 on CPU: a small decode step takes 0.8 ms there, in bfloat16 3.1 ms (JAX 0.10.2, 2 cores).
-_CPU = PlatformDefaults("float32", 64, 1024, 1, 4, 0.5)
-_TPU = PlatformDefaults("bfloat16", 256, 8192, 1, 2, 0.9)
+_CPU = PlatformDefaults("float32", 64, 1024, 1, 4, 0.5, 4)
+_TPU = PlatformDefaults("bfloat16", 256, 8192, 1, 2, 0.9, 8)
 # XLA pads products of fewer than 8 rows to 8, with kernels of their own: a layer has 16 launches then instead of 10.
 _GPU = dataclasses.replace(_TPU, fewest_decode_rows=8)
 
@@ -56,6 +57,7 @@ def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, pag
         max_running_requests=max_rows,
         page_size=page_size,
         chunked_prefill_size=chunk,
+        speculative_num_draft_tokens=_num_draft_tokens(args, defaults),
         mem_fraction_static=args.mem_fraction_static or defaults.mem_fraction_static,
         prefill_token_buckets=_reach(
             args.prefill_token_buckets or powers_up_to(SMALLEST_TOKEN_BUCKET, 4, most_tokens), most_tokens
@@ -69,3 +71,9 @@ def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, pag
 def _reach(sizes: tuple[int, ...], last: int) -> tuple[int, ...]:
     """Buckets cut at, and completed to, the largest step there can be."""
     return (*(size for size in sizes if size < last), last)
+
+
+def _num_draft_tokens(args: ServerArgs, defaults: PlatformDefaults) -> int | None:
+    if args.speculative_algorithm is None:
+        return None
+    return args.speculative_num_draft_tokens or defaults.num_draft_tokens

@@ -87,9 +87,22 @@ def write_row(tables: RowTables, packed: jax.Array) -> RowTables:
     )
 
 
-def adjust_logits(logits: jax.Array, tables: RowTables, rows: jax.Array, seq_lens: jax.Array, params: RowParams) -> jax.Array:
-    """Penalties, then held-back stop tokens, then biases: SGLang's order. float32 [R, V] -> float32 [R, V]."""
+def adjust_logits(
+    logits: jax.Array,
+    tables: RowTables,
+    rows: jax.Array,
+    seq_lens: jax.Array,
+    params: RowParams,
+    drafts: jax.Array | None = None,
+) -> jax.Array:
+    """Penalties, then held-back stop tokens, then biases: SGLang's order. float32 [R, V] -> float32 [R, V].
+
+    `drafts` int32 [R, D] count as generated too; -1: none.
+    """
     counts = tables.output_counts[rows].astype(jnp.float32)
+    if drafts is not None:
+        drafts = jnp.where(drafts < 0, logits.shape[1], drafts)
+        counts = counts.at[jnp.arange(len(rows))[:, None], drafts].add(1, mode="drop")
     seen = counts > 0
     logits = logits - counts * params.frequency_penalty[:, None] - seen * params.presence_penalty[:, None]
     repetition = params.repetition_penalty[:, None]

@@ -33,24 +33,40 @@ class SamplingMode(enum.Enum):
     GREEDY = enum.auto()
     DRAW = enum.auto()  # temperature
     LIMITED = enum.auto()  # top_k, top_p or min_p
+    MASKED = enum.auto()  # tokens that a grammar forbids
     EVERYTHING = enum.auto()  # penalties, biases, held-back stop tokens, logprobs
 
     @staticmethod
     def of(*, draws: bool, limits: bool, everything: bool) -> SamplingMode:
+        """What the parameters ask for; masks come on top of it (`with_masks`)."""
         if everything:
             return SamplingMode.EVERYTHING
         return (SamplingMode.LIMITED if limits else SamplingMode.DRAW) if draws else SamplingMode.GREEDY
+
+    @property
+    def with_masks(self) -> SamplingMode:
+        return self if self.takes_masks else SamplingMode.MASKED
+
+    @property
+    def takes_masks(self) -> bool:
+        return self in (SamplingMode.MASKED, SamplingMode.EVERYTHING)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SampledTokens:
-    """R rows of a step. K is the most top logprobs a request may ask for."""
+    """Of R rows, K tokens each; M is the most top logprobs a request may ask for. See StepOutput."""
 
-    next_token_ids: jax.Array  # int32 [R], -1 where the logits hold a NaN
-    logprobs: jax.Array | None = None  # float32 [R]; None but in SamplingMode.EVERYTHING, as the next two
-    top_ids: jax.Array | None = None  # int32 [R, K]
-    top_logprobs: jax.Array | None = None  # float32 [R, K]
+    token_ids: jax.Array  # int32 [R, K], -1 where the logits hold a NaN
+    num_tokens: jax.Array | None = None  # int32 [R]
+    logprobs: jax.Array | None = None  # float32 [R, K]; None but in SamplingMode.EVERYTHING, as the next two
+    top_ids: jax.Array | None = None  # int32 [R, K, M]
+    top_logprobs: jax.Array | None = None  # float32 [R, K, M]
+    drafts: jax.Array | None = None  # int32 [R, D]; None where nothing drafts
+
+    def by_rows(self, num_rows: int, tokens_per_row: int) -> SampledTokens:
+        """Lines [R * K, ...] as [R, K, ...]."""
+        return jax.tree.map(lambda x: x.reshape(num_rows, tokens_per_row, *x.shape[1:]), self)
 
 
 def sample(logits: jax.Array, params: RowParams, seq_lens: jax.Array, mode: SamplingMode) -> jax.Array:
@@ -114,4 +130,11 @@ def logprobs_of(logits: jax.Array, tokens: jax.Array, num_top: int) -> SampledTo
     normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     chosen = jnp.take_along_axis(logits, jnp.maximum(tokens, 0)[:, None], axis=-1) - normalizer
     values, ids = jax.lax.top_k(logits, num_top)
-    return SampledTokens(tokens, chosen[:, 0], ids.astype(jnp.int32), values - normalizer)
+    return SampledTokens(tokens, None, chosen[:, 0], ids.astype(jnp.int32), values - normalizer)
+
+
+def allow_only(logits: jax.Array, masks: jax.Array) -> jax.Array:
+    """float32 [R, V] with the tokens ruled out whose bit in `masks` int32 [R, ceil(V / 32)] is 0; a NaN stays one."""
+    bits = (masks[:, :, None] >> jnp.arange(32)) & 1
+    is_allowed = bits.reshape(len(masks), -1)[:, : logits.shape[1]] > 0
+    return jnp.where(is_allowed | jnp.isnan(logits), logits, -jnp.inf)

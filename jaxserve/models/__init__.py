@@ -7,51 +7,57 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.models.config import ModelConfig, generation_defaults
-from jaxserve.models.registry import FAMILIES, Family, FamilyTraits
+from jaxserve.models.families import FAMILIES, Family, FamilyTraits
 from jaxserve.models.rope_config import RopeConfig
+from jaxserve.models.specs import DenseMLPSpec, LayerSpec, NormSpec, SelfAttentionSpec
 
 if TYPE_CHECKING:
+    from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
+    from jaxserve.models.blocks.attention import Attend
+    from jaxserve.models.context import StepContext
     from jaxserve.models.conversion import convert
-    from jaxserve.models.decoder import Decoder, build_decoder
-    from jaxserve.models.layers import Attend
-    from jaxserve.models.params import ArrayInfo, ParamTree, abstract_params, check_tp, param_shardings, param_specs
+    from jaxserve.models.decoder import Decoder, ParamTree, abstract_params, build_decoder, check_tp
+    from jaxserve.models.loading import load_params
     from jaxserve.models.safetensors_files import CheckpointError
-    from jaxserve.models.weights import load_params
 
 _LAZY = {
-    "ArrayInfo": "params",
-    "Attend": "layers",
+    "TENSOR_AXIS": "arrays",
+    "ArrayInfo": "arrays",
+    "Attend": "blocks.attention",
     "CheckpointError": "safetensors_files",
     "Decoder": "decoder",
-    "ParamTree": "params",
-    "abstract_params": "params",
+    "ParamTree": "decoder",
+    "StepContext": "context",
+    "abstract_params": "decoder",
     "build_decoder": "decoder",
-    "check_tp": "params",
+    "check_tp": "decoder",
     "convert": "conversion",
-    "load_params": "weights",
-    "param_shardings": "params",
-    "param_specs": "params",
+    "load_params": "loading",
 }
 
 __all__ = [
     "FAMILIES",
+    "TENSOR_AXIS",
     "ArrayInfo",
     "Attend",
     "CheckpointError",
     "Decoder",
+    "DenseMLPSpec",
     "Family",
     "FamilyTraits",
+    "LayerSpec",
     "ModelConfig",
+    "NormSpec",
     "ParamTree",
     "RopeConfig",
+    "SelfAttentionSpec",
+    "StepContext",
     "abstract_params",
     "build_decoder",
     "check_tp",
     "convert",
     "generation_defaults",
     "load_params",
-    "param_shardings",
-    "param_specs",
 ]
 
 

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxserve.models.arrays import TENSOR_AXIS
 from jaxserve.models.config import ModelConfig, read_json
+from jaxserve.models.loading import load_params
 from jaxserve.models.orbax_files import find_orbax, save_params
-from jaxserve.models.params import TENSOR_AXIS
-from jaxserve.models.weights import load_params
 
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 _FALLBACK_DTYPE = "bfloat16"  # for checkpoints of types the runtime does not compute in, such as float16

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,32 +17,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxserve.models.config import ModelConfig
+from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
 from jaxserve.models.layouts import spread
-from jaxserve.models.params import TENSOR_AXIS, ArrayInfo, ParamTree, abstract_params, map_named
 
 
-def dummy_params(config: ModelConfig, arrays: ParamTree, mesh: Mesh, seed: int, advance: Callable[[int], Any]) -> ParamTree:
-    """The tree `arrays` describes. `advance` is called with the bytes of every finished array."""
+def make_dummy(
+    single: Mapping[str, ArrayInfo],
+    stored: Mapping[str, ArrayInfo],
+    mesh: Mesh,
+    seed: int,
+    take: Callable[[str, jax.Array], None],
+) -> None:
+    """Gives `take` every array of `stored` by name; `single` describes the same arrays for one device."""
     programs: dict[Any, Any] = {}
-
-    def make(name: str, single: ArrayInfo, info: ArrayInfo) -> jax.Array:
-        kind = (single.shape, info.shape, info.logical_axes)
+    for name, info in stored.items():
+        kind = (single[name].shape, info.shape, info.logical_axes, info.groups)
         if kind not in programs:
-            programs[kind] = _program(config, single, info, mesh)
+            programs[kind] = _program(single[name], info, mesh)
         array_seed = zlib.crc32(f"{seed} {name}".encode())
-        array = programs[kind](np.uint32(array_seed), np.float32(info.mean), np.float32(info.std))
-        advance(info.num_bytes)
-        return array
-
-    single_device = abstract_params(config, arrays["final_norm"].dtype, 1)
-    return jax.block_until_ready(map_named(make, single_device, arrays))
+        take(name, programs[kind](np.uint32(array_seed), np.float32(info.mean), np.float32(info.std)))
 
 
-def _program(config: ModelConfig, single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> Any:
+def _program(single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> Any:
     def draw(seed: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
         values = mean + std * _normal(seed, single.shape)
-        return spread(values, info, config, mesh.shape[TENSOR_AXIS]).astype(info.dtype)
+        return spread(values, info, mesh.shape[TENSOR_AXIS]).astype(info.dtype)
 
     return jax.jit(draw, out_shardings=NamedSharding(mesh, info.spec))
 

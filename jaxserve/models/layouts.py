@@ -10,25 +10,24 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxserve.models.config import ModelConfig
-from jaxserve.models.params import ArrayInfo
+from jaxserve.models.arrays import ArrayInfo, KVGroups
 
 
 def is_rearranged(single: ArrayInfo, info: ArrayInfo, tp_size: int) -> bool:
     """Whether columns stand elsewhere than in the layout for one device; zeros behind them do not count."""
     if info.logical_axes[-1] == "gate_up":
         return tp_size > 1
-    return info.logical_axes[-1] == "kv_groups" and single.shape != info.shape
+    return info.groups is not None and single.shape != info.shape
 
 
-def spread(array: jax.Array, info: ArrayInfo, config: ModelConfig, tp_size: int) -> jax.Array:
+def spread(array: jax.Array, info: ArrayInfo, tp_size: int) -> jax.Array:
     """An array of the layout for one device in the layout `info` describes. The same array if nothing differs."""
     if info.logical_axes[-1] == "gate_up":
         array = _deal_gate_up(array, tp_size)
     elif array.shape == info.shape:
         return array
-    elif info.logical_axes[-1] == "kv_groups":
-        array = _repeat_kv(array, config, info.shape[-1])
+    elif info.groups is not None:
+        array = _repeat_kv(array, info.groups, info.shape[-1])
     elif "vocab" in info.logical_axes:
         array = jnp.pad(array, [(0, wanted - size) for size, wanted in zip(array.shape, info.shape, strict=True)])
     assert array.shape == info.shape, (array.shape, info.shape)
@@ -44,10 +43,10 @@ def _deal_gate_up(array: jax.Array, tp_size: int) -> jax.Array:
     return jnp.swapaxes(parts, -3, -2).reshape(array.shape)
 
 
-def _repeat_kv(array: jax.Array, config: ModelConfig, columns: int) -> jax.Array:
+def _repeat_kv(array: jax.Array, layout: KVGroups, columns: int) -> jax.Array:
     """Splits each group of query heads into equal parts and gives every part a copy of the group's k and v."""
-    dim, groups, size = config.head_dim, config.num_kv_heads, config.group_size
-    copies = (columns // dim - config.num_heads) // (2 * groups)
+    dim, groups, size = layout.head_dim, layout.num_kv_heads, layout.group_size
+    copies = (columns // dim - groups * size) // (2 * groups)
     outer = array.shape[:-1]
     grouped = array.reshape(*outer, groups, size + 2, dim)
     q = grouped[..., :size, :].reshape(*outer, groups * copies, size // copies, dim)

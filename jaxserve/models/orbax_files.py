@@ -1,4 +1,4 @@
-"""Our own checkpoints: the tree of `params` in the layout for one device, as an Orbax checkpoint in the folder `orbax`.
+"""Our own checkpoints: the tree of parameters in the layout for one device, as an Orbax checkpoint in the folder `orbax`.
 
 Restoring goes straight to the shardings of any mesh, of any number of devices: Orbax reads for every device what it holds. Only
 fused matrices whose columns stand in another order for that many devices are rearranged on the devices afterwards.
@@ -7,7 +7,7 @@ fused matrices whose columns stand in another order for that many devices are re
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.models.config import ModelConfig
+from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
+from jaxserve.models.decoder import ParamTree
 from jaxserve.models.layouts import is_rearranged, spread
-from jaxserve.models.params import TENSOR_AXIS, ArrayInfo, ParamTree, abstract_params, map_named
+from jaxserve.models.names import map_named
 from jaxserve.models.safetensors_files import CheckpointError
 
 FOLDER = "orbax"
@@ -30,19 +31,19 @@ def find_orbax(model_path: Path) -> Path | None:
 
 
 def save_params(model_path: Path, params: ParamTree) -> None:
-    """Writes weights in the layout for one device (one-device mesh) into `model_path`/orbax."""
+    """Writes weights, none of them derived, in the layout for one device (one-device mesh) into `model_path`/orbax."""
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save((model_path / FOLDER).absolute(), _keyed(params))
+        checkpointer.save((model_path / FOLDER).absolute(), _nested(_named(params)))
 
 
-def restore_params(
+def restore(
     model_path: Path,
-    config: ModelConfig,
-    arrays: ParamTree,
+    single: Mapping[str, ArrayInfo],
+    stored: Mapping[str, ArrayInfo],
     mesh: Mesh,
-    advance: Callable[[int], Any],
-) -> ParamTree:
-    """The tree `arrays` describes, on `mesh`; `advance` is called once, with the bytes of all arrays.
+    take: Callable[[str, jax.Array], None],
+) -> None:
+    """Gives `take` every array of `stored` by name, on `mesh`; `single` describes the same arrays for one device.
 
     CheckpointError names the folder and the tensor at fault.
     """
@@ -50,25 +51,21 @@ def restore_params(
     if folder is None:
         raise CheckpointError(f"{model_path / FOLDER} does not exist; write it with `jaxserve convert`.")
     folder = folder.absolute()
-    stored = jax.tree.map(lambda single, info: _stored_as(single, info, mesh), _single(config, arrays), arrays)
+    wanted = {name: _stored_as(single[name], info, mesh) for name, info in stored.items()}
     with ocp.StandardCheckpointer() as checkpointer:
         try:
             metadata = checkpointer.metadata(folder).item_metadata
             if metadata is None:
                 raise CheckpointError(f"{folder} holds no complete Orbax checkpoint; write it again with `jaxserve convert`.")
-            _check(folder, metadata.tree, _single(config, arrays))
+            _check(folder, metadata.tree, single)
             # Not strict: the vocabulary may be padded with zeros up to the shape asked for.
-            restored = checkpointer.restore(folder, _keyed(stored), strict=False)
+            restored = _named(checkpointer.restore(folder, _nested(wanted), strict=False))
         except CheckpointError:
             raise
         except Exception as error:  # whatever Orbax, TensorStore and the file system raise for a damaged folder
             raise CheckpointError(f"{folder} cannot be read as an Orbax checkpoint: {_reason(error)}") from error
-    unkeyed = {**restored, "layers": [restored["layers"][str(i)] for i in range(config.num_layers)]}
-    params = jax.tree.map(
-        lambda array, single, info: _finish(array, single, info, config, mesh), unkeyed, _single(config, arrays), arrays
-    )
-    advance(sum(info.num_bytes for info in jax.tree.leaves(arrays)))
-    return params
+    for name, info in stored.items():
+        take(name, _finish(restored.pop(name), single[name], info, mesh))
 
 
 def _reason(error: Exception) -> str:
@@ -79,13 +76,23 @@ def _reason(error: Exception) -> str:
     return f"tensor {tensor[1]}: {first}" if tensor else first
 
 
-def _single(config: ModelConfig, arrays: ParamTree) -> ParamTree:
-    return abstract_params(config, arrays["final_norm"].dtype, 1)
+def _named(tree: Any) -> dict[str, Any]:
+    """Dotted name -> leaf."""
+    leaves: dict[str, Any] = {}
+    map_named(leaves.__setitem__, tree)
+    return leaves
 
 
-def _keyed(tree: ParamTree) -> ParamTree:
-    """Layers under string keys: what Orbax stores of a list, and what it can be asked for."""
-    return {**tree, "layers": {str(index): layer for index, layer in enumerate(tree["layers"])}}
+def _nested(named: Mapping[str, Any]) -> dict[str, Any]:
+    """What Orbax stores: dictionaries in dictionaries, by the parts of the names."""
+    tree: dict[str, Any] = {}
+    for name, leaf in named.items():
+        *outer, last = name.split(".")
+        node = tree
+        for part in outer:
+            node = node.setdefault(part, {})
+        node[last] = leaf
+    return tree
 
 
 def _stored_as(single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> jax.ShapeDtypeStruct:
@@ -97,19 +104,17 @@ def _stored_as(single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> jax.ShapeDtype
     return jax.ShapeDtypeStruct(single.shape, single.dtype, sharding=NamedSharding(mesh, spec))
 
 
-def _finish(array: jax.Array, single: ArrayInfo, info: ArrayInfo, config: ModelConfig, mesh: Mesh) -> jax.Array:
+def _finish(array: jax.Array, single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> jax.Array:
     tp_size = mesh.shape[TENSOR_AXIS]
     if not is_rearranged(single, info, tp_size):
         return array
-    move = jax.jit(lambda x: spread(x, info, config, tp_size), out_shardings=NamedSharding(mesh, info.spec))
+    move = jax.jit(lambda x: spread(x, info, tp_size), out_shardings=NamedSharding(mesh, info.spec))
     return move(array)
 
 
-def _check(folder: Path, found: Any, wanted: ParamTree) -> None:
-    shapes: dict[str, tuple[int, ...]] = {}
-    map_named(lambda name, leaf: shapes.__setitem__(name, tuple(leaf.shape)), dict(found))
-
-    def check(name: str, info: ArrayInfo) -> None:
+def _check(folder: Path, found: Any, single: Mapping[str, ArrayInfo]) -> None:
+    shapes = {name: tuple(leaf.shape) for name, leaf in _named(dict(found)).items()}
+    for name, info in single.items():
         if name not in shapes:
             raise CheckpointError(
                 f"{folder}: tensor {name} is missing; what an older version wrote must be converted again (`jaxserve convert`)."
@@ -118,5 +123,3 @@ def _check(folder: Path, found: Any, wanted: ParamTree) -> None:
             raise CheckpointError(
                 f"{folder}: tensor {name} has shape {list(shapes[name])}, but config.json asks for {list(info.shape)}."
             )
-
-    map_named(check, wanted)

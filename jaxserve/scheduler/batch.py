@@ -52,8 +52,9 @@ class ScheduleBatch:
 class StepBuilder:
     """Makes StepInputs from batches and the row table."""
 
-    def __init__(self, table: RowTable) -> None:
+    def __init__(self, table: RowTable, num_draft_tokens: int = 1) -> None:
         self._table = table
+        self._num_draft_tokens = num_draft_tokens
         self._ones = np.ones(len(table.alive), np.int32)
         self._trues = np.ones(len(table.alive), bool)
         self._ones.flags.writeable = self._trues.flags.writeable = False
@@ -62,8 +63,8 @@ class StepBuilder:
         """Before the batch is booked as launched: kv_len is still that of the step before."""
         decode_rows, items = batch.decode_rows, batch.items
         num_decode = len(decode_rows)
-        seq_lens = self._table.kv_len[decode_rows] + 1
-        extend_lens, sample, input_ids = self._ones[:num_decode], self._trues[:num_decode], NO_ROWS
+        seq_lens, extend_lens = self._decode_lens(batch)
+        sample, input_ids = self._trues[:num_decode], NO_ROWS
         flags = int(np.bitwise_or.reduce(self._table.flags[decode_rows], initial=0))
         if items:
             seq_lens = np.concatenate([seq_lens, np.array([item.end for item in items], np.int32)])
@@ -82,21 +83,30 @@ class StepBuilder:
             input_ids=input_ids,
             sample=sample,
             page_updates=page_updates,
-            new_rows=[_row_state(item) for item in items if item.is_new],
+            new_rows=[self._row_state(item) for item in items if item.is_new],
             needs_sampling=bool(flags & RowFlag.SAMPLING),
             needs_adjusting=bool(flags & RowFlag.ADJUSTING),
             needs_logprobs=bool(flags & RowFlag.LOGPROBS),
             needs_top_logprobs=bool(flags & RowFlag.TOP_LOGPROBS),
+            needs_masks=bool(flags & RowFlag.GRAMMAR),
         )
 
+    def _decode_lens(self, batch: ScheduleBatch) -> tuple[np.ndarray, np.ndarray]:
+        """seq_lens and extend_lens of the decode rows. Steps that also prefill verify no drafts."""
+        table, rows = self._table, batch.decode_rows
+        if self._num_draft_tokens == 1 or batch.items:
+            return table.kv_len[rows] + 1, self._ones[: len(rows)]
+        seq_lens = table.longest_after_step(rows, self._num_draft_tokens)
+        return seq_lens, seq_lens - table.kv_len[rows]
 
-def _row_state(item: PrefillItem) -> RowState:
-    req = item.req
-    return RowState(
-        row=item.row,
-        sampling=req.sampling,
-        seed=req.seed,
-        prompt_len=req.prompt_len,
-        stop_token_ids=req.device_stop_ids,
-        output_ids=req.output_ids,
-    )
+    def _row_state(self, item: PrefillItem) -> RowState:
+        req = item.req
+        return RowState(
+            row=item.row,
+            sampling=req.sampling,
+            seed=req.seed,
+            prompt_len=req.prompt_len,
+            stop_token_ids=req.device_stop_ids,
+            output_ids=req.output_ids,
+            token_ids=self._table.tokens[item.row, : item.fill_len],
+        )

@@ -23,31 +23,35 @@ logger = logging.getLogger(__name__)
 
 
 class DecodeSet:
-    """The rows whose next step is a decode step, in the order they joined. `rows` is replaced, never written to: launched
-    steps refer to it."""
+    """The running requests whose prompt was launched, in the order they joined. `rows` holds those that can take part in the
+    next step; it is replaced, never written to: launched steps refer to it.
+
+    The others wait for results: those whose last token is being sampled, for their end by length is known already, and those
+    that may have reached their end, if drafts were accepted.
+    """
 
     def __init__(self, table: RowTable) -> None:
         self._table = table
-        self.rows = np.zeros(0, np.int32)
+        self._members = np.zeros(0, np.int32)
+        self.rows = self._members
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def join(self, rows: list[int]) -> None:
-        self.rows = np.concatenate([self.rows, np.array(rows, np.int32)])
+        self._members = np.concatenate([self._members, np.array(rows, np.int32)])
 
-    def drop_finished(self) -> None:
-        alive = self._table.alive[self.rows]
+    def refresh(self) -> None:
+        """After steps were launched or results came in."""
+        table = self._table
+        alive = table.alive[self._members]
         if not alive.all():
-            self.rows = self.rows[alive]
-
-    def drop_complete(self) -> None:
-        """Takes out rows whose last token is being sampled by a launched step: their end by length is known already."""
-        needs_more = self._table.kv_len[self.rows] + 1 < self._table.max_len[self.rows]
-        if not needs_more.all():
-            self.rows = self.rows[needs_more]
+            self._members = self._members[alive]
+        needs_more = table.kv_len[self._members] + 1 < table.max_len[self._members]
+        self.rows = self._members if needs_more.all() else self._members[needs_more]
 
     def remove(self, row: int) -> None:
+        self._members = self._members[self._members != row]
         self.rows = self.rows[self.rows != row]
 
     def reserved_tokens(self, new_token_ratio: float) -> int:
@@ -68,6 +72,7 @@ class DecodeMemory:
         ratio: NewTokenRatio,
         *,
         retraction_policy: str,
+        num_draft_tokens: int,
         settle: Callable[[], None],
     ) -> None:
         """`settle` processes the results of all launched steps: who is retracted must not be in flight."""
@@ -77,14 +82,15 @@ class DecodeMemory:
         self._waiting = waiting
         self._decode = decode
         self._ratio = ratio
+        self._tokens_per_step = num_draft_tokens
         self._by_urgency = retraction_policy == "priority"
         self._settle = settle
         self.num_retracted = 0
 
     def grow(self) -> bool:
-        """A page for the next token of every decode row, or False and nothing happened."""
+        """Pages for what the next step may add to every decode row, or False and nothing happened."""
         rows = self._decode.rows
-        return self._cache.grow_rows(rows, self._table.kv_len[rows] + 1)
+        return self._cache.grow_rows(rows, self._table.longest_after_step(rows, self._tokens_per_step))
 
     def make_room(self) -> Req | None:
         """Called when `grow` failed: waits for launched steps, then retracts until it succeeds.
@@ -92,7 +98,7 @@ class DecodeMemory:
         At least one request stays. Returns it if there is no room even for that one alone; the caller ends it.
         """
         self._settle()
-        self._decode.drop_finished()
+        self._decode.refresh()
         if self.grow():
             return None
         victims = self._retract_until_fits()
@@ -127,16 +133,16 @@ class DecodeMemory:
 
     def _fits(self, num_steps: int) -> bool:
         """Room for that many steps: retracting for one step only would have to be repeated at the next."""
-        rows, table = self._decode.rows, self._table
-        lengths = np.minimum(table.kv_len[rows] + num_steps, table.max_len[rows] - 1)
+        rows = self._decode.rows
+        lengths = self._table.longest_after_step(rows, max(num_steps, self._tokens_per_step))
         return self._cache.pages_needed_rows(rows, lengths) * self._cache.page_size <= self._cache.available_tokens
 
     def _in_retraction_order(self) -> list[Req]:
-        """Fewest output tokens first (least work lost), then longest prompt (most memory won)."""
+        """Fewest output tokens first (least work lost), then longest prompt (most memory won), then the youngest."""
         table, rows = self._table, self._decode.rows
 
-        def cost(row: int) -> tuple[int, int, int]:
-            output_len = int(table.known_len[row] - table.prompt_len[row])
-            return (table.req(row).urgency if self._by_urgency else 0, output_len, -int(table.prompt_len[row]))
+        def cost(req: Req) -> tuple[int, int, int, int]:
+            output_len = int(table.known_len[req.row]) - req.prompt_len
+            return (req.urgency if self._by_urgency else 0, output_len, -req.prompt_len, -req.arrival)
 
-        return [table.req(row) for row in sorted(rows.tolist(), key=cost)]
+        return sorted((table.req(row) for row in rows.tolist()), key=cost)

@@ -3,7 +3,7 @@
 It keeps the device's tables in NumPy: a page table fed by page updates and, in place of KV, the token that each page slot was
 written with. A row's next token is a hash of the row's whole token history *read through its pages*, so any mistake with
 pages, prefixes, retraction or step order changes the tokens; `expected_tokens` says what they should be. Steps run in launch
-order in a worker thread, really after `launch` returned: an input array written to meanwhile shows up as a wrong token too.
+order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong token too.
 
 It also checks each StepInput against the contract in `runner`; a violation is raised by `fetch`.
 """
@@ -11,6 +11,7 @@ It also checks each StepInput against the contract in `runner`; a violation is r
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import time
 from typing import Any
 
@@ -39,6 +40,12 @@ def fake_spec(**changes: Any) -> RunnerSpec:
     return RunnerSpec(**(values | changes))
 
 
+@dataclasses.dataclass
+class _Launched:
+    step: StepInput
+    output: concurrent.futures.Future[StepOutput] | None = None  # once it is sampled
+
+
 class FakeRunner:
     def __init__(self, spec: RunnerSpec, *, step_delay_s: float = 0.0, nan_token: int | None = None) -> None:
         """Each step takes at least `step_delay_s`. A row whose history holds `nan_token` gives NaN logits."""
@@ -49,21 +56,34 @@ class FakeRunner:
         self._pages = np.full((spec.num_pages, spec.page_size), _UNWRITTEN, np.int32)
         self._page_table = np.full((spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
         self._kv_len = np.zeros(spec.max_rows, np.int32)
-        self._sampled = np.full(spec.max_rows, _UNWRITTEN, np.int32)  # each row's next input token, once there is one
+        # What each row's next decode step brings: the token sampled last, once there is one, and drafts (-1: none).
+        self._inputs = np.full((spec.max_rows, spec.num_draft_tokens), _UNWRITTEN, np.int32)
         self._states: dict[int, RowState] = {}
         self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="fake-device")
+        self._unsampled: _Launched | None = None
         self.steps: list[StepInput] = []  # everything launched
+        self.masks: list[np.ndarray | None] = []  # of each
 
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
 
-    def launch(self, step: StepInput) -> concurrent.futures.Future[StepOutput]:
+    def forward(self, step: StepInput) -> _Launched:
+        assert self._unsampled is None, "a step is launched before the one before it was sampled"
         self.steps.append(step)
-        return self._worker.submit(self._run, step)
+        self._unsampled = _Launched(step)
+        return self._unsampled
 
-    def fetch(self, handle: concurrent.futures.Future[StepOutput]) -> StepOutput:
-        return handle.result(timeout=60)
+    def sample(self, handle: _Launched, masks: np.ndarray | None = None) -> None:
+        assert handle is self._unsampled, "only the step launched last may be sampled, once"
+        self._unsampled = None
+        assert handle.step.needs_masks == (masks is not None), f"needs_masks={handle.step.needs_masks}, masks={masks}"
+        self.masks.append(masks)
+        handle.output = self._worker.submit(self._run, handle.step, masks)
+
+    def fetch(self, handle: _Launched) -> StepOutput:
+        assert handle.output is not None, "a step is fetched that was not sampled"
+        return handle.output.result(timeout=60)
 
     def internal_state(self) -> dict[str, Any]:
         return {"kind": "fake", "num_steps": len(self.steps)}
@@ -87,7 +107,7 @@ class FakeRunner:
 
     # --- in the worker thread
 
-    def _run(self, step: StepInput) -> StepOutput:
+    def _run(self, step: StepInput, masks: np.ndarray | None) -> StepOutput:
         if self._step_delay_s:
             time.sleep(self._step_delay_s)
         check_step(step, self._spec)
@@ -95,13 +115,19 @@ class FakeRunner:
         self._page_table[updates.rows, updates.index] = updates.pages
         for state in step.new_rows:
             self._begin_row(state, step)
-        self._write_tokens(step)
-        tokens = np.full(step.num_rows, _UNWRITTEN, np.int32)
-        for i in np.flatnonzero(step.sample).tolist():
-            tokens[i] = self._sample(int(step.rows[i]), int(step.seq_lens[i]))
-        # After NaN logits the device has some token too, and a step that was launched meanwhile runs with it.
-        self._sampled[step.rows] = np.where(step.sample, np.maximum(tokens, 0), _UNWRITTEN)
-        return self._output(step, tokens)
+        inputs = [self._inputs_of(step, i) for i in range(step.num_rows)]
+        self._write_tokens(step, inputs)
+        most = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
+        tokens = np.full((step.num_rows, most), _UNWRITTEN, np.int32)
+        num_tokens = np.zeros(step.num_rows, np.int32)
+        for i, row in enumerate(step.rows.tolist()):
+            if not step.sample[i]:
+                self._kv_len[row] += len(inputs[i])
+                self._inputs[row] = _UNWRITTEN
+            elif len(inputs[i]):
+                gained = self._gain(row, inputs[i], i < step.num_decode_rows, None if masks is None else masks[i])
+                tokens[i, : len(gained)], num_tokens[i] = gained, len(gained)
+        return self._output(step, tokens, num_tokens)
 
     def _begin_row(self, state: RowState, step: StepInput) -> None:
         at = step.rows.tolist().index(state.row)
@@ -110,34 +136,74 @@ class FakeRunner:
         assert start % self._spec.page_size == 0, f"row {state.row} begins at {start}, inside a page"
         self._states[state.row] = state
         self._kv_len[state.row] = start
+        assert (state.token_ids[state.prompt_len :] == state.output_ids).all(), f"row {state.row} resumes with other outputs"
+        ids = _extend_ids(step, at)
+        assert (state.token_ids[start : start + len(ids)] == ids).all(), f"row {state.row} has other tokens than it says"
         if len(state.output_ids):
-            known = np.concatenate([self._history(state.row, start), _extend_ids(step, at)])
-            seen = known[state.prompt_len :]
-            assert (seen == state.output_ids[: len(seen)]).all(), f"row {state.row} resumes with other outputs than it had"
+            cached = self._history(state.row, start)
+            assert (state.token_ids[:start] == cached).all(), f"row {state.row} found a prefix of other tokens"
 
-    def _write_tokens(self, step: StepInput) -> None:
+    def _inputs_of(self, step: StepInput, at: int) -> np.ndarray:
+        """The tokens that the step really adds to its row number `at`."""
+        row, end = int(step.rows[at]), int(step.seq_lens[at])
+        bound = end - int(step.extend_lens[at])
+        start = int(self._kv_len[row])
+        if at >= step.num_decode_rows:
+            assert start == bound, f"row {row} continues at {bound} but holds {start} tokens"
+            ids = _extend_ids(step, at)
+            assert start % self._spec.page_size == 0, f"row {row} extends from {start}, inside a page"
+            zero_tokens = self._states[row].sampling.max_new_tokens == 0
+            whole = end % self._spec.page_size == 0
+            assert step.sample[at] or whole or zero_tokens, f"chunk of row {row} ends at {end}"
+            return ids
+        assert self._inputs[row, 0] != _UNWRITTEN, f"decode row {row} has no token from its step before"
+        drafts = self._spec.num_draft_tokens > 1
+        assert start <= bound if drafts else start == bound, f"row {row} continues at {bound} but holds {start} tokens"
+        inputs = self._inputs[row, : 1 if step.mode is not ForwardMode.DECODE else None]
+        return inputs[: int(np.argmin(np.append(inputs, -1) >= 0))][: end - bound].copy()
+
+    def _write_tokens(self, step: StepInput, inputs: list[np.ndarray]) -> None:
         """All rows write before any row reads, as on the device."""
         slots: list[np.ndarray] = []
         page_size = self._spec.page_size
-        for i, row in enumerate(step.rows.tolist()):
-            start, end = int(step.seq_lens[i] - step.extend_lens[i]), int(step.seq_lens[i])
-            assert start == self._kv_len[row], f"row {row} continues at {start} but holds {self._kv_len[row]} tokens"
-            if i < step.num_decode_rows:
-                assert self._sampled[row] != _UNWRITTEN, f"decode row {row} has no token from its step before"
-                ids = self._sampled[row : row + 1]
-            else:
-                ids = _extend_ids(step, i)
-                assert start % page_size == 0, f"row {row} extends from {start}, inside a page"
-                zero_tokens = self._states[row].sampling.max_new_tokens == 0
-                assert step.sample[i] or end % page_size == 0 or zero_tokens, f"chunk of row {row} ends at {end}"
-            positions = np.arange(start, end)
+        for row, bound, ids in zip(step.rows.tolist(), step.seq_lens.tolist(), inputs, strict=True):
+            start = int(self._kv_len[row])
+            held = self._page_table[row, np.arange(start, bound) // page_size]
+            assert (held >= 0).all(), f"row {row} may write tokens {start}..{bound} without pages"
+            positions = np.arange(start, start + len(ids))
             pages = self._page_table[row, positions // page_size]
-            assert (pages >= 0).all(), f"row {row} writes tokens {start}..{end} without pages"
             self._pages[pages, positions % page_size] = ids
             slots.append(pages * page_size + positions % page_size)
-            self._kv_len[row] = end
         written = np.concatenate(slots)
         assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
+
+    def _gain(self, row: int, inputs: np.ndarray, is_decode: bool, masks: np.ndarray | None) -> list[int]:
+        """What the row samples, up to the first draft that is wrong; the row is ready for its next step then."""
+        start, gained = int(self._kv_len[row]), []
+        ends = range(1, len(inputs) + 1) if is_decode else [len(inputs)]
+        for place, count in enumerate(ends):
+            token = self._sample(row, start + count, None if masks is None else masks[place])
+            gained.append(token)
+            if count == len(inputs) or token != inputs[count]:
+                break
+        self._kv_len[row] = start + (len(gained) if is_decode else len(inputs))
+        # After NaN logits the device has some token too, and a step that was launched meanwhile runs with it.
+        self._inputs[row] = -1
+        self._inputs[row, 0] = max(gained[-1], 0)
+        self._draft(row)
+        return gained
+
+    def _draft(self, row: int) -> None:
+        """Some right guesses, then perhaps a wrong one: as many as a hash of the history says."""
+        history = np.append(self._history(row, int(self._kv_len[row])), self._inputs[row, 0])
+        seed = 0 if self._states[row].sampling.is_greedy else self._states[row].seed
+        for place in range(1, self._spec.num_draft_tokens):
+            luck = _mix(int(history.astype(np.int64).sum()) + 7919 * place) % 8
+            if luck == 0 or len(history) >= self._spec.context_len:
+                return
+            token = self._next_token(history, seed)
+            self._inputs[row, place] = token if luck > 2 else (token + luck) % self._spec.vocab_size
+            history = np.append(history, self._inputs[row, place])
 
     def _history(self, row: int, length: int) -> np.ndarray:
         num_pages = -(-length // self._spec.page_size)
@@ -145,25 +211,35 @@ class FakeRunner:
         assert (history != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
         return history
 
-    def _sample(self, row: int, seq_len: int) -> int:
+    def _sample(self, row: int, seq_len: int, mask: np.ndarray | None) -> int:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
             return _NAN
-        return self._next_token(history, 0 if state.sampling.is_greedy else state.seed)
+        return self._next_token(history, 0 if state.sampling.is_greedy else state.seed, mask)
 
-    def _next_token(self, history: np.ndarray, seed: int) -> int:
+    def _next_token(self, history: np.ndarray, seed: int, mask: np.ndarray | None = None) -> int:
+        """With a mask, the first allowed token from the one that the hash names."""
         total = int((self._powers[: len(history)] * (history.astype(np.uint64) + np.uint64(1))).sum(dtype=np.uint64))
-        return _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
+        token = _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
+        if mask is None:
+            return token
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._spec.vocab_size]
+        assert allowed.any(), "a mask that allows nothing"
+        return (token + int(np.roll(allowed, -token).argmax())) % self._spec.vocab_size
 
-    def _output(self, step: StepInput, tokens: np.ndarray) -> StepOutput:
-        if not step.needs_logprobs:
-            return StepOutput(tokens)
+    def _output(self, step: StepInput, tokens: np.ndarray, num_tokens: np.ndarray) -> StepOutput:
         logprobs = expected_logprobs(tokens, self._spec.vocab_size)
-        if not step.needs_top_logprobs:
-            return StepOutput(tokens, logprobs)
         rank = np.arange(self._spec.max_top_logprobs, dtype=np.int32)
-        top_ids = ((tokens[:, None] + rank) % self._spec.vocab_size).astype(np.int32)
-        return StepOutput(tokens, logprobs, top_ids, logprobs[:, None] - rank.astype(np.float32))
+        top_ids = ((tokens[..., None] + rank) % self._spec.vocab_size).astype(np.int32)
+        has_top = step.needs_top_logprobs
+        return StepOutput(
+            tokens,
+            num_tokens,
+            logprobs if step.needs_logprobs else None,
+            top_ids if has_top else None,
+            logprobs[..., None] - rank.astype(np.float32) if has_top else None,
+            self._inputs[step.rows, 1:].copy() if self._spec.num_draft_tokens > 1 else None,
+        )
 
 
 def expected_logprobs(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -183,7 +259,8 @@ def check_step(step: StepInput, spec: RunnerSpec) -> None:
     assert (step.seq_lens <= spec.context_len).all(), f"a sequence of {step.seq_lens.max()} tokens"
     assert (step.extend_lens >= 1).all() and (step.extend_lens <= step.seq_lens).all(), "an extend length out of range"
     decode = step.num_decode_rows
-    assert (step.extend_lens[:decode] == 1).all() and step.sample[:decode].all(), "a decode row must be one sampled token"
+    most = spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
+    assert (step.extend_lens[:decode] <= most).all() and step.sample[:decode].all(), "a decode row adds too many tokens"
     assert int(step.extend_lens[decode:].sum()) == len(step.input_ids), "input_ids do not match the extend lengths"
     if step.mode is not ForwardMode.DECODE:
         assert step.num_tokens <= spec.max_step_tokens, f"{step.num_tokens} tokens in a step of {spec.max_step_tokens}"

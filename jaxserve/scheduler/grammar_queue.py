@@ -44,7 +44,8 @@ class Compiled:
 
 
 class GrammarQueue:
-    def __init__(self, compiler: Compiler) -> None:
+    def __init__(self, compiler: Compiler | None) -> None:
+        """Without a compiler no request with a grammar may come."""
         self._compiler = compiler
         self._items: dict[Req, PendingGrammar] = {}  # in order of arrival
         self.pending_tokens = 0  # to prefill, as in the WaitingQueue
@@ -57,6 +58,7 @@ class GrammarQueue:
 
     def push(self, req: Req, grammar: Grammar) -> None:
         """Its grammar may be known already; the next poll says so."""
+        assert self._compiler is not None, f"request {req.rid} has a grammar and there is no compiler"
         req.move_to(RequestState.COMPILING)
         self._items[req] = self._compiler.submit(grammar)
         self.pending_tokens += req.fill_len

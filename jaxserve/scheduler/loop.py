@@ -70,7 +70,10 @@ class SchedulerLoop:
         batch = scheduler.next_batch()
         if batch is not None:
             scheduler.launch(batch)
-        scheduler.process_results(keep=1 if self._overlap and batch is not None else 0)
+        scheduler.process_results(keep=1 if batch is not None else 0)
+        scheduler.finish_launch()
+        if not self._overlap:
+            scheduler.process_results()
         if not scheduler.is_idle:
             self._was_idle_long = False
         elif was_quiet and not self._was_idle_long:
@@ -78,6 +81,7 @@ class SchedulerLoop:
             self._was_idle_long = True
 
     def _recv_timeout_s(self) -> float | None:
-        if not self._scheduler.is_idle or not self._sleep_on_idle:
-            return 0.0
-        return None if self._was_idle_long else IDLE_CHECK_DELAY_S
+        wait_s = self._scheduler.wait_s if self._sleep_on_idle else 0.0
+        if wait_s is None and not self._was_idle_long:
+            return IDLE_CHECK_DELAY_S
+        return wait_s

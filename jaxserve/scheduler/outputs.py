@@ -35,8 +35,16 @@ class _Ended:
 
 
 class OutputSender:
-    def __init__(self, table: RowTable, send: Callable[[BatchTokenIDOut], None], wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        table: RowTable,
+        send: Callable[[BatchTokenIDOut], None],
+        wall_clock: Callable[[], float],
+        *,
+        num_draft_tokens: int = 1,
+    ) -> None:
         self._table = table
+        self._drafts_per_step = num_draft_tokens - 1
         self._send = send
         self._wall_clock = wall_clock
         self._ended: list[_Ended] = []
@@ -107,7 +115,7 @@ class OutputSender:
             req = table.req(int(rows[i]))
             if not req.announced:
                 _announce(req, i, message)
-                table.flags[rows[i]] &= ~np.uint8(RowFlag.UNANNOUNCED)
+                table.flags[rows[i]] &= ~np.uint16(RowFlag.UNANNOUNCED)
             if req.logprobs is not None:
                 message.logprobs[i] = req.logprobs.take()
         return message
@@ -134,12 +142,18 @@ class OutputSender:
             setattr(message, field, np.concatenate([getattr(message, field), np.array(values, dtype)]))
 
     def _times(self, req: Req) -> RequestTimes:
+        verify_steps, accepted_drafts = req.verify_steps, req.accepted_drafts
+        if req.lease is not None:
+            verify_steps, accepted_drafts = int(self._table.verify_steps[req.row]), int(self._table.accepted_drafts[req.row])
         return RequestTimes(
             queue_entry_s=req.queue_entry_s,
             first_scheduled_s=req.first_scheduled_s,
             first_token_s=req.first_token_s,
             finished_s=self._wall_clock(),
             num_retractions=req.num_retractions,
+            verify_steps=verify_steps,
+            proposed_drafts=verify_steps * self._drafts_per_step,
+            accepted_drafts=accepted_drafts,
         )
 
 

@@ -1,5 +1,7 @@
 """In which order waiting requests are tried: fcfs, lpm, dfs-weight, lof, random; urgency goes before all of them.
 
+Retracted requests return before the others, in order of arrival: somebody has seen their first tokens already.
+
 `priority` is fcfs with priority scheduling on. The cache-aware policies (lpm, dfs-weight) look at the radix tree for the first
 `MAX_MATCHED_REQUESTS` requests only; those behind keep the order of arrival, so that a long queue does not cost a long time.
 Requests are ordered here and admitted in `prefill_adder`, which also holds back a request whose prefix is just being computed.
@@ -46,8 +48,11 @@ class SchedulePolicy:
         return self._by_urgency
 
     def order(self, waiting: list[Req]) -> list[Req]:
-        """The requests in the order to try them; the argument is left alone. Ties keep the order of arrival."""
-        ordered = self._order(waiting)
+        """The requests in the order to try them; the argument, in which retracted ones stand first, is left alone. Ties keep
+        the order of arrival."""
+        retracted = [req for req in waiting if req.num_retractions]
+        fresh = [req for req in waiting if not req.num_retractions] if retracted else waiting
+        ordered = [*retracted, *self._order(fresh)]
         return sorted(ordered, key=lambda req: -req.urgency) if self._by_urgency else ordered
 
     def _shuffled(self, waiting: list[Req]) -> list[Req]:

@@ -84,6 +84,7 @@ class PrefillPlanner:
         self._open_chunk: Req | None = None
         self._blocked_at: tuple[int, ...] | None = None  # what the world looked like when the first request did not fit
         self._num_decode_steps = 0
+        self.deferred: list[Req] = []  # held back by the last plan only to find their prefix computed in the next one
         self.num_preempted = 0
 
     @property
@@ -95,6 +96,7 @@ class PrefillPlanner:
 
     def plan(self) -> ScheduleBatch | None:
         """The next prefill (or mixed) step, with rows and pages taken for it, or None."""
+        self.deferred = []
         chunk = self.open_chunk
         if chunk is None and (not len(self._waiting) or self._blocked_at == self._world()):
             return None
@@ -133,13 +135,12 @@ class PrefillPlanner:
         )
 
     def _add_waiting(self, adder: PrefillAdder) -> None:
-        num_deferred = 0
         for req in self._policy.order(self._waiting.items):
             result = adder.add(req)
             if self._preempts and result in (AddResult.NO_TOKENS, AddResult.NO_ROW):
                 result = self._preempt_for(req, adder, result)
-            if result is AddResult.DEFERRED and num_deferred < MAX_DEFERRED:
-                num_deferred += 1
+            if result is AddResult.DEFERRED and len(self.deferred) < MAX_DEFERRED:
+                self.deferred.append(req)
             elif result is not AddResult.ADDED:
                 if result in (AddResult.NO_TOKENS, AddResult.NO_ROW):
                     self._blocked_at = self._world()
@@ -158,7 +159,7 @@ class PrefillPlanner:
         if not self._can_yield_enough(req):
             return result
         self._settle()
-        self._decode.drop_finished()
+        self._decode.refresh()
         for victim in [None, *self._victims(req)]:
             if victim is not None:
                 self._memory.retract([victim])

@@ -94,6 +94,8 @@ class Req:
     cached_len: int = 0  # prompt tokens that came from the tree at the first admission
     finish_reason: FinishReason | None = None
     num_retractions: int = 0
+    verify_steps: int = 0  # steps that verified drafts, valid while WAITING; and the drafts accepted in them
+    accepted_drafts: int = 0
 
     queue_entry_s: float = 0.0  # Unix times, for the reply
     first_scheduled_s: float = 0.0  # 0: not yet

@@ -45,12 +45,18 @@ class Residents:
         if not self._table.in_flight[req.row]:
             self._release(req)
 
+    def discard_prefix(self, req: Req) -> None:
+        """What this request computed is wrong: nobody may reuse it."""
+        assert req.lease is not None, f"request {req.rid} holds nothing"
+        self._cache.discard(req.lease)
+
     def retract(self, req: Req) -> None:
         """Takes row and pages away; the request keeps its outputs and goes back to WAITING."""
         row = req.row
         assert not self._table.in_flight[row], f"request {req.rid} is retracted while a launched step names row {row}"
         req.output_ids = self._table.output_ids(row).copy()
         req.sent_len = int(self._table.sent_len[row])
+        req.verify_steps, req.accepted_drafts = int(self._table.verify_steps[row]), int(self._table.accepted_drafts[row])
         req.num_retractions += 1
         req.move_to(RequestState.WAITING)
         self._release(req)

@@ -3,25 +3,30 @@
 A result may name requests that ended after the step was launched (the overlap loop runs one step ahead): their token is dropped
 here, and their row goes back when no other launched step names it.
 
-A request ends, first rule that holds: NaN logits (abort), a stop token (eos or its own), a stop string or pattern, its length.
+A request ends, first rule that holds: NaN logits (abort), a stop token (eos or its own), a stop string or pattern, the end of
+its grammar, its length.
 So a request whose last permitted token is a stop says "stop". min_new_tokens is kept by the sampler, which does not let stop
 tokens out before.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.runner import RunnerSpec, StepOutput
+from jaxserve.runner import RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
+from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.stops import SlowStopPatternError
 from jaxserve.types import FinishReason
+
+logger = logging.getLogger(__name__)
 
 NAN_MESSAGE = "The model's logits were not numbers (NaN) for this request."
 
@@ -33,6 +38,7 @@ class ResultProcessor:
         table: RowTable,
         residents: Residents,
         outputs: OutputSender,
+        constraints: Constraints,
         finish: Callable[[Req, FinishReason], None],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -42,31 +48,71 @@ class ResultProcessor:
         self._finish = finish
         self._wall_clock = wall_clock
         self._eos = np.array(spec.eos_token_ids, np.int32)
+        self._constraints = constraints
+        self.num_verified = 0  # rows times steps that verified drafts, and the drafts accepted in them
+        self.num_accepted_drafts = 0
 
-    def process(self, batch: ScheduleBatch, output: StepOutput) -> int:
+    @property
+    def avg_accept_len(self) -> float | None:
+        """Tokens gained per row and step that verified drafts; None if there was none."""
+        return 1 + self.num_accepted_drafts / self.num_verified if self.num_verified else None
+
+    def process(self, batch: ScheduleBatch, step: StepInput, output: StepOutput) -> int:
         """Returns the number of tokens that went to requests."""
-        rows, tokens = batch.rows, output.next_token_ids
+        rows, tokens = batch.rows, output.token_ids
         assert len(tokens) == len(rows), f"{len(tokens)} results for {len(rows)} rows"
+        if tokens.shape[1] > 1:
+            self._count_accepted(step, output)
+        if output.drafts is not None:
+            self._table.drafts[rows] = output.drafts
         self._residents.processed(rows)
         wanted = self._table.alive[rows]
         if batch.items:
             self._note_prefilled(batch)
             wanted &= batch.sample
-        picked = None if wanted.all() else np.flatnonzero(wanted)
-        if picked is not None:
-            rows, tokens = rows[picked], tokens[picked]
-        if len(rows):
-            rows = self._take_tokens(rows, tokens, picked, output)
+        if tokens.shape[1] == 1:
+            num_taken, rows = self._take_place(0, None if wanted.all() else np.flatnonzero(wanted), rows, output)
+        else:
+            num_taken, rows = self._take_all_places(np.flatnonzero(wanted), rows, output)
         self._finish_without_tokens(batch)
         self._outputs.publish(rows)
-        return len(tokens)
+        return num_taken
 
-    def _take_tokens(self, rows: np.ndarray, tokens: np.ndarray, picked: np.ndarray | None, output: StepOutput) -> np.ndarray:
-        """Books one token per row and ends requests; returns the rows that go on. `picked` are the rows' places in `output`."""
-        table = self._table
+    def _count_accepted(self, step: StepInput, output: StepOutput) -> None:
+        """The device has decided how many tokens each row gained; until now its bound was booked."""
+        table, rows = self._table, step.rows
+        table.kv_len[rows] -= step.extend_lens - output.num_tokens
+        table.verify_steps[rows] += 1
+        table.accepted_drafts[rows] += output.num_tokens - 1
+        self.num_verified += len(rows)
+        self.num_accepted_drafts += int(output.num_tokens.sum()) - len(rows)
+
+    def _take_all_places(self, wanted: np.ndarray, rows: np.ndarray, output: StepOutput) -> tuple[int, np.ndarray]:
+        """Token by token, as if each had come in a step of its own: a row that ends at one of them drops the rest."""
+        num_taken, going = 0, wanted
+        for place in range(output.token_ids.shape[1]):
+            going = going[(output.num_tokens[going] > place) & self._table.alive[rows[going]]]
+            if not len(going):
+                break
+            num_taken += self._take_place(place, going, rows, output)[0]
+        rows = rows[wanted]
+        return num_taken, rows[self._table.alive[rows]]
+
+    def _take_place(
+        self, place: int, picked: np.ndarray | None, rows: np.ndarray, output: StepOutput
+    ) -> tuple[int, np.ndarray]:
+        """Books one token per row, the `place`-th it gained, and ends requests; returns how many, and the rows that go on.
+        `picked` are the rows' places in `output`; None: all."""
+        table, tokens = self._table, output.token_ids[:, place]
+        if picked is not None:
+            rows, tokens = rows[picked], tokens[picked]
+        num_taken = len(rows)
+        if not num_taken:
+            return 0, rows
         is_nan = tokens < 0
         if is_nan.any():
             for row in rows[is_nan].tolist():
+                self._residents.discard_prefix(table.req(row))
                 self._finish(table.req(row), FinishReason.abort(NAN_MESSAGE, 500, "InternalServerError"))
             good = np.flatnonzero(~is_nan)
             picked = good if picked is None else picked[good]
@@ -77,13 +123,13 @@ class ResultProcessor:
         table.known_len[rows] = known_len
         flags = table.flags[rows]
         if np.bitwise_or.reduce(flags, initial=0) & RowFlag.LOGPROBS:
-            self._take_logprobs(rows, flags, picked, output)
+            self._take_logprobs(rows, flags, picked, output, place)
         ends_by_token = self._ends_by_token(rows, tokens, flags)
         ends_by_length = known_len >= table.max_len[rows]
-        suspects = ends_by_token | ends_by_length | ((flags & RowFlag.STOP_TEXT) != 0)
-        if not suspects.any():
-            return rows
-        return self._end_requests(rows, tokens, np.flatnonzero(suspects), ends_by_token, ends_by_length)
+        suspects = ends_by_token | ends_by_length | ((flags & (RowFlag.STOP_TEXT | RowFlag.GRAMMAR)) != 0)
+        if suspects.any():
+            rows = self._end_requests(rows, tokens, np.flatnonzero(suspects), ends_by_token, ends_by_length)
+        return num_taken, rows
 
     def _ends_by_token(self, rows: np.ndarray, tokens: np.ndarray, flags: np.ndarray) -> np.ndarray:
         ends = (tokens[:, None] == self._eos).any(axis=1) & ((flags & RowFlag.EOS_STOPS) != 0)
@@ -108,7 +154,7 @@ class ResultProcessor:
             if ends_by_token[i]:
                 reason = FinishReason.stop(int(tokens[i]))
             else:
-                reason = self._match_text(req, row)
+                reason = self._match_text(req, row) or self._constraints.follow(req, int(tokens[i]))
             if reason is None and ends_by_length[i]:
                 reason = FinishReason.length_limit(len(self._table.output_ids(row)))
             if reason is not None:
@@ -123,14 +169,20 @@ class ResultProcessor:
             matched = req.stop_text.match(self._table.output_ids(row))
         except SlowStopPatternError as err:
             return FinishReason.abort(str(err), 400, "BadRequestError")
+        except Exception as err:  # of the tokenizer's decoder: one request's, not everybody's
+            logger.exception("The stop strings of request %s could not be looked for.", req.rid)
+            text = f"The scheduler failed to look for stop strings: {type(err).__name__}: {err}"
+            return FinishReason.abort(text, 500, "InternalServerError")
         return None if matched is None else FinishReason.stop(matched)
 
-    def _take_logprobs(self, rows: np.ndarray, flags: np.ndarray, picked: np.ndarray | None, output: StepOutput) -> None:
+    def _take_logprobs(
+        self, rows: np.ndarray, flags: np.ndarray, picked: np.ndarray | None, output: StepOutput, place: int
+    ) -> None:
         assert output.logprobs is not None, "a row wants logprobs and the step returned none"
         for i in np.flatnonzero(flags & RowFlag.LOGPROBS).tolist():
             buffer = self._table.req(int(rows[i])).logprobs
             assert buffer is not None
-            at = i if picked is None else int(picked[i])
+            at = (i if picked is None else int(picked[i])), place
             top_ids = None if output.top_ids is None else output.top_ids[at]
             top_logprobs = None if output.top_logprobs is None else output.top_logprobs[at]
             buffer.append(float(output.logprobs[at]), top_ids, top_logprobs)

@@ -5,7 +5,8 @@ is touched for a request that merely got its next token. Filled by `put` at admi
 
 Lengths of a row, all in tokens of its sequence (prompt and output):
 
-    kv_len     written to the KV cache once every launched step has run
+    kv_len     written to the KV cache once every launched step has run; where steps verify drafts, at most: how many tokens a
+               launched step adds is known when its result is in
     known_len  known on the host: the prompt and the outputs whose results were processed
     max_len    where the sequence ends by length
 
@@ -35,11 +36,12 @@ class RowFlag(enum.IntFlag):
     EOS_STOPS = 16
     OWN_STOP_IDS = 32
     STOP_TEXT = 64
+    GRAMMAR = 256
     UNANNOUNCED = 128  # nothing was sent yet: the next message carries what the detokenizer must know
 
 
 class RowTable:
-    def __init__(self, max_rows: int, context_len: int, default_stream_interval: int) -> None:
+    def __init__(self, max_rows: int, context_len: int, default_stream_interval: int, num_draft_tokens: int = 1) -> None:
         self._default_stream_interval = default_stream_interval
         # Not cleared: the operating system provides pages of this large table only where rows were really used.
         self.tokens = np.empty((max_rows, context_len), np.int32)
@@ -56,8 +58,11 @@ class RowTable:
         self.send_at_len = np.zeros(max_rows, np.int32)  # output tokens at which the next message is due
         self.send_every = np.zeros(max_rows, np.int32)
         self.decode_flags = np.zeros(max_rows, np.uint8)  # as in BatchTokenIDOut
-        self.flags = np.zeros(max_rows, np.uint8)  # RowFlag bits
+        self.flags = np.zeros(max_rows, np.uint16)  # RowFlag bits
         self.ignores_eos = np.zeros(max_rows, bool)
+        self.verify_steps = np.zeros(max_rows, np.int32)  # steps that verified drafts for the request, and drafts it accepted
+        self.accepted_drafts = np.zeros(max_rows, np.int32)
+        self.drafts = np.full((max_rows, num_draft_tokens - 1), NO_TOKEN, np.int32)  # for the next step, as StepOutput says
         self.own_stop_ids = np.full((max_rows, MAX_STOP_TOKEN_IDS), NO_TOKEN, np.int32)
 
     def put(self, req: Req) -> None:
@@ -82,6 +87,7 @@ class RowTable:
         self.decode_flags[row] = decode_flags(req)
         self.flags[row] = _row_flags(req)
         self.ignores_eos[row] = req.sampling.ignore_eos
+        self.verify_steps[row], self.accepted_drafts[row] = req.verify_steps, req.accepted_drafts
         self.own_stop_ids[row] = NO_TOKEN
         self.own_stop_ids[row, : len(req.own_stop_ids)] = req.own_stop_ids
 
@@ -90,6 +96,11 @@ class RowTable:
         self.reqs[row], self.rids[row] = None, ""
         self.alive[row] = False
         self.flags[row] = 0
+
+    def longest_after_step(self, rows: np.ndarray, num_tokens: int) -> np.ndarray:
+        """int32: tokens that rows may hold after a decode step of up to `num_tokens`. The last token of a sequence is never
+        written to the cache."""
+        return np.minimum(self.kv_len[rows] + num_tokens, self.max_len[rows] - 1)
 
     def req(self, row: int) -> Req:
         req = self.reqs[row]
@@ -124,6 +135,8 @@ def _row_flags(req: Req) -> RowFlag:
         flags |= RowFlag.EOS_STOPS
     if len(req.own_stop_ids):
         flags |= RowFlag.OWN_STOP_IDS
+    if req.matcher is not None:
+        flags |= RowFlag.GRAMMAR
     if req.stop_text is not None:
         flags |= RowFlag.STOP_TEXT
     if not req.announced:

@@ -1,12 +1,13 @@
 """Scheduler: owns the queues and the cache, and turns messages into steps and results into messages.
 
-    handle(message)      requests into the waiting queue, aborts, control requests
+    handle(message)      requests into the waiting queue, aborts, control requests (`scheduler.control`)
     next_batch()         who takes part in the next step: prefill or decode, see `turns`
     launch(batch)        starts it; never waits
     process_results()    waits for launched steps, in order, and sends what they produced
 
 Who calls these in which order is `loop`'s business. It works against the Runner protocol with NumPy only: no JAX, no sockets,
-and of the tokenizer only `decode` for stop strings. Each request it was given gets exactly one terminal message.
+and of the tokenizer only `decode` for stop strings. Each request it was given gets exactly one terminal message. A message that
+cannot be handled is answered or logged and leaves everything else alone; a step that fails ends the process.
 """
 
 from __future__ import annotations
@@ -23,23 +24,27 @@ from jaxserve.cache.manager import CacheManager
 from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
 from jaxserve.messages import (
+    SCHEDULER,
     AbortReq,
     BatchTokenizedGenerateReqInput,
+    ControlRequest,
     DetokenizerInput,
-    FlushCacheReqInput,
-    FlushCacheReqOutput,
-    GetInternalStateReq,
-    GetInternalStateReqOutput,
     Message,
     ShutdownReq,
     TokenizedGenerateReqInput,
     TokenizerInput,
+    WorkerAddress,
 )
-from jaxserve.runner import Runner
+from jaxserve.runner import Runner, StepInput
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
+from jaxserve.scheduler.constraints import Constraints
+from jaxserve.scheduler.control.desk import ControlDesk
+from jaxserve.scheduler.control.set_internal_state import changeable
 from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
+from jaxserve.scheduler.grammar_queue import POLL_INTERVAL_S, Compiler, GrammarQueue
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.outputs import OutputSender
+from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
 from jaxserve.scheduler.req import Req, RequestState
@@ -48,15 +53,13 @@ from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
 from jaxserve.scheduler.step_log import Load, StepLog
 from jaxserve.scheduler.stops import StopTextDecoder
+from jaxserve.scheduler.time_limits import TIMER_INTERVAL_S, TimeLimits
 from jaxserve.scheduler.token_ratio import NewTokenRatio
 from jaxserve.scheduler.turns import Turns
 from jaxserve.scheduler.waiting import WaitingQueue
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
-
-# Time-outs are looked at this often; looking at every request in every step would cost more than it gives.
-TIMER_INTERVAL_S = 0.05
 
 QUEUE_FULL_MESSAGE = "The request queue is full."
 ABORT_MESSAGE = "The request was aborted."
@@ -77,16 +80,19 @@ class Scheduler:
         decoder: StopTextDecoder | None,
         sink: OutputSink,
         *,
+        grammars: Compiler | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        address: WorkerAddress = WorkerAddress(SCHEDULER),
     ) -> None:
-        """`decoder` may be None: then requests with stop strings are refused. `clock` is for time-outs and rates,
-        `wall_clock` for the Unix times in replies."""
+        """`decoder` and `grammars` may be None: then requests with stop strings, or with a grammar, are refused. `clock` is for
+        time-outs and rates, `wall_clock` for the Unix times in replies."""
         spec = runner.spec
-        self._args = args
+        self.args = args
         self._runner = runner
         self._sink = sink
-        self._clock = clock
+        self.clock = clock
+        self.pace = Pace(clock)
         self._wall_clock = wall_clock
         self._limits = prefill_limits(args, spec)
         by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
@@ -98,38 +104,42 @@ class Scheduler:
             eviction_policy=args.radix_eviction_policy,
             disable_radix=args.disable_radix_cache,
         )
-        self._table = RowTable(spec.max_rows, spec.context_len, args.stream_interval)
-        self._waiting = WaitingQueue(args.max_queued_requests, by_urgency)
+        self._table = RowTable(spec.max_rows, spec.context_len, args.stream_interval, spec.num_draft_tokens)
+        self._compiling = GrammarQueue(grammars)
+        self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
         self._residents = Residents(self.cache, self._table)
         self._decode = DecodeSet(self._table)
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
         self._turns = Turns(args.prefill_decode_interval)
         self._intake = Intake(args, spec, decoder, clock, wall_clock)
-        self._outputs = OutputSender(self._table, sink.send_output, wall_clock)
-        self._results = ResultProcessor(spec, self._table, self._residents, self._outputs, self._finish, wall_clock)
-        self._builder = StepBuilder(self._table)
+        self._outputs = OutputSender(self._table, sink.send_output, wall_clock, num_draft_tokens=spec.num_draft_tokens)
+        self._constraints = Constraints(self._table, spec)
+        self._results = ResultProcessor(
+            spec, self._table, self._residents, self._outputs, self._constraints, self._finish, wall_clock
+        )
+        self._builder = StepBuilder(self._table, spec.num_draft_tokens)
         self._memory = DecodeMemory(
             self.cache, self._table, self._residents, self._waiting, self._decode, self._ratio,
-            retraction_policy=args.retraction_policy, settle=self.settle,
+            retraction_policy=args.retraction_policy, num_draft_tokens=spec.num_draft_tokens, settle=self.settle,
         )  # fmt: skip
         self._prefill = PrefillPlanner(
             args, self._limits, self.cache, self._table, self._residents, self._waiting,
             SchedulePolicy(args.schedule_policy, self.cache, by_urgency, np.random.default_rng(args.random_seed)),
             self._decode, self._memory, self._ratio, self.settle,
         )  # fmt: skip
-        self._log = StepLog(args.decode_log_interval, self._load, clock)
+        self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._live: dict[str, Req] = {}  # by rid: waiting or resident, not finished
-        self._in_flight: collections.deque[tuple[ScheduleBatch, Any]] = collections.deque()
-        self._flushes: list[tuple[float, FlushCacheReqInput]] = []  # waiting for idleness, with the time to give up
-        self._next_timer_s = 0.0
+        self._time_limits = TimeLimits(self._live, clock)
+        self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
+        self._needs_masks = False  # the step launched last is not sampled yet
+        self._control = ControlDesk(self, address, sink.send_reply)
         self._is_shutting_down = False
         self._dispatch = Dispatcher(
             {
                 TokenizedGenerateReqInput: self._on_request,
                 BatchTokenizedGenerateReqInput: self._on_batch,
                 AbortReq: self._on_abort,
-                FlushCacheReqInput: self._on_flush_cache,
-                GetInternalStateReq: self._on_get_internal_state,
+                ControlRequest: self._control.receive,
                 ShutdownReq: self._on_shutdown,
             }
         )
@@ -139,41 +149,56 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing to do until a message comes."""
-        return self._holds_nothing and not self._flushes
+        return not self._in_flight and not self._control and (self._holds_nothing or self.pace.is_paused)
 
     @property
     def _holds_nothing(self) -> bool:
-        return not self._in_flight and not len(self._waiting) and not len(self._residents)
+        return not self._in_flight and not self._live and not len(self._residents)
 
     @property
     def is_drained(self) -> bool:
         """Shutdown was asked for and all is answered."""
-        return self._is_shutting_down and self.is_idle
+        return self._is_shutting_down and self._holds_nothing and not self._control
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long nothing is to be done unless a message comes; None: for ever."""
+        if self.is_idle:
+            return None
+        if self._in_flight:
+            return 0.0
+        if len(self._compiling) == len(self._live):
+            return POLL_INTERVAL_S
+        is_held = self._holds_nothing or self.pace.is_paused  # then only control requests wait, and look now and then
+        return TIMER_INTERVAL_S if is_held else min(self.pace.wait_s, TIMER_INTERVAL_S)
 
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
-    def _load(self) -> Load:
+    def load(self) -> Load:
         return Load(
             num_running=len(self._residents),
             num_waiting=len(self._waiting),
             pending_tokens=self._waiting.pending_tokens,
             used_tokens=self.cache.used_tokens,
             total_tokens=self._runner.spec.max_total_tokens,
+            avg_accept_len=self._results.avg_accept_len,
         )
 
     def internal_state(self) -> dict[str, Any]:
-        load, spec = self._load(), self._runner.spec
+        load, spec = self.load(), self._runner.spec
         return {
             "num_running_reqs": load.num_running,
             "num_waiting_reqs": load.num_waiting,
+            "num_grammar_queue_reqs": len(self._compiling),
             "num_pending_tokens": load.pending_tokens,
             "num_used_tokens": load.used_tokens,
             "num_cached_tokens": self.cache.evictable_tokens + self.cache.protected_tokens,
             "token_usage": load.token_usage,
             "new_token_ratio": self._ratio.value,
             "last_gen_throughput": self._log.gen_throughput,
+            "avg_spec_accept_length": self._results.avg_accept_len,
             "num_retractions": self._memory.num_retracted,
             "num_preemptions": self._prefill.num_preempted,
             "max_total_num_tokens": spec.max_total_tokens,
@@ -181,6 +206,9 @@ class Scheduler:
             "context_len": spec.context_len,
             "page_size": spec.page_size,
             "prefill_step_tokens": self._limits.step_tokens,
+            "is_paused": self.pace.is_paused,
+            "forward_sleep_time": self.pace.forward_sleep_s or None,
+            **changeable(self.args),
             **vars(self._log.counters),
             "runner": self._runner.internal_state(),
         }
@@ -188,7 +216,10 @@ class Scheduler:
     # --- messages
 
     def handle(self, message: Message) -> None:
-        self._dispatch(message)
+        try:
+            self._dispatch(message)
+        except Exception:
+            logger.exception("A message of type %s could not be handled.", type(message).__name__)
         self._outputs.flush()
 
     def _on_batch(self, message: BatchTokenizedGenerateReqInput) -> None:
@@ -196,55 +227,92 @@ class Scheduler:
             self._on_request(one)
 
     def _on_request(self, message: TokenizedGenerateReqInput) -> None:
+        for sequence in message.sequences():
+            reason = self._add_request(sequence)
+            if reason is not None:
+                self._log.counters.num_aborted += 1
+                self._outputs.add_rejected(sequence.rid, len(sequence.input_ids), reason)
+
+    def _add_request(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
+        """Into the waiting queue; else why not."""
         self._log.counters.num_requests += 1
         if self._is_shutting_down:
-            return self._reject(message, FinishReason.abort("The server is shutting down.", 503, UNAVAILABLE))
+            return FinishReason.abort("The server is shutting down.", 503, UNAVAILABLE)
         if message.rid in self._live:
             logger.error("Request id %s is in use; the newcomer is refused.", message.rid)
-            return self._reject(
-                message, FinishReason.abort(f"The request id {message.rid!r} is in use.", 400, "BadRequestError")
-            )
+            return FinishReason.abort(f"The request id {message.rid!r} is in use.", 400, "BadRequestError")
         try:
             req = self._intake.build(message)
         except ValueError as err:
-            return self._reject(message, FinishReason.abort(str(err), 400, "BadRequestError"))
+            return FinishReason.abort(str(err), 400, "BadRequestError")
+        except Exception as err:
+            logger.exception("Request %s could not be taken in.", message.rid)
+            text = f"The scheduler failed to take the request in: {type(err).__name__}: {err}"
+            return FinishReason.abort(text, 500, "InternalServerError")
         self._live[req.rid] = req
-        displaced = self._waiting.push(req)
-        if displaced is not None:  # not in the queue any more, or never was
-            self._finish(displaced, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
+        grammar = req.sampling.grammar
+        if grammar is None:
+            self._waiting.push(req)
+        else:
+            self._compiling.push(req, grammar)
         return None
 
-    def _reject(self, message: TokenizedGenerateReqInput, reason: FinishReason) -> None:
-        self._log.counters.num_aborted += 1
-        self._outputs.add_rejected(message.rid, len(message.input_ids), reason)
-
     def _on_abort(self, message: AbortReq) -> None:
-        if message.abort_all:
-            wanted = list(self._live.values())
-        elif message.exact:
-            wanted = [self._live[message.rid]] if message.rid in self._live else []
-        else:
-            wanted = [req for rid, req in self._live.items() if message.rid and rid.startswith(message.rid)]
-        self._end_all(wanted, FinishReason.abort(ABORT_MESSAGE))
-
-    def _on_flush_cache(self, message: FlushCacheReqInput) -> None:
-        self._flushes.append((self._clock() + message.timeout_s, message))
-        self._serve_flushes()
-
-    def _on_get_internal_state(self, message: GetInternalStateReq) -> None:
-        self._sink.send_reply(GetInternalStateReqOutput(request_id=message.request_id, state=self.internal_state()))
+        if message.rid in self._live:
+            self._end(self._live[message.rid], FinishReason.abort(ABORT_MESSAGE))
 
     def _on_shutdown(self, message: ShutdownReq) -> None:
         self._is_shutting_down = True
+        self.resume()  # what is still held is to be finished
+
+    # --- what control requests do
+
+    def abort(self, rid_prefix: str) -> None:
+        """Ends every request whose rid begins so."""
+        wanted = [req for rid, req in self._live.items() if rid.startswith(rid_prefix)]
+        self._end_all(wanted, FinishReason.abort(ABORT_MESSAGE))
+
+    def flush_cache(self) -> bool:
+        """Whether nothing used the cache, so that it is empty now. Requests that a pause keeps waiting do not use it."""
+        is_unused = not self._in_flight and not len(self._residents) and (self.pace.is_paused or not len(self._waiting))
+        return is_unused and self.cache.flush()
+
+    def pause(self, mode: PauseMode) -> None:
+        """After this no step is in flight, and none is launched until `resume`."""
+        self.settle()
+        if mode == "abort":
+            self.abort("")
+        elif mode == "retract":
+            self._memory.retract(self._residents.live)
+        self.pace.pause()
+
+    def resume(self) -> bool:
+        """Whether there was a pause. Its time does not count for the time-outs of requests."""
+        paused_since_s = self.pace.resume()
+        if paused_since_s is None:
+            return False
+        self._time_limits.leave_out(paused_since_s)
+        return True
+
+    def set_args(self, args: ServerArgs) -> None:
+        """Options as `control.set_internal_state` permits to change them."""
+        self.args = args
+        self._waiting.max_len = args.max_queued_requests
+        self._log.decode_log_interval = args.decode_log_interval
 
     # --- steps
 
     def next_batch(self) -> ScheduleBatch | None:
         """Who takes part in the next step. Rows and pages are taken: a batch returned must be launched."""
-        self._decode.drop_finished()
+        if self.pace.is_paused:
+            self._refuse_beyond_limit()
+        if not self.pace.may_launch:
+            return None
+        self._decode.refresh()
         batch = None
         if self._turns.prefill_may_run(len(self._decode)):
             batch = self._prefill.plan()
+            self._refuse_beyond_limit()
         if batch is None and len(self._decode):
             batch = self._plan_decode()
         if batch is None and not self._in_flight and not len(self._decode):
@@ -252,9 +320,14 @@ class Scheduler:
         return batch
 
     def launch(self, batch: ScheduleBatch) -> None:
+        """Its forward pass, and its sampling too unless that must wait for `finish_launch`."""
         step = self._builder.build(batch, self.cache.drain_page_updates())
-        handle = self._runner.launch(step)
-        self._in_flight.append((batch, handle))
+        handle = self._runner.forward(step)
+        self._in_flight.append((batch, step, handle))
+        self._needs_masks = step.needs_masks
+        if not step.needs_masks:
+            self._runner.sample(handle)
+        self.pace.launched()
         self._residents.launched(batch.rows)
         self._table.kv_len[batch.rows] = step.seq_lens
         if batch.items:
@@ -263,20 +336,34 @@ class Scheduler:
             self._ratio.after_decode()
             self._turns.after_decode()
             self._prefill.after_decode()
-        self._decode.drop_complete()
+        self._decode.refresh()
         self._log.launched(batch)
+
+    def finish_launch(self) -> None:
+        """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in."""
+        if self._needs_masks:
+            _, step, handle = self._in_flight[-1]
+            self._runner.sample(handle, self._constraints.masks(step))
+            self._needs_masks = False
 
     def process_results(self, keep: int = 0) -> None:
         """Takes in the results of launched steps, oldest first, until `keep` are left in flight. Waits for them."""
         while len(self._in_flight) > keep:
-            batch, handle = self._in_flight[0]
+            batch, step, handle = self._in_flight[0]
             output = self._runner.fetch(handle)
             self._in_flight.popleft()
-            self._log.counters.generated_tokens += self._results.process(batch, output)
+            self._log.counters.generated_tokens += self._results.process(batch, step, output)
 
     def settle(self) -> None:
         """After this no step is in flight and everything that was sampled is known."""
         self.process_results(keep=0)
+
+    def _refuse_beyond_limit(self) -> None:
+        """After everybody was tried: only who has to wait takes a place in the queue."""
+        refused = self._waiting.beyond_limit(not_counted=self._prefill.deferred)
+        if refused:
+            self._end_all(refused, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
+            self._outputs.flush()
 
     def _plan_decode(self) -> ScheduleBatch | None:
         if not self._memory.grow():
@@ -295,7 +382,7 @@ class Scheduler:
         self._end(
             last, FinishReason.abort("The KV cache is full even with all other requests retracted.", 500, "OutOfMemoryError")
         )
-        self._decode.drop_finished()
+        self._decode.refresh()
         self._outputs.flush()
 
     def _book_prefill(self, batch: ScheduleBatch) -> None:
@@ -307,7 +394,7 @@ class Scheduler:
             self.cache.commit(req.lease, self._table.tokens[item.row, : item.end])
             if not req.first_scheduled_s:
                 req.first_scheduled_s = self._wall_clock()
-                req.running_since_s = self._clock()
+                req.running_since_s = self.clock()
             if item.is_last:
                 req.move_to(RequestState.DECODE)
                 complete.append(item.row)
@@ -320,7 +407,7 @@ class Scheduler:
         first = self._prefill.open_chunk or next(iter(self._waiting), None)
         if first is None:
             return
-        logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self._load())
+        logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self.load())
         self._end(first, FinishReason.abort("The request could not be scheduled.", 500, "InternalServerError"))
         self._outputs.flush()
 
@@ -334,6 +421,7 @@ class Scheduler:
         waiting = [req for req in reqs if req.state is RequestState.WAITING]
         if waiting:
             self._waiting.remove(waiting)
+        self._compiling.remove([req for req in reqs if req.state is RequestState.COMPILING])
         for req in reqs:
             self._finish(req, reason)
 
@@ -356,25 +444,28 @@ class Scheduler:
     # --- timers and idleness
 
     def check_timers(self) -> None:
-        """Time-outs of requests and of flushes that wait for idleness; cheap, meant for every round of the loop."""
-        now = self._clock()
-        if now < self._next_timer_s and not (self._flushes and self._holds_nothing):
+        """Time-outs of requests, and control requests that wait; cheap, meant for every round of the loop."""
+        self._control.serve()
+        if len(self._compiling):
+            self._collect_compiled()
+        if self.pace.is_paused:
             return
-        self._next_timer_s = now + TIMER_INTERVAL_S
-        waiting_limit, running_limit = self._args.request_waiting_timeout_s, self._args.request_running_timeout_s
-        if waiting_limit is not None:
-            late = self._waiting.find(lambda r: not r.num_retractions and now - r.waiting_since_s > waiting_limit)
-            message = f"The request waited longer than {waiting_limit:g} s in the queue."
+        for late, message in self._time_limits.overdue(self.args):
             self._end_all(late, FinishReason.abort(message, 503, UNAVAILABLE))
-        if running_limit is not None:
-            late = [r for r in self._live.values() if r.running_since_s and now - r.running_since_s > running_limit]
-            message = f"The request ran longer than {running_limit:g} s."
-            self._end_all(late, FinishReason.abort(message, 503, UNAVAILABLE))
+            self._outputs.flush()
+
+    def _collect_compiled(self) -> None:
+        compiled = self._compiling.poll()
+        for req in compiled.ready:
+            self._waiting.push(req)
+        for req, reason in compiled.failed:
+            self._finish(req, reason)
         self._outputs.flush()
-        self._serve_flushes()
 
     def on_idle(self) -> None:
         """Once after all requests are done: resets what adapts to load and compares the cache's books."""
+        if not self._holds_nothing:  # paused
+            return
         self._ratio.reset()
         self._log.idle()
         report = self.cache.check()
@@ -382,18 +473,3 @@ class Scheduler:
             logger.error("%s. Repaired; serving goes on.", report.describe())
             self._log.counters.num_leaks_repaired += 1
             self.cache.repair(report)
-
-    def _serve_flushes(self) -> None:
-        """Answers flush requests: at once when idle, with a refusal when their time is over."""
-        if not self._flushes:
-            return
-        success = self._holds_nothing and self.cache.flush()
-        now, kept = self._clock(), []
-        for give_up_s, message in self._flushes:
-            if not success and now < give_up_s:
-                kept.append((give_up_s, message))
-                continue
-            load = self._load()
-            text = "" if success else f"{load.num_running} requests are running and {load.num_waiting} are waiting."
-            self._sink.send_reply(FlushCacheReqOutput(request_id=message.request_id, success=success, message=text))
-        self._flushes = kept

@@ -36,6 +36,7 @@ class Load:
     pending_tokens: int  # prompt tokens in the waiting queue
     used_tokens: int  # KV held by running requests
     total_tokens: int
+    avg_accept_len: float | None = None  # tokens gained per step that verified drafts
 
     @property
     def token_usage(self) -> float:
@@ -45,7 +46,7 @@ class Load:
 class StepLog:
     def __init__(self, decode_log_interval: int, load: Callable[[], Load], clock: Callable[[], float]) -> None:
         self.counters = Counters()
-        self._interval = decode_log_interval
+        self.decode_log_interval = decode_log_interval
         self._load = load
         self._clock = clock
         self._last_prefill_s = self._last_decode_s = clock()
@@ -57,7 +58,7 @@ class StepLog:
             self._prefill(batch)
         if len(batch.decode_rows):
             self.counters.num_decode_steps += 1
-            if self.counters.num_decode_steps % self._interval == 0:
+            if self.counters.num_decode_steps % self.decode_log_interval == 0:
                 self._decode()
 
     def idle(self) -> None:
@@ -94,10 +95,11 @@ class StepLog:
         self._generated_at_last = generated
         load = self._load()
         logger.info(
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, #queue-req: %d",
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f,%s gen throughput (token/s): %.2f, #queue-req: %d",
             load.num_running,
             load.used_tokens,
             load.token_usage,
+            "" if load.avg_accept_len is None else f" accept len: {load.avg_accept_len:.2f},",
             self.gen_throughput,
             load.num_waiting,
         )

@@ -1,6 +1,6 @@
 """WaitingQueue: the requests that hold nothing yet, in order of arrival; retracted ones stand in front.
 
-It keeps the queue's limit and counts its tokens. Which request goes next is the policy's business.
+It knows who stands beyond the queue's limit, and counts its tokens. Which request goes next is the policy's business.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from jaxserve.scheduler.req import Req, RequestState
 
 
 class WaitingQueue:
-    def __init__(self, max_len: int | None, evicts_by_priority: bool) -> None:
-        """With `evicts_by_priority` a full queue gives up its least urgent request for a more urgent newcomer."""
-        self._max_len = max_len
+    def __init__(self, *, max_len: int | None, evicts_by_priority: bool) -> None:
+        """With `evicts_by_priority` a full queue gives up its least urgent requests, else its latest."""
+        self.max_len = max_len
         self._evicts_by_priority = evicts_by_priority
         self._items: list[Req] = []
         self.pending_tokens = 0  # to prefill, not counting what the cache will spare
@@ -31,21 +31,26 @@ class WaitingQueue:
         """The queue itself, to read."""
         return self._items
 
-    def push(self, req: Req) -> Req | None:
-        """Adds a newcomer. Returns the request that finds no place: None, the newcomer, or the one it displaced."""
-        if self._max_len is None or len(self._items) < self._max_len:
-            self._append(req)
-            return None
-        worst = self._least_urgent()
-        if worst is None or worst.urgency >= req.urgency:
-            return req
-        self.remove([worst])
-        self._append(req)
-        return worst
+    def push(self, req: Req) -> None:
+        self._items.append(req)
+        self.pending_tokens += req.fill_len
+        self.num_pushed += 1
+
+    def beyond_limit(self, not_counted: Sequence[Req] = ()) -> list[Req]:
+        """Those for whom the queue is too full, to ask when all were tried: a request that can run does not wait. Retracted
+        ones have given out tokens already; they keep their place and do not count."""
+        if self.max_len is None or len(self._items) <= self.max_len:
+            return []
+        spared = set(map(id, not_counted))
+        queued = [req for req in reversed(self._items) if not req.num_retractions and id(req) not in spared]
+        if self._evicts_by_priority:
+            queued.sort(key=lambda req: req.urgency)
+        return queued[: max(len(queued) - self.max_len, 0)]
 
     def push_front(self, reqs: Sequence[Req]) -> None:
-        """Puts retracted requests, in the order they once arrived, before all others."""
-        self._items[:0] = sorted(reqs, key=lambda req: req.arrival)
+        """Puts retracted requests before all others; those and the ones retracted earlier stand in the order they arrived."""
+        num_retracted = sum(1 for req in self._items if req.num_retractions)
+        self._items[:num_retracted] = sorted([*self._items[:num_retracted], *reqs], key=lambda req: req.arrival)
         self.pending_tokens += sum(req.fill_len for req in reqs)
         self.num_pushed += len(reqs)
 
@@ -63,15 +68,3 @@ class WaitingQueue:
 
     def find(self, wanted: Callable[[Req], bool]) -> list[Req]:
         return [req for req in self._items if wanted(req)]
-
-    def _append(self, req: Req) -> None:
-        self._items.append(req)
-        self.pending_tokens += req.fill_len
-        self.num_pushed += 1
-
-    def _least_urgent(self) -> Req | None:
-        """The latest of the least urgent. A retracted request has given out tokens already and keeps its place."""
-        if not self._evicts_by_priority:
-            return None
-        fresh = [req for req in reversed(self._items) if not req.num_retractions]
-        return min(fresh, key=lambda req: req.urgency, default=None)

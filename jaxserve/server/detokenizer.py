@@ -2,7 +2,10 @@
 
 It keeps a token window and, where a request has stop strings, a stop filter per unfinished sequence. Everything else in a
 message passes through untouched. It learns of a request from the first message about it and forgets it with the last one;
-it knows nothing of aborts, HTTP or models. It ends when the scheduler passes on a ShutdownReq.
+it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq.
+
+A sequence whose text cannot be made ends here, with an error and without the others noticing. The scheduler learns of it by
+way of the TokenizerManager; what it sends about the sequence until then is dropped.
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ import zmq
 
 from jaxserve.ipc import Receiver, Sender
 from jaxserve.messages import (
+    DETOKENIZER,
     NO_STOP_TRIM,
     SKIP_SPECIAL_TOKENS,
     SPACES_BETWEEN_SPECIAL_TOKENS,
     BatchStrOut,
     BatchTokenIDOut,
+    ControlRequest,
     DetokenizerInput,
     ShutdownReq,
     WorkerReady,
 )
+from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.incremental import DecodeBatch, TokenWindow, advance, open_windows
 from jaxserve.server.stops import StopFilter, cut_at
@@ -36,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 # Unfinished sequences remembered. More than a scheduler can hold; only a scheduler that forgets to finish them gets here.
 MAX_SEQUENCES = 1 << 16
+WAITING_CONTROL_POLL_S = 0.05
+_DROPPED = ""  # in place of a rid: nobody waits for this row
 _DECODE_FLAGS = SKIP_SPECIAL_TOKENS | SPACES_BETWEEN_SPECIAL_TOKENS
 
 
@@ -50,6 +58,7 @@ class Detokenizer:
         self._text_decoder = decoder
         self._max_sequences = max_sequences
         self._states: OrderedDict[str, SequenceState] = OrderedDict()
+        self._abandoned: set[str] = set()  # ended here; the scheduler still runs them
         self._decoders = {flags: self._decoder(flags) for flags in range(_DECODE_FLAGS + 1)}
 
     @property
@@ -57,17 +66,24 @@ class Detokenizer:
         return len(self._states)
 
     def process(self, out: BatchTokenIDOut) -> BatchStrOut:
+        if self._abandoned:
+            self._drop_abandoned(out)
         flags = out.decode_flags.tolist()
-        self._open_new(out, flags)
-        texts = self._new_texts(out, flags)
+        failed: dict[int, Exception] = {}  # by row
+        try:
+            self._open_new(out, flags, failed)
+            texts = self._new_texts(out, flags, failed)
+        except Exception as error:
+            texts = [""] * len(out.rids)
+            failed = dict.fromkeys(range(len(out.rids)), error)
         for i, rid in enumerate(out.rids):
-            reason, stops = out.finished.get(i), self._states[rid].stops
-            if reason is not None:
-                texts[i] = _last_text(texts[i], stops, reason, trim=not flags[i] & NO_STOP_TRIM)
-                del self._states[rid]
-            elif stops is not None:
-                texts[i] = stops.push(texts[i])
-        return BatchStrOut(
+            try:
+                texts[i] = self._without_stops(i, texts[i], out, flags[i])
+            except Exception as error:
+                failed.setdefault(i, error)
+            if i in out.finished or i in failed:
+                self._states.pop(rid, None)
+        message = BatchStrOut(
             rids=out.rids,
             texts=texts,
             token_ids=out.token_ids,
@@ -79,17 +95,47 @@ class Detokenizer:
             logprobs=out.logprobs,
             times=out.times,
         )
+        if failed:
+            self._end_failed(message, failed)
+        return message
 
-    def _open_new(self, out: BatchTokenIDOut, flags: list[int]) -> None:
+    def _without_stops(self, i: int, text: str, out: BatchTokenIDOut, flags: int) -> str:
+        """What of the row's new text may be shown now."""
+        state, reason = self._states.get(out.rids[i]), out.finished.get(i)
+        stops = None if state is None else state.stops
+        if reason is not None:
+            return _last_text(text, stops, reason, trim=not flags & NO_STOP_TRIM)
+        return text if stops is None else stops.push(text)
+
+    def _drop_abandoned(self, out: BatchTokenIDOut) -> None:
+        """Takes the name off rows whose sequence has ended here."""
+        for i, rid in enumerate(out.rids):
+            if rid in self._abandoned:
+                out.rids[i] = _DROPPED
+                if i in out.finished:
+                    self._abandoned.remove(rid)
+
+    def _end_failed(self, message: BatchStrOut, failed: dict[int, Exception]) -> None:
+        for i, error in failed.items():
+            rid = message.rids[i]
+            logger.error("The text of request %s could not be made.", rid, exc_info=error)
+            if i not in message.finished and rid != _DROPPED:
+                message.abandoned.append(rid)
+                self._abandoned.add(rid)
+            text = f"The detokenizer failed to decode the request's tokens: {type(error).__name__}: {error}"
+            message.texts[i] = ""
+            message.finished[i] = FinishReason.abort(text, 500, "InternalServerError")
+
+    def _open_new(self, out: BatchTokenIDOut, flags: list[int], failed: dict[int, Exception]) -> None:
         states = self._states
         new: dict[int, list[int]] = {}  # decode flags -> indices
         for i, rid in enumerate(out.rids):
             if rid in states:
                 states.move_to_end(rid)
-            else:
+            elif rid != _DROPPED:
                 new.setdefault(flags[i] & _DECODE_FLAGS, []).append(i)
         for kind, indices in new.items():
-            windows = open_windows([out.prompt_tails.get(i, []) for i in indices], self._decoders[kind])
+            windows = self._open_windows(out, kind, indices, failed)
             for i, window in zip(indices, windows, strict=True):
                 stops = out.stops.get(i)
                 states[out.rids[i]] = SequenceState(
@@ -97,12 +143,24 @@ class Detokenizer:
                 )
         self._forget_oldest(len(states) - max(self._max_sequences, len(out.rids)))
 
+    def _open_windows(
+        self, out: BatchTokenIDOut, kind: int, indices: list[int], failed: dict[int, Exception]
+    ) -> list[TokenWindow]:
+        tails = [out.prompt_tails.get(i, []) for i in indices]
+        try:
+            return open_windows(tails, self._decoders[kind])
+        except Exception as error:
+            if len(indices) == 1:
+                failed[indices[0]] = error
+                return [TokenWindow([])]
+        return [window for i in indices for window in self._open_windows(out, kind, [i], failed)]
+
     def _forget_oldest(self, count: int) -> None:
         for _ in range(count):
             rid, _state = self._states.popitem(last=False)
             logger.warning("More than %d unfinished sequences: forgot the text state of %s.", self._max_sequences, rid)
 
-    def _new_texts(self, out: BatchTokenIDOut, flags: list[int]) -> list[str]:
+    def _new_texts(self, out: BatchTokenIDOut, flags: list[int], failed: dict[int, Exception]) -> list[str]:
         """The text each row's new tokens added, before stop strings are looked at."""
         texts = [""] * len(out.rids)
         ids, counts = out.token_ids.tolist(), out.token_counts.tolist()
@@ -116,18 +174,38 @@ class Detokenizer:
             if reason is not None and not flags[i] & NO_STOP_TRIM and _ends_with_stop_token(tokens, reason):
                 tokens.pop()
             new_tokens.append(tokens)
-            if tokens or reason is not None:
+            if (tokens or reason is not None) and i not in failed and out.rids[i] != _DROPPED:
                 groups.setdefault(flags[i] & _DECODE_FLAGS, []).append(i)
         for kind, indices in groups.items():
-            gained = advance(
-                [self._states[out.rids[i]].window for i in indices],
+            for i, text in zip(indices, self._advance(out, kind, indices, new_tokens, failed), strict=True):
+                texts[i] = text
+        return texts
+
+    def _advance(
+        self,
+        out: BatchTokenIDOut,
+        kind: int,
+        indices: list[int],
+        new_tokens: list[list[int]],
+        failed: dict[int, Exception],
+    ) -> list[str]:
+        """All rows at once; if that fails, one by one, to find the one that makes it fail."""
+        states = [self._states[out.rids[i]] for i in indices]
+        before = [TokenWindow(s.window.tokens.copy(), s.window.sent_chars, s.window.whole_tokens) for s in states]
+        try:
+            return advance(
+                [state.window for state in states],
                 [new_tokens[i] for i in indices],
                 [i in out.finished for i in indices],
                 self._decoders[kind],
             )
-            for i, text in zip(indices, gained, strict=True):
-                texts[i] = text
-        return texts
+        except Exception as error:
+            if len(indices) == 1:
+                failed[indices[0]] = error
+                return [""]
+        for state, window in zip(states, before, strict=True):
+            state.window = window
+        return [text for i in indices for text in self._advance(out, kind, [i], new_tokens, failed)]
 
     def _decoder(self, flags: int) -> DecodeBatch:
         def decode(batch: list[list[int]]) -> list[str]:
@@ -157,21 +235,27 @@ def work(context: WorkerContext) -> None:
         receiver = Receiver(zmq_context, context.paths.detokenizer, DetokenizerInput)
         sender = Sender(zmq_context, context.paths.tokenizer)
         try:
-            sender.send(WorkerReady(worker=context.name))
-            serve(detokenizer, receiver, sender)
+            sender.send(WorkerReady(worker=context.address))
+            serve(detokenizer, receiver, sender, ControlDesk(detokenizer, context.address, sender.send))
         finally:
             receiver.close()
             sender.close()
 
 
-def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender) -> None:
-    while True:
-        receiver.wait(timeout_s=60.0)
+def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender, control: ControlDesk, num_schedulers: int = 1) -> None:
+    """Until every scheduler has said that it ends."""
+    num_ended = 0
+    while num_ended < num_schedulers:
+        receiver.wait(timeout_s=WAITING_CONTROL_POLL_S if control else 60.0)
         for message in receiver.receive():
             if isinstance(message, ShutdownReq):
-                return
-            sender.send(detokenizer.process(message))
+                num_ended += 1
+            elif isinstance(message, ControlRequest):
+                control.receive(message)
+            else:
+                sender.send(detokenizer.process(message))
+        control.serve()
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker("detokenizer", work))
+    sys.exit(run_worker(DETOKENIZER, work))

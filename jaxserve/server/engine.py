@@ -11,12 +11,15 @@ import atexit
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
 from jaxserve.config import ServerArgs
+from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
+from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
+from jaxserve.server.control.engine_methods import add_control_methods
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
@@ -126,26 +129,20 @@ class Engine:
 
     # --- control
 
-    def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
-        """Aborts every request whose rid starts with `rid`, or all of them."""
-        manager = self._pipeline.manager
-
-        async def abort() -> None:
-            if abort_all:
-                manager.abort_all()
-            else:
-                manager.abort(rid)
-
-        self._call(abort())
-
-    def flush_cache(self, timeout_s: float = 0.0) -> bool:
-        """Whether the prefix cache was emptied; it is not while requests run."""
-        return self._call(self._pipeline.manager.flush_cache(timeout_s))[0]
+    def control(self, request: ControlStruct) -> Any:
+        """Serves any control request; each also has a method of its own (`add_control_methods`). Returns its reply; raises
+        RequestError if it is refused."""
+        return first_failure(self._call(self._pipeline.manager.control(request)))
 
     def get_server_info(self) -> dict[str, Any]:
         """The options, what the workers reported, and the scheduler's state."""
-        state = self._call(self._pipeline.manager.internal_state())
-        return {**self.server_args.public_dict(), **self._pipeline.worker_info, "internal_states": [state]}
+        replies = self._call(self._pipeline.manager.control(GetInternalStateReq()))
+        states = [reply.internal_state for reply in replies]
+        return {**self.server_args.public_dict(), **self._pipeline.worker_info, "internal_states": states}
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]: ...  # the methods of control requests
 
     @property
     def tokenizer(self) -> Any:
@@ -184,7 +181,7 @@ class Engine:
 
     async def _close(self) -> None:
         try:
-            if self._watch is not None and self._pipeline.manager.is_ready:
+            if self._watch is not None and self._pipeline.manager.status == "ready":
                 self._watch.cancel()
                 await self._pipeline.drain(_DRAIN_S)
         except WorkerDiedError:
@@ -242,3 +239,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
+
+
+add_control_methods(Engine)

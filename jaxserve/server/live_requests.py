@@ -143,7 +143,7 @@ def _token_logprobs(ids: list[int], logprobs: OutputLogprobs) -> list[TokenLogpr
 
 
 def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens: int) -> dict[str, Any]:
-    """SGLang's timing keys of meta_info, as far as the request got."""
+    """SGLang's keys of meta_info about times and drafts, as far as the request got."""
     now_s = time.time()
     meta: dict[str, Any] = {
         "e2e_latency": now_s - received_s,
@@ -160,4 +160,9 @@ def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens
         decode_s = times.finished_s - times.first_token_s
         if completion_tokens > 1 and decode_s > 0:
             meta["decode_throughput"] = (completion_tokens - 1) / decode_s
+    if times.verify_steps:
+        meta["spec_verify_ct"] = times.verify_steps
+        meta["spec_accept_length"] = completion_tokens / times.verify_steps
+        meta["spec_accept_rate"] = times.accepted_drafts / times.proposed_drafts
+        meta["spec_accept_token_num"], meta["spec_draft_token_num"] = times.accepted_drafts, times.proposed_drafts
     return meta

@@ -10,6 +10,7 @@ methods run on one asyncio loop, on a thread that lives until `close`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -17,11 +18,12 @@ from typing import Any
 
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths
+from jaxserve.messages import SCHEDULER, WorkerAddress
 from jaxserve.server.decoder_handover import hand_over
 from jaxserve.server.requests import RequestError
 from jaxserve.server.tokenizer_manager import TokenizerManager
 from jaxserve.server.worker_process import write_args
-from jaxserve.server.workers import SCHEDULER, WorkerCommand, WorkerDiedError, WorkerGroup, default_commands
+from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup, default_commands
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +39,15 @@ class Pipeline:
         """`commands`: other workers than jaxserve's own, for tests. `hide_torch`: this process is all ours."""
         self.args = args
         self.workers = WorkerGroup(commands if commands is not None else default_commands())
-        self.manager = TokenizerManager(args, self.workers.receive)
+        self.manager = TokenizerManager(args, self.workers.addresses, self.workers.receive)
         self._hide_torch = hide_torch
         self._paths: IpcPaths | None = None
-        self._info: dict[str, dict[str, Any]] = {}
+        self._info: dict[WorkerAddress, dict[str, Any]] = {}
 
     @property
     def worker_info(self) -> dict[str, dict[str, Any]]:
-        """What each worker said about itself when it became ready."""
-        return self._info
+        """What each worker said about itself when it became ready, by its name."""
+        return {str(worker): info for worker, info in self._info.items()}
 
     async def start(self) -> None:
         """Starts the processes, then loads the tokenizer beside them. Raises ValueError for what a user can mend."""
@@ -64,7 +66,7 @@ class Pipeline:
         finally:
             workers.cancel()  # if the tokenizer failed; the thread that loads one cannot be stopped
         self._info = workers.result()
-        self.manager.set_model(self._info[SCHEDULER])
+        self.manager.set_model(next(info for worker, info in self._info.items() if worker.kind == SCHEDULER))
         if not self.args.skip_server_warmup:
             await self._warm_up()
         if self.manager.status == "starting":
@@ -118,12 +120,15 @@ class Pipeline:
 
     async def _finish_requests(self, timeout_s: float) -> None:
         manager = self.manager
+        if manager.is_paused:
+            timeout_s = 0.0  # nothing would end by itself
         if manager.num_live:
             logger.info("Waiting up to %g s for %d running requests.", timeout_s, manager.num_live)
         if await self._wait_until_idle(timeout_s):
             return
         logger.warning("Aborting %d requests that are still running after %g s.", manager.num_live, timeout_s)
-        manager.abort_all()
+        with contextlib.suppress(RequestError, TimeoutError):
+            await asyncio.wait_for(manager.abort_all(), ABORT_GRACE_S)
         if not await self._wait_until_idle(ABORT_GRACE_S):
             logger.error("The scheduler did not abort %d requests within %g s.", manager.num_live, ABORT_GRACE_S)
 

@@ -19,14 +19,15 @@ from typing import Any
 import zmq
 
 from jaxserve.config import ServerArgs
+from jaxserve.grammar import GrammarCompiler
 from jaxserve.ipc import Receiver, Sender
-from jaxserve.messages import DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
+from jaxserve.messages import SCHEDULER, DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
 from jaxserve.runner import Runner
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.watchdog import Watchdog
-from jaxserve.server.decoder_handover import wait_for_decoder
+from jaxserve.server.decoder_handover import make_decoder, wait_for_tokenizer_json
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
 
@@ -75,33 +76,45 @@ def work(context: WorkerContext) -> None:
     from jaxserve.executor import build_runner
 
     with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
-        waiting = pool.submit(wait_for_decoder, context.paths.folder, context.args)
+        waiting = pool.submit(wait_for_tokenizer_json, context.paths.folder)
         try:
             built = build_runner(context.args, show_progress=logger.isEnabledFor(logging.INFO))
-            decoder = TailDecoder(waiting.result())
+            tokenizer_json = waiting.result()
+            decoder = TailDecoder(make_decoder(tokenizer_json, context.args))
         except (ValueError, OSError) as error:
             logger.debug("Start-up failed.", exc_info=True)
             raise UserError(str(error)) from error
-    serve(context, built.args, built.runner, decoder)
+    serve(context, built.args, built.runner, decoder, tokenizer_json)
 
 
-def serve(context: WorkerContext, args: ServerArgs, runner: Runner, decoder: StopTextDecoder | None) -> None:
+def serve(
+    context: WorkerContext,
+    args: ServerArgs,
+    runner: Runner,
+    decoder: StopTextDecoder | None,
+    tokenizer_json: str | None = None,
+) -> None:
     """Until a ShutdownReq. `args` are the resolved options."""
     with zmq.Context() as zmq_context:
-        receiver = Receiver(zmq_context, context.paths.scheduler, SchedulerInput)
+        receiver = Receiver(zmq_context, context.paths.of(context.address), SchedulerInput)
         to_detokenizer = Sender(zmq_context, context.paths.detokenizer)
         to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
         transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
         watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
+        grammars = None
+        if args.grammar_backend != "none":
+            spec = runner.spec
+            timeout_s = args.grammar_compile_timeout_s
+            grammars = GrammarCompiler(tokenizer_json, spec.vocab_size, spec.eos_token_ids, timeout_s=timeout_s)
         loop = SchedulerLoop(
-            Scheduler(args, runner, decoder, transport),
+            Scheduler(args, runner, decoder, transport, grammars=grammars, address=context.address),
             transport,
             overlap=not args.disable_overlap_schedule,
             sleep_on_idle=args.sleep_on_idle,
             watchdog=watchdog,
         )
         try:
-            to_tokenizer.send(WorkerReady(worker=context.name, info=_info(args, runner)))
+            to_tokenizer.send(WorkerReady(worker=context.address, info=_info(args, runner)))
             # What start-up left behind lives as long as the process: the collector need not look at it again.
             gc.collect()
             gc.freeze()
@@ -109,6 +122,8 @@ def serve(context: WorkerContext, args: ServerArgs, runner: Runner, decoder: Sto
             loop.run()
             watchdog.stop()
         finally:
+            if grammars is not None:
+                grammars.close()
             receiver.close()
             to_detokenizer.close()
             to_tokenizer.close()
@@ -127,4 +142,4 @@ def _give_up(context: WorkerContext, reason: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker("scheduler", work))
+    sys.exit(run_worker(SCHEDULER, work))

@@ -1,8 +1,8 @@
 """The child's side of a worker process: what every worker does before and after its own work.
 
-A worker is started as `python -m <module> <ipc folder> <parent pid>`. It ignores SIGINT and SIGTERM, because only its parent
-decides when requests are drained; it dies with its parent, so that nothing is orphaned whatever happens; and if it fails, it
-says why in a WorkerFailed before it exits with 1. What the worker does is a function it passes in.
+A worker is started as `python -m <module> <ipc folder> <parent pid> <rank>`. It ignores SIGINT and SIGTERM, because only its
+parent decides when requests are drained; it dies with its parent, so that nothing is orphaned whatever happens; and if it
+fails, it says why in a WorkerFailed before it exits with 1. What the worker does is a function it passes in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths, send_once
-from jaxserve.messages import WorkerFailed
+from jaxserve.messages import WorkerAddress, WorkerFailed
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 1.0
@@ -51,31 +51,31 @@ class UserError(Exception):
 class WorkerContext:
     """What a worker is given."""
 
-    name: str  # "scheduler" | "detokenizer"
+    address: WorkerAddress
     args: ServerArgs
     paths: IpcPaths
 
     def last_words(self, error: str, *, is_user_error: bool = False) -> None:
         """Tells the main process why this one is about to end. May be called from any thread."""
-        send_once(self.paths.tokenizer, WorkerFailed(worker=self.name, error=error, is_user_error=is_user_error))
+        send_once(self.paths.tokenizer, WorkerFailed(worker=self.address, error=error, is_user_error=is_user_error))
 
 
-def run_worker(name: str, work: Callable[[WorkerContext], None], argv: list[str] | None = None) -> int:
+def run_worker(kind: str, work: Callable[[WorkerContext], None], argv: list[str] | None = None) -> int:
     """Runs `work` as a worker process; returns its exit status."""
-    folder, parent_pid = (argv if argv is not None else sys.argv[1:])[:2]
+    folder, parent_pid, rank = (argv if argv is not None else sys.argv[1:])[:3]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(int(parent_pid))
     paths = IpcPaths(Path(folder))
-    context = WorkerContext(name, read_args(paths.folder), paths)
-    configure_logging(context.args.log_level, name)
+    context = WorkerContext(WorkerAddress(kind, int(rank)), read_args(paths.folder), paths)
+    configure_logging(context.args.log_level, str(context.address))
     try:
         work(context)
     except UserError as error:
         context.last_words(str(error), is_user_error=True)
         return 1
     except Exception as error:
-        logging.getLogger(__name__).exception("The %s failed.", name)
+        logging.getLogger(__name__).exception("The %s failed.", context.address)
         context.last_words(f"{type(error).__name__}: {error}")
         return 1
     return 0

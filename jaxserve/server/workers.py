@@ -23,12 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.ipc import IpcPaths
-from jaxserve.messages import WorkerFailed, WorkerReady
+from jaxserve.messages import DETOKENIZER, SCHEDULER, WorkerAddress, WorkerFailed, WorkerReady
 
 logger = logging.getLogger(__name__)
-
-SCHEDULER = "scheduler"
-DETOKENIZER = "detokenizer"
 
 _TAIL_LINES = 20
 # After a worker ended: how long its last words may take to arrive by the socket.
@@ -47,15 +44,20 @@ class WorkerDiedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class WorkerCommand:
-    """How to start one worker: `argv` is followed by the ipc folder and this process's id."""
+    """How to start one worker: `argv` is followed by the ipc folder, this process's id and the worker's rank."""
 
-    name: str
+    kind: str
     argv: tuple[str, ...]
+    rank: int = 0
+
+    @property
+    def address(self) -> WorkerAddress:
+        return WorkerAddress(self.kind, self.rank)
 
     @staticmethod
-    def of_module(name: str, module: str) -> WorkerCommand:
+    def of_module(kind: str, module: str, rank: int = 0) -> WorkerCommand:
         # -P: a file in the current folder must not shadow a module of ours.
-        return WorkerCommand(name, (sys.executable, "-P", "-m", module))
+        return WorkerCommand(kind, (sys.executable, "-P", "-m", module), rank)
 
 
 def default_commands() -> tuple[WorkerCommand, ...]:
@@ -69,19 +71,19 @@ class _Worker:
     """One running worker and the two threads that serve it: one copies its output, one waits for its end."""
 
     def __init__(self, command: WorkerCommand, paths: IpcPaths) -> None:
-        self.name = command.name
+        self.address = command.address
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.last_words: WorkerFailed | None = None
         # A session of its own: Ctrl-C in the terminal is for the main process, which then tells the workers.
         self.process = subprocess.Popen(
-            [*command.argv, str(paths.folder), str(os.getpid())],
+            [*command.argv, str(paths.folder), str(os.getpid()), str(command.rank)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=_environment(),
         )
-        self._copier = threading.Thread(target=self._copy_output, name=f"{self.name}-output", daemon=True)
+        self._copier = threading.Thread(target=self._copy_output, name=f"{self.address}-output", daemon=True)
         self._copier.start()
 
     def notify_exit(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
@@ -93,7 +95,7 @@ class _Worker:
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is interested any more
                 loop.call_soon_threadsafe(event.set)
 
-        threading.Thread(target=wait, name=f"{self.name}-exit", daemon=True).start()
+        threading.Thread(target=wait, name=f"{self.address}-exit", daemon=True).start()
 
     def _copy_output(self) -> None:
         assert self.process.stdout is not None
@@ -115,10 +117,10 @@ class _Worker:
             words = self.last_words
             if words.is_user_error:
                 return WorkerDiedError(words.error, is_user_error=True)
-            return WorkerDiedError(f"The {self.name} process failed: {words.error}")
+            return WorkerDiedError(f"The {self.address} process failed: {words.error}")
         tail = "\n".join(line for line in self.tail if line.strip())
         said = f" Its last output:\n{tail}" if tail else ""
-        return WorkerDiedError(f"The {self.name} process {exit_text(self.process.returncode)}.{said}")
+        return WorkerDiedError(f"The {self.address} process {exit_text(self.process.returncode)}.{said}")
 
 
 class WorkerGroup:
@@ -126,9 +128,9 @@ class WorkerGroup:
 
     def __init__(self, commands: Sequence[WorkerCommand]) -> None:
         self._commands = tuple(commands)
-        self._workers: dict[str, _Worker] = {}
-        self._exits: dict[str, asyncio.Event] = {}
-        self._ready: dict[str, WorkerReady] = {}
+        self._workers: dict[WorkerAddress, _Worker] = {}
+        self._exits: dict[WorkerAddress, asyncio.Event] = {}
+        self._ready: dict[WorkerAddress, WorkerReady] = {}
         self._changed = asyncio.Event()  # a worker became ready or spoke its last words
 
     def start(self, paths: IpcPaths) -> None:
@@ -136,17 +138,21 @@ class WorkerGroup:
         loop = asyncio.get_running_loop()
         for command in self._commands:
             worker = _Worker(command, paths)
-            self._workers[command.name] = worker
-            self._exits[command.name] = asyncio.Event()
-            worker.notify_exit(loop, self._exits[command.name])
+            self._workers[command.address] = worker
+            self._exits[command.address] = asyncio.Event()
+            worker.notify_exit(loop, self._exits[command.address])
 
-    def pids(self) -> dict[str, int]:
-        return {name: worker.process.pid for name, worker in self._workers.items()}
+    @property
+    def addresses(self) -> list[WorkerAddress]:
+        return [command.address for command in self._commands]
+
+    def pids(self) -> dict[WorkerAddress, int]:
+        return {address: worker.process.pid for address, worker in self._workers.items()}
 
     def receive(self, event: WorkerReady | WorkerFailed) -> None:
         """A worker's message about itself."""
         if event.worker not in self._workers:
-            logger.error("%s from an unknown worker %r.", type(event).__name__, event.worker)
+            logger.error("%s from an unknown worker %s.", type(event).__name__, event.worker)
             return
         if isinstance(event, WorkerReady):
             self._ready[event.worker] = event
@@ -154,7 +160,7 @@ class WorkerGroup:
             self._workers[event.worker].last_words = event
         self._changed.set()
 
-    async def wait_ready(self) -> dict[str, dict[str, Any]]:
+    async def wait_ready(self) -> dict[WorkerAddress, dict[str, Any]]:
         """What each worker said when it became ready. Raises WorkerDiedError if one ends first."""
         death = asyncio.create_task(self.watch())
         try:
@@ -167,7 +173,7 @@ class WorkerGroup:
                     raise death.result()
         finally:
             death.cancel()
-        return {name: event.info for name, event in self._ready.items()}
+        return {address: event.info for address, event in self._ready.items()}
 
     async def watch(self) -> WorkerDiedError:
         """Returns when a worker has ended, with its reason. Of several, the one that spoke."""
@@ -178,14 +184,14 @@ class WorkerGroup:
             for task in exits:
                 task.cancel()
         await self._wait_for_last_words()
-        ended = [worker for name, worker in self._workers.items() if self._exits[name].is_set()]
+        ended = [worker for address, worker in self._workers.items() if self._exits[address].is_set()]
         return next((worker for worker in ended if worker.last_words), ended[0]).obituary()
 
     async def _wait_for_last_words(self) -> None:
         """They come by another way than the exit and may be later."""
         deadline_s = asyncio.get_running_loop().time() + _LAST_WORDS_S
         while asyncio.get_running_loop().time() < deadline_s:
-            if any(self._workers[name].last_words for name, event in self._exits.items() if event.is_set()):
+            if any(self._workers[address].last_words for address, event in self._exits.items() if event.is_set()):
                 return
             await asyncio.sleep(0.01)
 
@@ -207,7 +213,7 @@ class WorkerGroup:
         for worker in self._workers.values():
             if worker.process.poll() is None:
                 if reason:
-                    logger.error("The %s process %s; killing it.", worker.name, reason)
+                    logger.error("The %s process %s; killing it.", worker.address, reason)
                 worker.process.kill()
         exits = [asyncio.create_task(event.wait()) for event in self._exits.values()]
         if exits:

@@ -18,6 +18,7 @@ from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.forward_batch import Bucket, pack
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
+from jaxserve.executor.sampling import Continuation
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip
 from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
 from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
@@ -77,7 +78,7 @@ def logits_of_steps(blueprint: Blueprint, params: Any) -> list[np.ndarray]:
     programs = blueprint.programs(NUM_PAGES)
     state, _ = programs.empty_state()
     tokens = np.random.default_rng(0).integers(0, 256, 200)
-    next_tokens = jnp.asarray(np.arange(5) + 7, jnp.int32)
+    goes_on_from = Continuation(jnp.asarray(np.arange(5) + 7, jnp.int32)[:, None], None)
     prefill = step([0, 1], [(70, 70), (9, 9)], 0, tokens[:79], {(0, 0): 3, (0, 1): 1, (1, 0): 6})
     mixed = step([1, 2], [(1, 10), (20, 20)], 1, tokens[100:120], {(2, 0): 5})
     decode = step([0, 1, 2], [(1, 71), (1, 11), (1, 21)], 3, tokens[:0], {(0, 1): 1})
@@ -89,7 +90,7 @@ def logits_of_steps(blueprint: Blueprint, params: Any) -> list[np.ndarray]:
     ):
         packed = pack(request, bucket, np.zeros((request.num_rows, NUM_ROW_PARAMS), np.int32), scratch_row=4)
         program = programs.lower_forward(bucket, params).compile()
-        state, forwarded = program(params, state, next_tokens, packed)
+        state, forwarded = program(params, state, goes_on_from, packed)
         found.append(np.asarray(forwarded.logits)[: request.num_rows])
     return found
 

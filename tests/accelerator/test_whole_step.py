@@ -18,6 +18,7 @@ from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.build import step_temp_bytes
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.models import ModelConfig
 from tests.accelerator.conftest import some_always
@@ -106,8 +107,8 @@ def test_prefill_and_sampling_are_one_graph_each(tmp_path: Path, thunks_of: Call
     programs = plan.programs(NUM_PAGES)
     prefill = thunks_of(plan.lower(plan.buckets.extend[-1], NUM_PAGES))
     assert prefill.graphs == 1 and not prefill.outside, prefill
-    greedy = thunks_of(programs.lower_sampling(64, SamplingMode.GREEDY))
+    greedy = thunks_of(programs.lower_sampling(SamplingKey(64, 1, SamplingMode.GREEDY)))
     assert greedy.graphs == 0 and len(greedy.outside) < 5, greedy  # XLA makes no graph of so few
-    for mode in (SamplingMode.DRAW, SamplingMode.LIMITED, SamplingMode.EVERYTHING):
-        sampling = thunks_of(programs.lower_sampling(64, mode))
+    for mode in (SamplingMode.DRAW, SamplingMode.LIMITED, SamplingMode.MASKED, SamplingMode.EVERYTHING):
+        sampling = thunks_of(programs.lower_sampling(SamplingKey(64, 1, mode)))
         assert sampling.graphs == 1 and not sampling.outside, (mode, sampling)

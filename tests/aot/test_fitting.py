@@ -18,7 +18,7 @@ from jaxserve.aot.targets import parse_target
 
 def demand(folder: Path, raw: dict[str, Any], **changes: Any) -> Demand:
     config = config_of(folder, raw)
-    made = Demand(config, "bfloat16", "bfloat16", context_len=8192, mem_fraction=0.9)
+    made = Demand(config, "bfloat16", "bfloat16", context_len=8192, mem_fraction=0.9, row_table_bytes=1 << 26)
     return dataclasses.replace(made, **changes)
 
 

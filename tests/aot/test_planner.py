@@ -54,20 +54,18 @@ def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
 def test_the_pool_is_what_a_server_would_take(tmp_path: Path) -> None:
     made = plan(tmp_path, hbm_bytes=1 << 30)
     assert made.memory is not None and made.args.page_size is not None
-    rest = 0.5 * (1 << 30) - made.memory.weights - made.memory.state
-    assert made.memory.kv_pool == pytest.approx(rest, rel=0.001)
-    assert made.kv_tokens == made.num_pages * made.args.page_size
-    assert made.full_requests == made.kv_tokens // 64
-    assert made.server_pages == 2 * 4 * 64 // made.args.page_size
-    assert "requests can use" in plan_text(made)
+    assert made.memory.fitting_pages * made.memory.page_bytes == pytest.approx(0.5 * (1 << 30), rel=0.001)
+    assert made.memory.num_pages == 2 * 4 * 64 // made.args.page_size
+    assert made.kv_tokens == 2 * 4 * 64 and made.full_requests == 8
+    assert "there is room for" in plan_text(made)
 
 
 def test_a_pool_that_leaves_no_room_is_cut(tmp_path: Path) -> None:
     """With all memory promised to weights and cache, the steps' temporaries are measured and taken off."""
-    promised, cut = plan(tmp_path, mem_fraction_static=1.0), plan(tmp_path, mem_fraction_static=1.0, compile="largest")
-    assert cut.failure is None and cut.memory is not None
-    assert cut.num_pages < promised.num_pages
-    assert 0 <= cut.memory.free < 0.05 * cut.memory.hbm
+    promised, cut = (plan(tmp_path, 550_000, mem_fraction_static=1.0, compile=compile) for compile in ("none", "largest"))
+    assert cut.failure is None and cut.memory is not None and promised.memory is not None
+    assert cut.memory.num_pages < promised.memory.num_pages
+    assert 0 <= cut.memory.free < cut.memory.page_bytes
 
 
 def test_a_pool_that_was_asked_for(tmp_path: Path) -> None:

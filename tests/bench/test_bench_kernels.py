@@ -18,7 +18,7 @@ from jaxserve.bench.shapes import Shape
 from jaxserve.bench.timing import COLD_BYTES, Plan, copies_needed, time_calls
 from jaxserve.cli.main import run
 from jaxserve.kernels.spec import Chip
-from jaxserve.models import ModelConfig
+from jaxserve.models import DenseMLPSpec, LayerSpec, ModelConfig, SelfAttentionSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +107,14 @@ def test_the_grids_name_fields_of_the_configs() -> None:
 
 
 def test_shapes_of_a_model() -> None:
+    heads = SelfAttentionSpec(num_heads=16, num_kv_heads=4, head_dim=64, scale=0.125)
+    layers = tuple(
+        LayerSpec(attention=dataclasses.replace(heads, window=window), mlp=DenseMLPSpec(intermediate_size=8))
+        for window in (None, 32, None)
+    )
     config = ModelConfig(
-        architecture="x", vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=3, num_heads=16, num_kv_heads=4,
-        head_dim=64, max_position_embeddings=64, windows=(None, 32, None), dtype="bfloat16",
-    )  # fmt: skip
+        architecture="x", vocab_size=8, hidden_size=8, max_position_embeddings=64, layers=layers, dtype="bfloat16"
+    )
     shapes = Shape.of_model(config, FakeKernels(H200), tp_size=2, page_size=16, kv_dtype="auto")
     assert shapes == [Shape(8, 2, 64, 16, "bfloat16", "bfloat16", window) for window in (None, 32)]
     decode = shapes[1].steps()["decode"][0]

@@ -274,3 +274,62 @@ def test_priority_reaches_the_tree() -> None:
     assert cache.grow(admitted(cache, tokens(9)), 3)
     assert cache.match(tokens(1)).length_tokens == 1
     assert cache.match(tokens(2)).length_tokens == 0
+
+
+# --- discard
+
+
+def test_what_was_discarded_is_not_matched_again() -> None:
+    cache = manager()
+    cache.release(start(cache, tokens(1, 2)))
+    bad = start(cache, tokens(1, 2, 3, 4, 5, 6))
+    cache.release(start(cache, tokens(1, 2, 3, 4, 7, 8)))  # stands on what the bad one brought
+    cache.discard(bad)
+    assert cache.match(tokens(1, 2, 3, 4, 5, 6)).length_tokens == 2
+    assert cache.match(tokens(1, 2, 3, 4, 7, 8)).length_tokens == 2
+    assert budget(cache) == (26, 0, 6, 6)
+    cache.release(bad)
+    assert budget(cache) == (30, 2, 0, 0)
+    assert cache.check().is_clean
+
+
+def test_nothing_to_discard() -> None:
+    cache = manager()
+    cache.release(start(cache, tokens(1, 2, 3, 4)))
+    guest = start(cache, tokens(1, 2, 3, 4, 5))
+    cache.discard(guest)
+    assert cache.match(tokens(1, 2, 3, 4)).length_tokens == 4
+    cache.release(guest)
+    assert cache.check().is_clean
+
+
+def test_others_keep_what_they_share_with_a_discarded_prefix() -> None:
+    cache = manager()
+    bad = start(cache, tokens(1, 2, 3, 4))
+    other = start(cache, tokens(1, 2, 3, 4, 5, 6, 7))
+    held = pages_of(cache, other)
+    cache.discard(bad)
+    cache.release(bad)
+    again = start(cache, tokens(1, 2, 3, 4, 5, 6))
+    assert again.prefix_len == 0 and not set(pages_of(cache, again)) & set(held)
+    assert pages_of(cache, other) == held
+    assert cache.grow(other, 10)
+    cache.commit(other, tokens(1, 2, 3, 4, 5, 6, 7, 8, 9))  # nobody finds it, and it goes with its owner
+    assert cache.match(tokens(1, 2, 3, 4, 5, 6, 7, 8)).length_tokens == 6
+    cache.release(other, tokens(1, 2, 3, 4, 5, 6, 7, 8, 9, 10))
+    assert budget(cache) == (26, 0, 6, 6)
+    cache.release(again)
+    assert cache.check().is_clean
+
+
+def test_discarding_twice_and_below() -> None:
+    cache = manager()
+    first = start(cache, tokens(1, 2, 3, 4))
+    second = start(cache, tokens(1, 2, 3, 4, 5, 6))
+    cache.discard(second)
+    cache.discard(first)
+    cache.discard(first)
+    cache.release(first)
+    cache.release(second)
+    assert budget(cache) == (32, 0, 0, 0)
+    assert cache.check().is_clean

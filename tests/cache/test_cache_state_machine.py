@@ -44,6 +44,7 @@ class Running:
     tokens: list[int]
     computed: int  # tokens whose KV the model has written
     committed: int = 0  # tokens shared by the last commit, or found at admission
+    given_from: int | None = None  # the first token that it was first to share
 
 
 def array(tokens: list[int] | tuple[int, ...]) -> np.ndarray:
@@ -118,7 +119,19 @@ class CacheMachine(RuleBasedStateMachine):
             (run.namespace, tuple(run.tokens[:n]))
             for run in self.running
             for n in range(self.page_size, run.committed + 1, self.page_size)
+            if self.holds_cached(run, n)
         }
+
+    def holds_cached(self, run: Running, n: int) -> bool:
+        """The page of tokens [n - page_size, n) is the one that others would find."""
+        return self.cached.get((run.namespace, tuple(run.tokens[:n]))) == self.row(run)[n // self.page_size - 1]
+
+    def is_on_discarded(self, run: Running) -> bool:
+        return any(not self.holds_cached(run, n) for n in range(self.page_size, run.committed + 1, self.page_size))
+
+    def discarded_pages(self) -> set[int]:
+        shared = {page for run in self.running for page in self.row(run)[: run.committed // self.page_size]}
+        return shared - set(self.cached.values())
 
     def decoding(self) -> list[Running]:
         return [run for run in self.running if run.computed == len(run.tokens) and len(run.tokens) <= MAX_LEN - 4]
@@ -141,9 +154,12 @@ class CacheMachine(RuleBasedStateMachine):
         """What commit has to make of the cached prefixes."""
         if self.disable_radix:
             return
-        row = self.row(run)
+        row, is_found = self.row(run), not self.is_on_discarded(run)
         for n in range(self.page_size, end + 1, self.page_size):
-            self.cached.setdefault((run.namespace, tuple(run.tokens[:n])), row[n // self.page_size - 1])
+            prefix = (run.namespace, tuple(run.tokens[:n]))
+            if is_found and prefix not in self.cached:
+                self.cached[prefix] = row[n // self.page_size - 1]
+                run.given_from = n - self.page_size if run.given_from is None else run.given_from
         run.committed = max(run.committed, self.whole(end))
 
     def expect_growth(self, needed: int) -> tuple[bool, set[int]]:
@@ -242,6 +258,19 @@ class CacheMachine(RuleBasedStateMachine):
         assert run.lease.shared_len == run.committed
 
     @precondition(lambda self: self.running)
+    @rule(data=st.data(), goes_on=st.booleans())
+    def discard(self, data: st.DataObject, goes_on: bool) -> None:
+        run = data.draw(st.sampled_from(self.running))
+        self.cache.discard(run.lease)
+        if run.given_from is not None:
+            end = run.given_from + self.page_size
+            if self.holds_cached(run, end):
+                bad = (run.namespace, tuple(run.tokens[:end]))
+                self.cached = {key: page for key, page in self.cached.items() if (key[0], key[1][:end]) != bad}
+        if not goes_on:
+            self.end(run, keep=False)
+
+    @precondition(lambda self: self.running)
     @rule(data=st.data(), keep=st.booleans())
     def release(self, data: st.DataObject, keep: bool) -> None:
         self.end(data.draw(st.sampled_from(self.running)), keep)
@@ -305,7 +334,7 @@ class CacheMachine(RuleBasedStateMachine):
         free = cache.allocator.free_pages().tolist()
         in_tree = list(self.cached.values())
         leased = [page for run in self.running for page in self.row(run)[run.committed // self.page_size :]]
-        assert sorted(free + in_tree + leased) == list(range(self.num_pages))
+        assert sorted([*free, *in_tree, *leased, *self.discarded_pages()]) == list(range(self.num_pages))
 
     @invariant()
     def the_tree_is_the_models(self) -> None:
@@ -331,8 +360,9 @@ class CacheMachine(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         cache = self.cache
         locked = len(self.locked()) * self.page_size
+        held = len(self.discarded_pages()) * self.page_size
         total = self.num_pages * self.page_size
-        assert cache.protected_tokens == locked
+        assert cache.protected_tokens == locked + held
         assert cache.evictable_tokens == len(self.cached) * self.page_size - locked
         assert cache.free_tokens == total - self.owned_pages() * self.page_size
         assert cache.available_tokens == cache.free_tokens + cache.evictable_tokens

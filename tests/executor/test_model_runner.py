@@ -14,7 +14,7 @@ from checkpoints import load_model
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
-from jaxserve.runner import PageUpdates, RowState, StepInput
+from jaxserve.runner import PageUpdates, RowState, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 PAGE_SIZE = 1
@@ -47,7 +47,7 @@ def runner(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner
 
 def row_state(row: int, prompt_len: int, **sampling: object) -> RowState:
     params = SamplingParams(temperature=0, **sampling)  # type: ignore[arg-type]
-    return RowState(row, params, seed=0, prompt_len=prompt_len, stop_token_ids=NOTHING, output_ids=NOTHING)
+    return RowState(row, params, seed=0, prompt_len=prompt_len, stop_token_ids=NOTHING, output_ids=NOTHING, token_ids=NOTHING)
 
 
 def step(
@@ -75,7 +75,7 @@ def step(
 
 
 def run(runner: ModelRunner, request: StepInput) -> int:
-    return int(runner.fetch(runner.launch(request)).next_token_ids[0])
+    return int(runner.fetch(launch(runner, request)).token_ids[0, 0])
 
 
 def oracle(model: Path, prompt: list[int], count: int) -> list[int]:
@@ -90,11 +90,11 @@ def oracle(model: Path, prompt: list[int], count: int) -> list[int]:
 def test_prefill_in_chunks_and_decode_from_device_tokens(runner: ModelRunner, model: Path) -> None:
     prompt = list(range(10, 30))
     pages = list(range(500, 530))
-    runner.launch(step(1, 0, prompt[:16], pages[:16], new=row_state(1, 20)))
-    pending = [runner.launch(step(1, 16, prompt[16:], pages[16:20]))]
+    launch(runner, step(1, 0, prompt[:16], pages[:16], new=row_state(1, 20)))
+    pending = [launch(runner, step(1, 16, prompt[16:], pages[16:20]))]
     # Launched without waiting: each reads on the device what the one before sampled.
-    pending += [runner.launch(step(1, 20 + i, [], pages[20 + i : 21 + i], decode=True)) for i in range(5)]
-    tokens = [int(runner.fetch(handle).next_token_ids[0]) for handle in pending]
+    pending += [launch(runner, step(1, 20 + i, [], pages[20 + i : 21 + i], decode=True)) for i in range(5)]
+    tokens = [int(runner.fetch(handle).token_ids[0, 0]) for handle in pending]
     assert tokens == oracle(model, prompt, 6)
 
 
@@ -104,7 +104,7 @@ def test_more_page_updates_than_a_step_carries(runner: ModelRunner, model: Path)
     pages = list(range(251))
     for start in range(0, 250, 16):
         end = min(start + 16, 250)
-        runner.launch(step(0, start, prompt[start:end], pages[start:end], new=row_state(0, 250) if start == 0 else None))
+        launch(runner, step(0, start, prompt[start:end], pages[start:end], new=row_state(0, 250) if start == 0 else None))
     shared = dataclasses.replace(
         step(3, 250, prompt[250:], [], new=row_state(3, 251)),
         page_updates=PageUpdates(np.full(251, 3, np.int32), np.arange(251, dtype=np.int32), ints(*pages[:250], 900)),
@@ -114,16 +114,16 @@ def test_more_page_updates_than_a_step_carries(runner: ModelRunner, model: Path)
 
 def test_logprobs_come_only_when_asked_for(runner: ModelRunner) -> None:
     request = step(2, 0, [5, 6, 7], [300, 301, 302], new=row_state(2, 3))
-    plain = runner.fetch(runner.launch(request))
+    plain = runner.fetch(launch(runner, request))
     assert plain.logprobs is None
     assert plain.top_ids is None
-    asked = runner.fetch(runner.launch(dataclasses.replace(request, needs_logprobs=True, needs_top_logprobs=True)))
+    asked = runner.fetch(launch(runner, dataclasses.replace(request, needs_logprobs=True, needs_top_logprobs=True)))
     assert asked.logprobs is not None
     assert asked.top_ids is not None
     assert asked.top_logprobs is not None
-    assert asked.top_ids[0, 0] == plain.next_token_ids[0]
-    assert asked.top_logprobs[0, 0] == pytest.approx(asked.logprobs[0])
-    assert np.all(np.diff(asked.top_logprobs[0]) <= 0)
+    assert asked.top_ids[0, 0, 0] == plain.token_ids[0, 0]
+    assert asked.top_logprobs[0, 0, 0] == pytest.approx(asked.logprobs[0, 0])
+    assert np.all(np.diff(asked.top_logprobs[0, 0]) <= 0)
 
 
 def test_the_pool_is_updated_in_place(runner: ModelRunner) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.config import ServerArgs
-from jaxserve.executor.memory import DeviceMemory, fit_pages, limit_to_use
 from jaxserve.executor.resolve import resolve_args
 
 GIB = 2**30
@@ -54,24 +53,3 @@ def test_given_buckets_are_cut_and_completed() -> None:
 def test_a_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--context-length must be at most the model's 4096; got 5000"):
         resolved(context_length=5000)
-
-
-def test_pages_fill_the_share_that_is_left() -> None:
-    memory = DeviceMemory(total=100 * GIB, free=80 * GIB)
-    pages = fit_pages(memory, mem_fraction=0.9, temp_bytes=GIB, page_bytes=GIB, page_size=16)
-    assert pages == 70  # 80 free, 10 of them not ours
-    pages = fit_pages(memory, mem_fraction=0.9, temp_bytes=30 * GIB, page_bytes=GIB, page_size=16)
-    assert pages == 50  # the temporaries need more than the reserve
-
-
-def test_no_room_is_an_error_with_the_numbers() -> None:
-    memory = DeviceMemory(total=10 * GIB, free=GIB)
-    with pytest.raises(ValueError, match=r"1\.00 GiB are free.*0\.8.*2\.00 GiB.*16 tokens"):
-        fit_pages(memory, mem_fraction=0.8, temp_bytes=0, page_bytes=GIB, page_size=16)
-
-
-def test_a_pool_is_no_larger_than_its_use() -> None:
-    common = {"page_bytes": 1024, "max_rows": 4, "max_pages_per_row": 8}
-    assert limit_to_use(10_000, cap_bytes=None, **common) == 64
-    assert limit_to_use(10_000, cap_bytes=20 * 1024, **common) == 20
-    assert limit_to_use(10, cap_bytes=None, **common) == 10

@@ -24,6 +24,7 @@ def state_of(
         prompt_len=prompt_len,
         stop_token_ids=np.asarray(stop, np.int32),
         output_ids=np.asarray(output or [], np.int32),
+        token_ids=np.zeros(0, np.int32),
     )
 
 

@@ -25,7 +25,7 @@ logprobs_of = jax.jit(sampler.logprobs_of, static_argnames="num_top")
 
 def row_state(row: int = 0, seed: int = 1, prompt_len: int = 3, **sampling: object) -> RowState:
     nothing = np.zeros(0, np.int32)
-    return RowState(row, SamplingParams(**sampling), seed, prompt_len, nothing, nothing)  # type: ignore[arg-type]
+    return RowState(row, SamplingParams(**sampling), seed, prompt_len, nothing, nothing, nothing)  # type: ignore[arg-type]
 
 
 def params_of(*states: RowState) -> RowParams:
@@ -128,7 +128,7 @@ def test_a_row_without_limits_draws_alike_in_every_mode() -> None:
     """Its batch may need more than it does."""
     logits, lens = random_logits(4), jnp.arange(4, dtype=jnp.int32)
     params = params_of(*(row_state(seed=i, temperature=0.8) for i in range(4)))
-    modes = (SamplingMode.DRAW, SamplingMode.LIMITED, SamplingMode.EVERYTHING)
+    modes = (SamplingMode.DRAW, SamplingMode.LIMITED, SamplingMode.MASKED, SamplingMode.EVERYTHING)
     assert len({tuple(np.asarray(sample(logits, params, lens, mode)).tolist()) for mode in modes}) == 1
 
 

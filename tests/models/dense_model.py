@@ -13,24 +13,32 @@ from checkpoints import load_model
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.kernels.rotary import Rotary, split_and_rotate
-from jaxserve.models import ModelConfig, build_decoder, load_params, param_specs
+from jaxserve.models import ModelConfig, SelfAttentionSpec, abstract_params, build_decoder, load_params
 
 
 def mesh_of(tp_size: int) -> Mesh:
     return Mesh(np.asarray(jax.devices()[:tp_size]).reshape(1, tp_size), ("data", "tensor"))
 
 
-def dense_attend(qkv: jax.Array, rotary: Rotary, kv: Any, layer: Any, window: Any) -> tuple[jax.Array, Any]:
+def dense_attend(
+    qkv: jax.Array, rotary: Rotary, kv: Any, layer: SelfAttentionSpec, index: jax.Array, sinks: jax.Array | None
+) -> tuple[jax.Array, Any]:
     """Causal attention of a sequence to itself; kv counts the layers it has seen."""
     q, k, v = split_and_rotate(qkv, rotary)
     group, num_tokens = q.shape[1] // k.shape[1], len(q)
     k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
-    scores = jnp.einsum("thd,shd->hts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-    index = jnp.arange(num_tokens)
-    visible = index[None] <= index[:, None]
-    if window is not None:
-        visible &= index[None] > index[:, None] - window
-    weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1).astype(v.dtype)
+    scores = jnp.einsum("thd,shd->hts", q, k, preferred_element_type=jnp.float32) * layer.scale
+    if layer.soft_cap is not None:
+        scores = layer.soft_cap * jnp.tanh(scores / layer.soft_cap)
+    position = jnp.arange(num_tokens)
+    visible = position[None] <= position[:, None]
+    if layer.window is not None:
+        visible &= position[None] > position[:, None] - layer.window
+    scores = jnp.where(visible, scores, -jnp.inf)
+    if sinks is not None:  # a key that all see, without a value
+        sink = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1)).astype(scores.dtype)
+        scores = jnp.concatenate([scores, sink], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens].astype(v.dtype)
     return jnp.einsum("hts,shd->thd", weights, v), kv + 1
 
 
@@ -41,17 +49,17 @@ def logits_of(
     tp_size: int = 1,
     *,
     dtype: Any = jnp.float32,
-    stacked: bool = False,
-    scan_unroll: int = 1,
 ) -> np.ndarray:
     """float32 [T, vocab] for one sequence, every position."""
-    decoder = build_decoder(config, tp_size, stacked=stacked, scan_unroll=scan_unroll)
+    decoder = build_decoder(config, tp_size)
 
     def run(params: Any, ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        hidden, layers_seen = decoder.forward(params, ids, positions, jnp.int32(0), dense_attend)
+        x, context = decoder.embed(params, ids), decoder.context(positions)
+        hidden, layers_seen = decoder.forward(params, x, context, jnp.int32(0), dense_attend)
         return decoder.logits(params, hidden), layers_seen
 
-    specs = (param_specs(config, dtype, tp_size, stacked=stacked), PartitionSpec(), PartitionSpec())
+    arrays = abstract_params(config, dtype, tp_size)
+    specs = (jax.tree.map(lambda info: info.spec, arrays), PartitionSpec(), PartitionSpec())
     program = jax.shard_map(run, mesh=mesh_of(tp_size), in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
     ids = np.asarray(token_ids, np.int32)
     logits, layers_seen = jax.jit(program)(params, ids, np.arange(len(ids), dtype=np.int32))
@@ -66,14 +74,12 @@ def folder_logits(
     tp_size: int = 1,
     *,
     dtype: Any = jnp.float32,
-    stacked: bool = False,
-    scan_unroll: int = 1,
     load_format: str = "auto",
 ) -> np.ndarray:
     """The same for a checkpoint folder."""
     config = ModelConfig.from_pretrained(folder)
-    params = load_params(folder, config, mesh_of(tp_size), dtype, load_format, progress=False, stacked=stacked)
-    return logits_of(params, config, token_ids, tp_size, dtype=dtype, stacked=stacked, scan_unroll=scan_unroll)
+    params = load_params(folder, config, mesh_of(tp_size), dtype, load_format, progress=False)
+    return logits_of(params, config, token_ids, tp_size, dtype=dtype)
 
 
 def oracle_logits(folder: Path, token_ids: Sequence[int]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from checkpoints import CASES, build_model
 
-from jaxserve.models import ModelConfig, RopeConfig, generation_defaults
+from jaxserve.models import ModelConfig, NormSpec, RopeConfig, generation_defaults
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,8 +42,10 @@ def read(folder: Path, **changes: Any) -> ModelConfig:
 
 def test_older_config(tmp_path: Path) -> None:
     config = read(tmp_path, rope_theta=500000.0, rope_scaling={"type": "linear", "factor": 2.0})
-    assert config.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0)
-    assert (config.head_dim, config.group_size, config.dtype, config.rms_norm_eps) == (16, 2, "bfloat16", 1e-5)
+    layer = config.layers[0]
+    assert layer.attention.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0)
+    assert (config.head_dim, layer.attention.group_size, config.dtype, layer.norm.eps) == (16, 2, "bfloat16", 1e-5)
+    assert layer.norm == config.final_norm
     assert config.windows == (None, None, None)
     assert config.context_len == 2048
 
@@ -50,7 +53,7 @@ def test_older_config(tmp_path: Path) -> None:
 def test_newer_config(tmp_path: Path) -> None:
     params = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}
     config = read(tmp_path, rope_parameters=params, torch_dtype=..., dtype="float16")
-    assert config.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0)
+    assert config.layers[0].attention.rope == RopeConfig(theta=500000.0, kind="linear", factor=2.0)
     assert config.dtype == "float16"
 
 
@@ -62,15 +65,16 @@ def test_what_transformers_writes_is_read_back(name: str, tmp_path: Path) -> Non
     write(tmp_path, {**raw, "architectures": [type(model).__name__]})
     theirs, ours = model.config, ModelConfig.from_pretrained(tmp_path)
     attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    spec = ours.layers[0]
     assert ours.head_dim == attention.head_dim
-    assert ours.group_size == attention.num_key_value_groups
-    assert ours.qkv_bias == (attention.q_proj.bias is not None)
-    assert ours.o_bias == (attention.o_proj.bias is not None)
-    assert ours.mlp_bias == (mlp.up_proj.bias is not None)
-    assert ours.qk_norm == hasattr(attention, "q_norm")
+    assert spec.attention.group_size == attention.num_key_value_groups
+    assert spec.attention.qkv_bias == (attention.q_proj.bias is not None)
+    assert spec.attention.o_bias == (attention.o_proj.bias is not None)
+    assert spec.mlp.bias == (mlp.up_proj.bias is not None)
+    assert (spec.attention.qk_norm is not None) == hasattr(attention, "q_norm")
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.kind == theirs.rope_parameters["rope_type"]
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert spec.attention.rope.kind == theirs.rope_parameters["rope_type"]
+    assert spec.attention.rope.theta == theirs.rope_parameters["rope_theta"]
     types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * ours.num_layers
     window = getattr(theirs, "sliding_window", None)
     assert ours.windows == tuple(window if kind == "sliding_attention" else None for kind in types)
@@ -82,13 +86,15 @@ def test_llama3_rope(tmp_path: Path) -> None:
         "original_max_position_embeddings": 128,
     }  # fmt: skip
     config = read(tmp_path, rope_scaling=scaling, rope_theta=500000.0)
-    assert (config.rope.kind, config.rope.factor, config.rope.original_max_len) == ("llama3", 8.0, 128)
+    rope = config.layers[0].attention.rope
+    assert (rope.kind, rope.factor, rope.original_max_len) == ("llama3", 8.0, 128)
     assert config.context_len == 1024  # max_position_embeddings is already the extended length
 
 
 def test_yarn_without_an_original_length_extends_the_context(tmp_path: Path) -> None:
     config = read(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0, "beta_fast": 16})
-    assert (config.rope.original_max_len, config.rope.beta_fast, config.context_len) == (1024, 16, 4096)
+    rope = config.layers[0].attention.rope
+    assert (rope.original_max_len, rope.beta_fast, config.context_len) == (1024, 16, 4096)
     named = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     assert read(tmp_path, rope_scaling=named).context_len == 1024  # max_position_embeddings is the extended length
     assert read(tmp_path, rope_scaling={**named, "factor": 8.0}).context_len == 2048  # it is not: Qwen2.5 writes this
@@ -108,7 +114,20 @@ def test_windows_of_qwen(tmp_path: Path) -> None:
 
 def test_model_type_serves_where_architectures_is_missing(tmp_path: Path) -> None:
     config = read(tmp_path, architectures=..., model_type="qwen3")
-    assert (config.architecture, config.qk_norm, config.head_dim) == ("Qwen3ForCausalLM", True, 128)
+    assert (config.architecture, config.head_dim) == ("Qwen3ForCausalLM", 128)
+    assert config.layers[0].attention.qk_norm == NormSpec(eps=1e-5)
+
+
+def test_what_is_asked_of_all_layers_at_once(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    layer = config.layers[0]
+    wide = dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, head_dim=32, soft_cap=50.0, window=8))
+    assert (config.uses_soft_cap, config.uses_sinks) == (False, False)
+    config = config.replace(layers=(layer, wide))
+    assert (config.num_layers, config.windows, config.num_heads) == (2, (None, 8), 4)
+    assert (config.uses_soft_cap, config.uses_sinks) == (True, False)
+    with pytest.raises(ValueError, match="the layers of LlamaForCausalLM differ in head_dim: 16, 32"):
+        _ = config.head_dim
 
 
 def test_eos_token_ids(tmp_path: Path) -> None:
@@ -129,7 +148,7 @@ def test_overrides(tmp_path: Path) -> None:
     read(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0})
 
     def rope(**overrides: Any) -> RopeConfig:
-        return ModelConfig.from_pretrained(tmp_path, overrides).rope
+        return ModelConfig.from_pretrained(tmp_path, overrides).layers[0].attention.rope
 
     assert ModelConfig.from_pretrained(tmp_path, {"num_hidden_layers": 1}).num_layers == 1
     assert rope(rope_theta=7.0) == RopeConfig(theta=7.0, kind="linear", factor=2.0)
@@ -150,6 +169,7 @@ def test_overrides(tmp_path: Path) -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
         ({"num_key_value_heads": 3}, "num_heads=4 must be a multiple of num_kv_heads=3"),
         ({"head_dim": 15}, "head_dim must be even"),
+        ({"head_dim": -4}, "head_dim must be a whole number of at least 1, got -4"),
         ({"hidden_act": "mish"}, "hidden_act must be one of silu, .* got 'mish'"),
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope type 'longrope' is not supported; supported: default,"),
         ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a factor"),

@@ -32,15 +32,6 @@ def test_logits_equal_those_of_transformers(name: str, tp_size: int, checkpoint:
     np.testing.assert_allclose(logits, expected, atol=ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("scan_unroll", [1, 2])
-@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen2-windows", "qwen3-biases"])
-def test_stacked_layers_give_the_same_logits(name: str, scan_unroll: int, checkpoint: CheckpointOf) -> None:
-    folder = checkpoint(name)
-    ids = prompt(PROMPT_LEN, ModelConfig.from_pretrained(folder).vocab_size)
-    logits = folder_logits(folder, ids, 2, stacked=True, scan_unroll=scan_unroll)
-    np.testing.assert_allclose(logits, oracle_logits(folder, ids), atol=ATOL, rtol=0)
-
-
 @pytest.mark.parametrize("name", ["llama-llama3", "llama-yarn", "llama-linear", "qwen2-yarn"])
 def test_long_positions(name: str, checkpoint: CheckpointOf) -> None:
     """Beyond the context length before the extension, which is 64 tokens in these cases."""

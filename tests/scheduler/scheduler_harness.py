@@ -15,6 +15,8 @@ from jaxserve.config import ServerArgs
 from jaxserve.messages import (
     AbortReq,
     BatchTokenIDOut,
+    ControlReply,
+    ControlRequest,
     DetokenizerInput,
     Message,
     OutputLogprobs,
@@ -24,8 +26,13 @@ from jaxserve.messages import (
     TokenizerInput,
     decoder,
     encode,
+    pack,
+    unpack,
 )
 from jaxserve.runner import StepInput
+from jaxserve.scheduler.control.abort_request import AbortRequest
+from jaxserve.scheduler.control.declaration import ControlStruct
+from jaxserve.scheduler.control.registry import control_of, controls
 from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
@@ -75,16 +82,17 @@ class MemoryTransport:
         self.answers: dict[str, Answer] = {}
         self.replies: list[TokenizerInput] = []
         self.shut_down = False
-        self.is_idle: Callable[[], bool] = lambda: True  # set by the harness
+        self.may_wait: Callable[[], bool] = lambda: True  # set by the harness
         self._decode = decoder(DetokenizerInput).decode
+        self._decode_reply = decoder(TokenizerInput).decode
 
     def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
-        assert timeout_s == 0 or self.is_idle(), f"the loop waits {timeout_s} s although there is work"
+        assert timeout_s == 0 or self.may_wait(), f"the loop waits {timeout_s} s although there is work"
         messages, self.inbox = self.inbox, []
         return messages
 
     def send_reply(self, message: TokenizerInput) -> None:
-        self.replies.append(message)
+        self.replies.append(self._decode_reply(encode(message)))
 
     def send_output(self, message: DetokenizerInput) -> None:
         message = self._decode(encode(message))
@@ -139,7 +147,7 @@ class Harness:
             self.args, self.runner, text_decoder, self.transport, clock=self.clock, wall_clock=self.clock
         )
         self.loop = SchedulerLoop(self.scheduler, self.transport, overlap=overlap)
-        self.transport.is_idle = lambda: self.scheduler.is_idle
+        self.transport.may_wait = lambda: self.scheduler.wait_s != 0
         self.sent: dict[str, TokenizedGenerateReqInput] = {}
 
     def close(self) -> None:
@@ -175,8 +183,17 @@ class Harness:
         self.transport.inbox.append(message)
         return rid
 
-    def abort(self, rid: str = "", **how: Any) -> None:
-        self.transport.inbox.append(AbortReq(rid=rid, **how))
+    def abort(self, rid: str = "", *, exact: bool = False, abort_all: bool = False) -> None:
+        if exact:
+            self.transport.inbox.append(AbortReq(rid=rid))
+        else:
+            self.control(AbortRequest(rid=rid, abort_all=abort_all))
+
+    def control(self, request: ControlStruct) -> str:
+        """Sends a control request; its id is its name."""
+        name = control_of(type(request)).name
+        self.transport.inbox.append(ControlRequest(request_id=name, name=name, body=pack(request)))
+        return name
 
     def send(self, message: Message) -> None:
         self.transport.inbox.append(message)
@@ -201,6 +218,11 @@ class Harness:
         assert self.scheduler.cache.used_tokens == 0
 
     # --- out
+
+    def control_replies(self) -> list[Any]:
+        """The replies to control requests so far, or their errors."""
+        replies = [reply for reply in self.transport.replies if isinstance(reply, ControlReply)]
+        return [reply.error or unpack(reply.body, controls()[reply.request_id].reply) for reply in replies]
 
     def answer(self, rid: str) -> Answer:
         return self.transport.answers[rid]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scheduler_harness import Harness, prompt_of
 
-from jaxserve.runner import PageUpdates, RowState, StepInput
+from jaxserve.runner import PageUpdates, RowState, StepInput, launch
 from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
 from jaxserve.types import ForwardMode, SamplingParams
 
@@ -20,6 +20,18 @@ def ints(*values: int) -> np.ndarray:
 
 
 FIVE_PAGES = PageUpdates(rows=ints(2, 2, 2, 2, 2), index=ints(0, 1, 2, 3, 4), pages=ints(1, 2, 3, 4, 5))
+
+
+def row_state(*prompt: int) -> RowState:
+    return RowState(
+        row=2,
+        sampling=SamplingParams(temperature=0),
+        seed=0,
+        prompt_len=len(prompt),
+        stop_token_ids=ints(),
+        output_ids=ints(),
+        token_ids=ints(*prompt),
+    )
 
 
 def first_step(**changes: Any) -> StepInput:
@@ -33,11 +45,7 @@ def first_step(**changes: Any) -> StepInput:
         "input_ids": ints(5, 6, 7),
         "sample": np.array([True]),
         "page_updates": PageUpdates(rows=ints(2, 2, 2), index=ints(0, 1, 2), pages=ints(7, 8, 9)),
-        "new_rows": [
-            RowState(
-                row=2, sampling=SamplingParams(temperature=0), seed=0, prompt_len=3, stop_token_ids=ints(), output_ids=ints()
-            )
-        ],
+        "new_rows": [row_state(5, 6, 7)],
         "needs_sampling": False,
         "needs_adjusting": False,
         "needs_logprobs": False,
@@ -67,8 +75,8 @@ def runner() -> Iterator[FakeRunner]:
 
 
 def run(runner: FakeRunner, *steps: StepInput) -> list[int]:
-    handles = [runner.launch(step) for step in steps]
-    return [int(runner.fetch(handle).next_token_ids[0]) for handle in handles]
+    handles = [launch(runner, step) for step in steps]
+    return [int(runner.fetch(handle).token_ids[0, 0]) for handle in handles]
 
 
 def test_tokens_are_those_of_the_oracle(runner: FakeRunner) -> None:
@@ -86,11 +94,14 @@ def test_tokens_depend_on_everything() -> None:
 @pytest.mark.parametrize(
     ("make_steps", "message"),
     [
-        (lambda: [decode_step()], "continues at 3 but holds 0"),
+        (lambda: [decode_step()], "no token from its step before"),
         (lambda: [first_step(), decode_step(page_updates=PageUpdates(ints(), ints(), ints()))], "without pages"),
         (lambda: [first_step(), decode_step(seq_lens=ints(5))], "continues at 4 but holds 3"),
-        (lambda: [first_step(seq_lens=ints(5))], "writes tokens 2..5 without pages"),
-        (lambda: [first_step(seq_lens=ints(5), page_updates=FIVE_PAGES)], "reads slots that were never written"),
+        (lambda: [first_step(seq_lens=ints(5), new_rows=[row_state(1, 2, 5, 6, 7)])], "may write tokens 2..5 without pages"),
+        (
+            lambda: [first_step(seq_lens=ints(5), new_rows=[row_state(1, 2, 5, 6, 7)], page_updates=FIVE_PAGES)],
+            "reads slots that were never written",
+        ),
         (lambda: [first_step(input_ids=ints(5, 6))], "do not match the extend lengths"),
         (lambda: [first_step(mode=ForwardMode.MIXED)], "MIXED with 0 decode rows of 1"),
         (lambda: [first_step(rows=ints(16))], "rows out of range"),
@@ -114,9 +125,10 @@ def test_other_outputs_than_before_a_retraction(runner: FakeRunner) -> None:
 def test_an_input_changed_after_launch_is_seen() -> None:
     runner = FakeRunner(fake_spec(), step_delay_s=0.05)
     step = first_step()
-    handle = runner.launch(step)
+    step.new_rows[0].token_ids[0] = 50
+    handle = launch(runner, step)
     step.input_ids[0] = 50
-    token = int(runner.fetch(handle).next_token_ids[0])
+    token = int(runner.fetch(handle).token_ids[0, 0])
     assert token == runner.expected_tokens([50, 6, 7], 1)[0] != runner.expected_tokens([5, 6, 7], 1)[0]
     runner.close()
 

@@ -164,3 +164,32 @@ def test_nan_logits_end_their_request_only(make_harness: Callable[..., Harness],
         harness.assert_as_expected(good)
     given = [x for part in harness.answer(good).logprobs for x in part.logprobs.tolist()]
     assert given == pytest.approx([-(token + 1) / 101 for token in harness.answer(good).token_ids])
+
+
+@both_loops
+def test_what_a_request_with_nan_logits_computed_is_not_reused(make_harness: Callable[..., Harness], overlap: bool) -> None:
+    harness = make_harness(overlap=overlap, nan_token=77)
+    shared = [token % 50 for token in prompt_of(40)]
+    good = harness.submit(shared[:20], 1)
+    harness.run()
+    bad = harness.submit([*shared, 77, 5])
+    harness.run()
+    finish = harness.answer(bad).finish
+    assert finish is not None and finish.status_code == 500
+    later = [harness.submit([*shared, 77, 5], 1), harness.submit([*shared, 6], 1)]
+    harness.run()
+    # What the first request brought is still there; what the one with NaN brought is not.
+    assert [harness.answer(rid).cached_tokens for rid in (good, *later)] == [0, 20, 20]
+
+
+def test_nan_logits_while_others_share_the_prefix(make_harness: Callable[..., Harness]) -> None:
+    """Those that run already go on with the pages they hold; nobody new gets them."""
+    harness = make_harness({"prefill_decode_interval": 0}, overlap=True, nan_token=77)
+    shared = [token % 50 for token in prompt_of(40)]
+    bad = harness.submit([*shared, 77])
+    sharer = harness.submit([*shared, 6], 30, ignore_eos=True)  # held back until the first step was launched
+    harness.turn(5)
+    assert harness.answer(bad).finish is not None
+    late = harness.submit([*shared, 7], 5)
+    harness.run()
+    assert (harness.answer(sharer).cached_tokens, harness.answer(late).cached_tokens) == (40, 0)

@@ -88,15 +88,49 @@ def test_a_rid_in_use(make_harness: Callable[..., Harness], caplog: pytest.LogCa
     assert harness.answer("same").finish is not None
 
 
-def test_a_full_queue(make_harness: Callable[..., Harness]) -> None:
-    harness = make_harness({"max_queued_requests": 2})
-    rids = [harness.submit(prompt_of(5, i)) for i in range(4)]
+FULL = FinishReason.abort("The request queue is full.", 503, "ServiceUnavailableError")
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_full_queue(make_harness: Callable[..., Harness], overlap: bool) -> None:
+    harness = make_harness({"max_queued_requests": 2}, overlap=overlap, max_rows=1)
+    rids = [harness.submit(prompt_of(5, i)) for i in range(5)]
     harness.turn()
-    for rid in rids[2:]:
-        assert harness.answer(rid).finish == FinishReason.abort("The request queue is full.", 503, "ServiceUnavailableError")
-    later = harness.submit(prompt_of(5, 9))  # the queue is empty again: both are running
+    for rid in rids[3:]:
+        assert harness.answer(rid).finish == FULL
     harness.run()
-    harness.assert_as_expected(*rids[:2], later)
+    later = harness.submit(prompt_of(5, 9))  # the queue is empty again
+    harness.run()
+    harness.assert_as_expected(*rids[:3], later)
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_only_those_that_have_to_wait_count(make_harness: Callable[..., Harness], limit: int) -> None:
+    harness = make_harness({"max_queued_requests": limit}, max_rows=4)
+    rids = [harness.submit(prompt_of(5, i), 20, ignore_eos=True) for i in range(4)]
+    harness.turn(3)
+    more = [harness.submit(prompt_of(5, 10 + i)) for i in range(3)]
+    harness.run()
+    harness.assert_as_expected(*rids, *more[:limit])
+    assert [harness.answer(rid).finish for rid in more[limit:]] == [FULL] * (3 - limit)
+
+
+def test_who_shares_a_prompt_with_one_being_computed_does_not_count(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness({"max_queued_requests": 0})
+    rids = [harness.submit(prompt_of(50), seed) for seed in (8, 9, 10)]
+    harness.run()
+    harness.assert_as_expected(*rids)
+    assert harness.answer(rids[1]).cached_tokens > 0
+
+
+def test_a_newcomer_is_tried_before_it_is_refused(make_harness: Callable[..., Harness]) -> None:
+    """Between two prefill steps stands a decode step; who comes then has not been tried yet."""
+    harness = make_harness({"max_queued_requests": 0, "prefill_decode_interval": 3})
+    first = harness.submit(prompt_of(5), 20, ignore_eos=True)
+    harness.turn(2)
+    second = harness.submit(prompt_of(6))
+    harness.run()
+    harness.assert_as_expected(first, second)
 
 
 def test_waiting_too_long(make_harness: Callable[..., Harness]) -> None:

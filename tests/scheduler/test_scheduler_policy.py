@@ -88,6 +88,14 @@ def test_dfs_weight_keeps_subtrees_together_the_heaviest_first() -> None:
     assert order("dfs-weight", cache, reqs) == "bfdgaec"
 
 
+@pytest.mark.parametrize("name", ["fcfs", "lof", "random", "lpm", "dfs-weight"])
+def test_retracted_requests_go_first(name: str) -> None:
+    cache = make_cache([1, 2, 3, 4])
+    reqs = [make_req(rid, [9], num_retractions=1, max_new_tokens=1) for rid in "ab"]
+    reqs += [make_req("c", [1, 2, 3, 9]), make_req("d", [1, 2, 9], max_new_tokens=20)]
+    assert order(name, cache, reqs).startswith("ab")
+
+
 def test_urgency_goes_before_everything() -> None:
     reqs = [make_req(rid, [1], urgency=urgency) for rid, urgency in (("a", 0), ("b", 5), ("c", -1), ("d", 5))]
     assert order("fcfs", make_cache(), reqs, by_urgency=True) == "bdac"

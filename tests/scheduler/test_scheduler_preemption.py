@@ -86,11 +86,14 @@ def test_nobody_is_preempted_for_what_would_not_fit_anyway(make_harness: Callabl
 
 
 def test_a_full_queue_gives_up_its_least_urgent(make_harness: Callable[..., Harness]) -> None:
-    harness = make_harness(ON | {"max_queued_requests": 2})
+    harness = make_harness(ON | {"max_queued_requests": 2}, max_rows=1)
+    harness.submit(prompt_of(5), 30, rid="running", priority=9, ignore_eos=True)
+    harness.turn(2)
     for rid, priority in (("a", 5), ("b", 1), ("c", 7), ("d", 0)):
         harness.submit(prompt_of(5), rid=rid, priority=priority)
     harness.run()
     full = FinishReason.abort("The request queue is full.", 503, "ServiceUnavailableError")
+    assert harness.answer("running").times.num_retractions == 0
     assert harness.answer("b").finish == full and harness.answer("d").finish == full
     harness.assert_as_expected("a", "c")
 

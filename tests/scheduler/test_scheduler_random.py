@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from scheduler_harness import Harness
 
 from jaxserve.scheduler import prefill_adder
+from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
+from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
 
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 
@@ -72,21 +74,26 @@ def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
         max_rows=rng.choice([2, 8, 16]),
         context_len=160,
         max_step_tokens=160,
+        num_draft_tokens=rng.choice([1, 2, 4, 7]),
     )
     try:
         bases = [[rng.randint(1, 100) for _ in range(rng.randint(1, 90))] for _ in range(3)]
-        refused = set()
         aborted = set()
         for _ in range(rng.randint(5, 40)):
             for _ in range(rng.choice([0, 1, 1, 5])):
-                rid = submit_random(harness, rng, bases)
-                if len(harness.sent[rid].input_ids) > harness.runner.spec.max_total_tokens:
-                    refused.add(rid)
+                submit_random(harness, rng, bases)
             if harness.sent and rng.random() < 0.1:
                 aborted.add(rid := rng.choice(list(harness.sent)))
                 harness.abort(rid, exact=True)
             harness.turn(rng.randint(0, 4))
+            if rng.random() < 0.05:
+                harness.control(PauseGenerationReqInput(mode=rng.choice(["retract", "in_place"])))
+                harness.turn(rng.randint(1, 3))
+                submit_random(harness, rng, bases)
+                harness.control(ContinueGenerationReqInput())
         harness.run()
+        most = harness.runner.spec.max_total_tokens
+        refused = {rid for rid, message in harness.sent.items() if len(message.input_ids) > most}
         assert set(harness.transport.answers) == set(harness.sent)
         for rid, answer in harness.transport.answers.items():
             assert answer.finish is not None, f"{rid} has no terminal message"

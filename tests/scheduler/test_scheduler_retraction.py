@@ -66,6 +66,27 @@ def test_the_fewest_outputs_give_way_first(make_harness: Callable[..., Harness])
     assert harness.answer("r0").times.finished_s < harness.answer("r2").times.finished_s
 
 
+def test_of_equal_requests_the_youngest_give_way_and_return_in_order(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness(CARELESS, eos_token_ids=NO_EOS, num_pages=100, max_rows=4)
+    with mock.patch("jaxserve.scheduler.prefill_adder.CLIP_MAX_NEW_TOKENS", 2):
+        rids = [harness.submit(prompt_of(12, i), max_new=60) for i in range(4)]
+        harness.run()
+    harness.assert_as_expected()
+    times = [harness.answer(rid).times for rid in rids]
+    retractions = [time.num_retractions for time in times if time]
+    assert retractions[0] == 0 and sum(retractions) > 1 and retractions == sorted(retractions)
+    finished = [time.finished_s for time in times if time]
+    assert finished == sorted(finished)
+
+
+def test_retracted_requests_do_not_count_as_queued(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness(CARELESS | {"max_queued_requests": 0}, eos_token_ids=NO_EOS, num_pages=100, max_rows=4)
+    submit_spread(harness, 3, max_new=50)
+    harness.run()
+    harness.assert_as_expected()
+    assert harness.scheduler.internal_state()["num_retractions"] > 0
+
+
 def test_the_lowest_priority_gives_way_first(make_harness: Callable[..., Harness]) -> None:
     args = CARELESS | {"retraction_policy": "priority", "enable_priority_scheduling": True, "disable_priority_preemption": True}
     harness = make_harness(args, eos_token_ids=NO_EOS, num_pages=110, max_rows=4)

@@ -1,4 +1,4 @@
-"""The waiting queue: order, limit, displacement, token count."""
+"""The waiting queue: order, limit, token count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxserve.types import SamplingParams
 _arrivals = itertools.count()
 
 
-def make_req(rid: str, urgency: int = 0, length: int = 4) -> Req:
+def make_req(rid: str, urgency: int = 0, length: int = 4, num_retractions: int = 0) -> Req:
     prompt = np.ones(length, np.int32)
     return Req(
         rid=rid,
@@ -23,6 +23,7 @@ def make_req(rid: str, urgency: int = 0, length: int = 4) -> Req:
         max_new_tokens=4,
         urgency=urgency,
         arrival=next(_arrivals),
+        num_retractions=num_retractions,
     )
 
 
@@ -31,10 +32,10 @@ def rids(queue: WaitingQueue) -> str:
 
 
 def test_order_and_tokens() -> None:
-    queue = WaitingQueue(None, False)
+    queue = WaitingQueue(max_len=None, evicts_by_priority=False)
     a, b, c = make_req("a"), make_req("b", length=6), make_req("c")
     for req in (a, b, c):
-        assert queue.push(req) is None
+        queue.push(req)
     assert rids(queue) == "abc" and queue.pending_tokens == 14
     queue.remove([b])
     assert rids(queue) == "ac" and queue.pending_tokens == 8
@@ -44,38 +45,44 @@ def test_order_and_tokens() -> None:
 
 
 def test_retracted_requests_go_to_the_front_in_order_of_arrival() -> None:
-    queue = WaitingQueue(None, False)
-    a, b, c = make_req("a"), make_req("b"), make_req("c")
-    queue.push(c)
+    queue = WaitingQueue(max_len=None, evicts_by_priority=False)
+    a, b, c = (make_req(rid, num_retractions=1) for rid in "abc")
     b.output_ids = np.ones(3, np.int32)
-    queue.push_front([b, a])
-    assert rids(queue) == "abc" and queue.pending_tokens == 15
+    queue.push(make_req("d"))
+    queue.push_front([c, a])
+    queue.push_front([b])  # one at a time makes no difference
+    assert rids(queue) == "abcd" and queue.pending_tokens == 19
 
 
 def test_a_full_queue_refuses_the_newcomer() -> None:
-    queue = WaitingQueue(1, False)
-    assert queue.push(make_req("a")) is None
-    late = make_req("b", urgency=9)
-    assert queue.push(late) is late
-    assert rids(queue) == "a"
+    queue = WaitingQueue(max_len=1, evicts_by_priority=False)
+    first, late, latest = make_req("a"), make_req("b", urgency=9), make_req("c")
+    for req in (first, late, latest):
+        queue.push(req)
+    assert queue.beyond_limit() == [latest, late]
+    assert queue.beyond_limit(not_counted=[late]) == [latest]
+    assert rids(queue) == "abc"  # the caller ends them
 
 
 def test_a_full_queue_gives_up_its_least_urgent_and_latest() -> None:
-    queue = WaitingQueue(3, True)
-    for rid, urgency in (("a", 1), ("b", 0), ("c", 0)):
+    queue = WaitingQueue(max_len=3, evicts_by_priority=True)
+    for rid, urgency in (("a", 1), ("b", 0), ("c", 0), ("d", 5)):
         queue.push(make_req(rid, urgency))
-    displaced = queue.push(make_req("d", 5))
-    assert displaced is not None and displaced.rid == "c"
-    assert rids(queue) == "abd"
-    same = make_req("e", 0)
-    assert queue.push(same) is same
+    assert [req.rid for req in queue.beyond_limit()] == ["c"]
+    queue.push(make_req("e", 0))
+    assert [req.rid for req in queue.beyond_limit()] == ["e", "c"]
 
 
-def test_a_retracted_request_is_not_displaced() -> None:
-    queue = WaitingQueue(2, True)
-    old = make_req("a", urgency=-5)
-    old.num_retractions = 1
-    queue.push_front([old])
+def test_a_retracted_request_does_not_count() -> None:
+    queue = WaitingQueue(max_len=1, evicts_by_priority=True)
+    queue.push_front([make_req("a", urgency=-5, num_retractions=1)])
     queue.push(make_req("b"))
-    displaced = queue.push(make_req("c", 5))
-    assert displaced is not None and displaced.rid == "b"
+    assert queue.beyond_limit() == []
+    queue.push(make_req("c", 5))
+    assert [req.rid for req in queue.beyond_limit()] == ["b"]
+
+
+def test_no_limit() -> None:
+    queue = WaitingQueue(max_len=None, evicts_by_priority=True)
+    queue.push(make_req("a"))
+    assert queue.beyond_limit() == []

@@ -13,11 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from jaxserve.messages import DETOKENIZER, SCHEDULER
 from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.scheduler_process import TailDecoder, serve
 from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
-from jaxserve.server.workers import DETOKENIZER, SCHEDULER, WorkerCommand
+from jaxserve.server.workers import WorkerCommand
 
 VOCAB_SIZE = 2048  # of the demo tokenizer
 CONTEXT_LEN = 512
@@ -61,4 +62,4 @@ def work(context: WorkerContext) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker("scheduler", work))
+    sys.exit(run_worker(SCHEDULER, work))

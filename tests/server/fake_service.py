@@ -7,6 +7,16 @@ import string
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
+from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqOutput
+from jaxserve.scheduler.control.declaration import ControlError, ControlStruct
+from jaxserve.scheduler.control.flush_cache import FlushCacheReqOutput
+from jaxserve.scheduler.control.freeze_gc import FreezeGCReqOutput
+from jaxserve.scheduler.control.get_internal_state import GetInternalStateReqOutput
+from jaxserve.scheduler.control.pause_generation import PauseGenerationReqOutput
+from jaxserve.scheduler.control.registry import control_of
+from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
+from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
 from jaxserve.types import FinishReason, SamplingParams
 
@@ -38,9 +48,19 @@ class FakeService:
         self.requests: list[GenerateReqInput] = []
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
         self.aborted: list[str] = []  # rids whose generator was closed before its end
-        self.abort_calls: list[str] = []
-        self.flush_timeouts: list[float] = []
-        self.flush_result = (True, "")
+        self.controls: list[ControlStruct] = []
+        state = {"num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
+        self.control_replies: dict[str, list[Any]] = {
+            "get_internal_state": [GetInternalStateReqOutput(state)],
+            "flush_cache": [FlushCacheReqOutput(success=True)],
+            "abort_request": [AbortRequestOutput()],
+            "pause_generation": [PauseGenerationReqOutput()],
+            "continue_generation": [ContinueGenerationReqOutput()],
+            "slow_down": [SlowDownReqOutput(0.5)],
+            "freeze_gc": [FreezeGCReqOutput(1), FreezeGCReqOutput(2)],
+            "set_internal_state": [SetInternalStateReqOutput(True, {})],
+        }
+        self.is_paused = False
         self.healthy = True
         self.step_s = 0.0  # time between tokens
         self.endless = False  # ignore max_new_tokens
@@ -50,7 +70,7 @@ class FakeService:
 
     @property
     def is_ready(self) -> bool:
-        return self.status == "ready"
+        return self.status == "ready" and not self.is_paused
 
     async def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         self.requests.append(req)
@@ -107,18 +127,14 @@ class FakeService:
         limit = 8 if params.max_new_tokens is None else params.max_new_tokens
         return FinishReason.length_limit(step) if step >= limit and not self.endless else None
 
-    def abort(self, rid_prefix: str) -> None:
-        self.abort_calls.append(rid_prefix)
-
-    def abort_all(self) -> None:
-        self.abort_calls.append("*")
-
-    async def flush_cache(self, timeout_s: float) -> tuple[bool, str]:
-        self.flush_timeouts.append(timeout_s)
-        return self.flush_result
-
-    async def internal_state(self) -> dict[str, Any]:
-        return {"num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
+    async def control(self, request: ControlStruct) -> list[Any]:
+        self.controls.append(request)
+        if isinstance(request, AbortRequest):
+            try:
+                rid_prefix(request)
+            except ControlError as error:
+                raise RequestError(str(error)) from None
+        return self.control_replies[control_of(type(request)).name]
 
     async def health_check(self, timeout_s: float) -> bool:
         return self.healthy

@@ -13,16 +13,21 @@ from hypothesis import strategies as st
 from text_tokenizers import byte_level
 
 from jaxserve.messages import (
+    DETOKENIZER,
     NO_STOP_TRIM,
     SKIP_SPECIAL_TOKENS,
     BatchStrOut,
     BatchTokenIDOut,
+    ControlRequest,
     OutputLogprobs,
     RequestTimes,
+    ShutdownReq,
+    WorkerAddress,
     decoder,
     encode,
 )
-from jaxserve.server.detokenizer import Detokenizer
+from jaxserve.scheduler.control.desk import ControlDesk
+from jaxserve.server.detokenizer import Detokenizer, serve
 from jaxserve.server.stops import StopFilter
 from jaxserve.server.tokenizer import RustDecoder
 from jaxserve.types import FinishReason
@@ -179,3 +184,89 @@ def test_256_sequences_cost_little() -> None:
         times_s.append(time.perf_counter() - started_s)
     assert sorted(times_s)[len(times_s) // 2] < 0.02, f"median {sorted(times_s)[25] * 1e3:.2f} ms"
     print(f"256 sequences: median {sorted(times_s)[25] * 1e3:.2f} ms")
+
+
+# --- what fails, fails alone
+
+POISON = 5_000_000  # not a token
+
+
+class FailingDecoder(RustDecoder):
+    def decode_batch(self, batch: list[list[int]], **options: Any) -> list[str]:
+        if any(POISON in tokens for tokens in batch):
+            raise OverflowError("no such token")
+        return super().decode_batch(batch, **options)
+
+
+FAILED = FinishReason.abort(
+    "The detokenizer failed to decode the request's tokens: OverflowError: no such token", 500, "InternalServerError"
+)
+
+
+def test_a_row_that_cannot_be_decoded_ends_alone() -> None:
+    """The others' text is as if it had not been there, also text that is held back over several tokens."""
+    detokenizer = Detokenizer(FailingDecoder(byte_level()))
+    text = "naïve 🚀 日本語, hello"
+    shown, ended = "", {}
+    for i, token in enumerate(ids_of(text)):
+        out = detokenizer.process(message({"bad": [POISON if i >= 3 else 7], "good": [token]}))
+        shown += out.texts[1]
+        ended |= {out.rids[row]: reason for row, reason in out.finished.items()}
+        assert out.abandoned == (["bad"] if i == 3 else [])
+        assert out.rids == (["bad", "good"] if i <= 3 else ["", "good"]), "what follows the end reaches nobody"
+    assert shown == text
+    assert ended == {"bad": FAILED}
+    assert detokenizer.num_sequences == 1
+    last = detokenizer.process(message({"bad": [7], "good": []}, finished=dict.fromkeys((0, 1), FinishReason.length_limit(9))))
+    assert (last.rids, last.abandoned) == (["", "good"], [])
+    assert detokenizer.num_sequences == 0
+    again = detokenizer.process(message({"bad": ids_of("a")}, finished={0: FinishReason.length_limit(1)}))
+    assert (again.rids, again.texts) == (["bad"], ["a"]), "the id is free again"
+
+
+def test_a_failing_last_token_or_prompt_needs_no_abort() -> None:
+    detokenizer = Detokenizer(FailingDecoder(byte_level()))
+    done = {0: FinishReason.length_limit(1)}
+    out = detokenizer.process(message({"r": [POISON]}, finished=done))
+    assert (out.finished, out.abandoned) == ({0: FAILED}, [])
+    out = detokenizer.process(message({"r": [7], "s": ids_of("b")}, prompt_tails={0: [POISON], 1: [7]}, finished=done))
+    assert (out.finished, out.abandoned, out.texts) == ({0: FAILED}, [], ["", "b"])
+    assert detokenizer.num_sequences == 1
+
+
+def test_a_message_that_cannot_be_handled_at_all_is_answered_row_by_row() -> None:
+    detokenizer = new_detokenizer()
+    out = message({"a": [7], "b": [7]})
+    out.decode_flags = np.array([1], np.uint8)
+    result = detokenizer.process(out)
+    assert sorted(result.abandoned) == ["a", "b"]
+    assert {reason.status_code for reason in result.finished.values()} == {500}
+    assert detokenizer.num_sequences == 0
+
+
+class Inbox:
+    """A Receiver of prepared messages, and a Sender."""
+
+    def __init__(self, *messages: Any) -> None:
+        self.messages = list(messages)
+        self.sent: list[Any] = []
+
+    def wait(self, timeout_s: float) -> bool:
+        assert self.messages, "it should have ended"
+        return True
+
+    def receive(self) -> list[Any]:
+        return [self.messages.pop(0)]
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+def test_it_ends_with_the_last_scheduler_and_answers_control_requests() -> None:
+    box = Inbox(ShutdownReq(), ControlRequest(request_id="c", name="pause_generation"), message({"r": [7]}), ShutdownReq())
+    detokenizer, worker = new_detokenizer(), WorkerAddress(DETOKENIZER, 1)
+    serve(detokenizer, box, box, ControlDesk(detokenizer, worker, box.send), num_schedulers=2)  # type: ignore[arg-type]
+    reply, texts = box.sent
+    assert (reply.worker, reply.status_code) == (worker, 404)
+    assert reply.error == "The detokenizer 1 has no control request 'pause_generation'."
+    assert texts.rids == ["r"]

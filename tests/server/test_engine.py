@@ -123,7 +123,7 @@ def test_bad_requests_raise_with_a_sentence(engine: Engine) -> None:
 
 
 def test_control(engine: Engine) -> None:
-    assert engine.flush_cache() is True
+    assert engine.flush_cache().success
     info = engine.get_server_info()
     assert info["weight_version"] == "v7"
     assert info["scheduler"]["context_len"] == 512
@@ -133,6 +133,21 @@ def test_control(engine: Engine) -> None:
     reply: Any = engine.generate("a", {**GREEDY, "max_new_tokens": 480})
     thread.join()
     assert reply["meta_info"]["finish_reason"]["type"] in ("abort", "length")
+
+
+def test_pause_and_the_other_control_methods(engine: Engine) -> None:
+    stream: Any = engine.generate("Hello", {**GREEDY, "max_new_tokens": 100}, stream=True)
+    parts = [next(stream)]
+    assert engine.pause_generation("retract").status == "ok"
+    assert engine.flush_cache().success
+    assert engine.get_internal_state().internal_state["is_paused"]
+    assert engine.continue_generation().message == "Generation continued successfully."
+    parts += list(stream)
+    assert parts[-1]["output_ids"] == engine.generate("Hello", {**GREEDY, "max_new_tokens": 100})["output_ids"]  # type: ignore[index,call-overload]
+    assert engine.set_internal_state({"decode_log_interval": 50}).updated
+    assert engine.slow_down(0.0).forward_sleep_time is None
+    with pytest.raises(RequestError, match="flush_cache is wrong"):
+        engine.flush_cache(timeout_s=-1)
 
 
 def test_two_engines_and_a_thread_that_ends() -> None:

@@ -7,7 +7,13 @@ from fake_service import FakeService
 from http_harness import app_client
 
 NORMAL = [("GET", "/model_info"), ("GET", "/v1/models"), ("POST", "/generate"), ("GET", "/docs"), ("GET", "/nothing")]
-ADMIN = [("POST", "/flush_cache"), ("GET", "/flush_cache"), ("POST", "/abort_request")]
+ADMIN = [
+    ("POST", "/flush_cache"),
+    ("GET", "/flush_cache"),
+    ("POST", "/abort_request"),
+    ("POST", "/pause_generation"),
+    ("PUT", "/set_internal_state"),
+]
 OPEN = [("GET", "/health"), ("GET", "/health_generate"), ("GET", "/ready"), ("GET", "/metrics")]
 
 

@@ -8,6 +8,10 @@ import pytest
 from fake_service import FakeService
 from http_harness import app_client
 
+from jaxserve.scheduler.control.abort_request import AbortRequest
+from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
+from jaxserve.scheduler.control.slow_down import SlowDownReqInput
+
 
 @pytest.mark.parametrize(("status", "code"), [("starting", 503), ("ready", 200), ("draining", 503), ("failed", 503)])
 async def test_health_follows_the_status(status: str, code: int) -> None:
@@ -73,13 +77,15 @@ async def test_flush_cache() -> None:
     async with app_client(service) as client:
         assert (await client.post("/flush_cache")).text == "Cache flushed.\n"
         assert (await client.get("/flush_cache?timeout=2.5")).status_code == 200
-        service.flush_result = (False, "2 requests are running.")
+        service.control_replies["flush_cache"] = [FlushCacheReqOutput(success=False, message="2 requests are running.")]
         refused = await client.post("/flush_cache")
         bad = await client.post("/flush_cache?timeout=-1")
-    assert service.flush_timeouts == [0.0, 2.5, 0.0]
+        unknown = await client.post("/flush_cache?spice=1")
+    assert service.controls == [FlushCacheReqInput(timeout_s=seconds) for seconds in (0.0, 2.5, 0.0)]
     assert (refused.status_code, refused.text) == (400, "2 requests are running.\n")
     assert bad.status_code == 400
     assert "timeout" in bad.json()["error"]["message"]
+    assert "spice" in unknown.json()["error"]["message"]
 
 
 async def test_abort_request() -> None:
@@ -90,7 +96,37 @@ async def test_abort_request() -> None:
         for body in ({}, {"rid": ""}, {"abort_all": False}):
             assert (await client.post("/abort_request", json=body)).status_code == 400
         assert (await client.post("/abort_request", json={"rid": 5})).status_code == 400
-    assert service.abort_calls == ["r", "*", "*"]
+    assert service.controls[:2] == [AbortRequest(rid="r"), AbortRequest(abort_all=True)]
+
+
+async def test_pause_and_continue() -> None:
+    service = FakeService()
+    async with app_client(service) as client:
+        for body in ({}, {"mode": "retract"}, {"mode": "in_place"}):
+            reply = await client.post("/pause_generation", json=body)
+            assert reply.json() == {"message": "Generation paused successfully.", "status": "ok"}
+        assert (await client.post("/pause_generation")).status_code == 200  # no body at all
+        bad = await client.post("/pause_generation", json={"mode": "now"})
+        service.is_paused = True
+        assert [(await client.get(path)).status_code for path in ("/health", "/ready")] == [200, 503]
+        reply = await client.post("/continue_generation", json={"torch_empty_cache": True})
+        assert reply.json() == {"message": "Generation continued successfully.", "status": "ok"}
+    assert [request.mode for request in service.controls[:4]] == ["abort", "retract", "in_place", "abort"]  # type: ignore[attr-defined]
+    assert bad.status_code == 400
+    assert "mode" in bad.json()["error"]["message"]
+
+
+async def test_the_other_control_endpoints() -> None:
+    service = FakeService()
+    async with app_client(service) as client:
+        for call in (client.get, client.post):
+            assert (await call("/freeze_gc")).text == "Garbage collection frozen.\n"
+        assert (await client.post("/slow_down", json={"forward_sleep_time": 0.5})).json() == {"forward_sleep_time": 0.5}
+        for call in (client.post, client.put):
+            reply = await call("/set_internal_state", json={"server_args": {"max_queued_requests": 5}})
+            assert reply.json() == [True]
+        assert (await client.post("/set_internal_state", json={})).status_code == 400
+    assert SlowDownReqInput(forward_sleep_time=0.5) in service.controls
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1"])

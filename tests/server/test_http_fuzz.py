@@ -23,6 +23,8 @@ TARGETS = {
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "x"}]}, ChatCompletionRequest.__struct_fields__),
     "/tokenize": ({"prompt": "x"}, ("prompt", "add_special_tokens")),
     "/detokenize": ({"tokens": [5]}, ("tokens", "skip_special_tokens")),
+    "/set_internal_state": ({"server_args": {}}, ("server_args",)),
+    "/slow_down": ({}, ("forward_sleep_time",)),
     "/abort_request": ({"rid": "x"}, ("rid", "abort_all")),
 }
 NUM_BODIES = 150

@@ -20,6 +20,7 @@ from jaxserve.messages import (
     ShutdownReq,
     TokenizedGenerateReqInput,
     TokenizerInput,
+    WorkerAddress,
     WorkerFailed,
 )
 from jaxserve.server.scheduler_process import IpcTransport
@@ -119,7 +120,7 @@ def test_an_object_array_is_not_accepted(paths: IpcPaths, context: zmq.Context[A
 
 def test_last_words_can_be_sent_from_any_thread(paths: IpcPaths, context: zmq.Context[Any]) -> None:
     receiver = Receiver(context, paths.tokenizer, TokenizerInput)
-    words = WorkerFailed(worker="scheduler", error="out of memory")
+    words = WorkerFailed(worker=WorkerAddress("scheduler", 1), error="out of memory")
     threading.Thread(target=send_once, args=(paths.tokenizer, words)).start()
     assert receiver.wait(5)
     assert receiver.receive() == [words]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -18,6 +19,15 @@ import pytest
 
 from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
+from jaxserve.ipc import Sender
+from jaxserve.messages import DETOKENIZER, WorkerAddress, encode
+from jaxserve.scheduler.control.abort_request import AbortRequest
+from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
+from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
+from jaxserve.scheduler.control.freeze_gc import FreezeGCReq
+from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
+from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
+from jaxserve.scheduler.control.set_internal_state import SetInternalStateReq
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.workers import WorkerDiedError
@@ -69,6 +79,11 @@ async def collect(pipeline: Pipeline, req: GenerateReqInput) -> dict[int, list[G
     return chunks
 
 
+async def internal_state(pipeline: Pipeline) -> dict[str, Any]:
+    (reply,) = await pipeline.manager.control(GetInternalStateReq())
+    return reply.internal_state
+
+
 async def until(condition: Any, timeout_s: float = 10.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -113,6 +128,17 @@ async def test_samples_have_their_own_rids_and_seeds(pipeline: Pipeline) -> None
     assert len(set(texts)) == 3
     alone = await collect(pipeline, request(sampling_seed=8))
     assert "".join(c.text for c in alone[0]) == texts[1], "sample j has the seed plus j"
+
+
+async def test_64_samples_of_a_long_prompt_cross_the_border_once(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    send = Sender.send
+    monkeypatch.setattr(Sender, "send", lambda sender, message: (sizes.append(len(encode(message))), send(sender, message)))
+    chunks = await collect(pipeline, request([5] * 400, n=64, max_new_tokens=3, sampling_seed=1, rids=["many"]))
+    assert len(chunks) == 64
+    assert len({tuple(token for chunk in one for token in chunk.token_ids) for one in chunks.values()}) == 64
+    assert len(sizes) == 1
+    assert sizes[0] < 400 * 4 + 64 * 16 + 200
 
 
 async def test_a_batch_is_numbered_prompt_by_prompt(pipeline: Pipeline) -> None:
@@ -216,7 +242,7 @@ async def test_closing_early_aborts_only_that_request(pipeline: Pipeline) -> Non
     assert chunks[-1].finish_reason is not None
     assert chunks[-1].finish_reason.type == "length"
     await until(lambda: not pipeline.manager.num_live)
-    state = await pipeline.manager.internal_state()
+    state = await internal_state(pipeline)
     assert state["num_running_reqs"] == 0
 
 
@@ -231,12 +257,12 @@ async def test_abort_by_prefix_and_abort_all(pipeline: Pipeline) -> None:
 
     tasks = [start("p1"), start("p2"), start("q")]
     await asyncio.sleep(0.02)
-    pipeline.manager.abort("p")
+    await pipeline.manager.control(AbortRequest(rid="p"))
     assert [reason(await tasks[0]), reason(await tasks[1])] == ["abort", "abort"]
-    pipeline.manager.abort_all()
+    await pipeline.manager.abort_all()
     assert reason(await tasks[2]) in ("abort", "length")
     with pytest.raises(RequestError, match="abort_all"):
-        pipeline.manager.abort("")
+        await pipeline.manager.control(AbortRequest(rid=""))
     assert pipeline.manager.num_live == 0
 
 
@@ -245,7 +271,7 @@ async def test_abort_while_the_prompt_is_being_tokenized(pipeline: Pipeline) -> 
     task = asyncio.create_task(collect(pipeline, request(text, rids=["early"])))
     await asyncio.sleep(0)
     assert pipeline.manager.num_live == 1
-    pipeline.manager.abort("early")
+    await pipeline.manager.control(AbortRequest(rid="early"))
     chunk = (await task)[0][-1]
     assert chunk.finish_reason is not None
     assert chunk.finish_reason.type == "abort"
@@ -281,7 +307,7 @@ async def test_500_requests_with_random_departures_leave_nothing(pipeline: Pipel
     results = await asyncio.gather(*(one(i) if i % 3 else cancelled(i) for i in range(500)))
     assert sum(results) > 50
     await until(lambda: not pipeline.manager.num_live)
-    state = await pipeline.manager.internal_state()
+    state = await internal_state(pipeline)
     assert (state["num_running_reqs"], state["num_waiting_reqs"]) == (0, 0)
     assert state["num_leaks_repaired"] == 0
 
@@ -301,10 +327,64 @@ async def test_a_slow_consumer_gets_merged_chunks(pipeline: Pipeline) -> None:
 
 
 async def test_control_requests(pipeline: Pipeline) -> None:
-    assert await pipeline.manager.flush_cache() == (True, "")
-    assert (await pipeline.manager.internal_state())["context_len"] == 512
+    assert await pipeline.manager.control(FlushCacheReqInput()) == [FlushCacheReqOutput(success=True)]
+    assert (await internal_state(pipeline))["context_len"] == 512
     assert await pipeline.manager.health_check(10.0)
     assert pipeline.manager.model_info["vocab_size"] == 2048
+    await until(lambda: not pipeline.manager.num_live)
+
+
+async def test_a_failing_control_request_answers_with_its_error(pipeline: Pipeline) -> None:
+    with pytest.raises(RequestError, match=r"server_args\.page_size cannot be changed") as caught:
+        await pipeline.manager.control(SetInternalStateReq(server_args={"page_size": 1}))
+    assert caught.value.status_code == 400
+    assert (await internal_state(pipeline))["page_size"] == 1
+
+
+async def test_freeze_gc_reaches_every_worker(pipeline: Pipeline) -> None:
+    try:
+        replies = await pipeline.manager.control(FreezeGCReq())
+        assert len(replies) == 2
+        assert min(reply.num_frozen for reply in replies) > 100
+        assert gc.get_freeze_count() > 100
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_pause_and_continue(pipeline: Pipeline, mode: Any) -> None:
+    manager = pipeline.manager
+    long = {"max_new_tokens": 200, "ignore_eos": True, "temperature": 0, "stream": True}
+    whole = await collect(pipeline, request("pause me", **long))
+    stream = manager.generate(request("pause me", **long))
+    chunks = [await anext(stream)]
+    await manager.control(PauseGenerationReqInput(mode=mode))
+    late = asyncio.create_task(collect(pipeline, request("later", max_new_tokens=2)))
+    await asyncio.sleep(0.1)
+    assert not late.done()
+    assert manager.num_live == 2
+    assert (await internal_state(pipeline))["is_paused"]
+    assert manager.status == "ready"
+    assert not manager.is_ready
+    assert await manager.health_check(10.0)
+    await manager.control(ContinueGenerationReqInput())
+    chunks += [chunk async for chunk in stream]
+    assert [t for c in chunks for t in c.token_ids] == [t for c in whole[0] for t in c.token_ids]
+    assert await late
+    assert manager.is_ready
+
+
+async def test_pause_with_abort_ends_requests_that_are_being_tokenized_too(pipeline: Pipeline) -> None:
+    text = "word " * 420  # tokenized in a thread
+    running = asyncio.create_task(collect(pipeline, request(max_new_tokens=480, ignore_eos=True)))
+    early = asyncio.create_task(collect(pipeline, request(text)))
+    await asyncio.sleep(0)
+    await pipeline.manager.control(PauseGenerationReqInput())
+    for task in (running, early):
+        reason = (await task)[0][-1].finish_reason
+        assert reason is not None
+        assert reason.type == "abort"
+    await pipeline.manager.control(ContinueGenerationReqInput())
     await until(lambda: not pipeline.manager.num_live)
 
 
@@ -324,7 +404,7 @@ async def test_the_main_process_and_the_detokenizer_know_no_jax(pipeline: Pipeli
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await process.wait() == 0
-    maps = await asyncio.to_thread(psutil.Process(pipeline.workers.pids()["detokenizer"]).memory_maps)
+    maps = await asyncio.to_thread(psutil.Process(pipeline.workers.pids()[WorkerAddress(DETOKENIZER)]).memory_maps)
     assert not [m.path for m in maps if "jaxlib" in m.path or "libtorch" in m.path]
 
 
@@ -354,6 +434,17 @@ async def test_drain_aborts_after_its_time(monkeypatch: pytest.MonkeyPatch) -> N
         assert reason.type == "abort"
 
 
+async def test_drain_ends_a_paused_server_at_once() -> None:
+    async with running() as pipeline:
+        await pipeline.manager.control(PauseGenerationReqInput(mode="retract"))
+        task = asyncio.create_task(collect(pipeline, request()))
+        await until(lambda: pipeline.manager.num_live)
+        assert await asyncio.wait_for(pipeline.drain(60.0), 20)
+        reason = (await task)[0][-1].finish_reason
+        assert reason is not None
+        assert reason.type == "abort"
+
+
 @pytest.mark.parametrize("victim", ["scheduler", "detokenizer"])
 async def test_a_killed_worker_ends_every_request(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEP_S", "0.05")
@@ -361,7 +452,7 @@ async def test_a_killed_worker_ends_every_request(victim: str, monkeypatch: pyte
         watch = asyncio.create_task(pipeline.watch())
         tasks = [asyncio.create_task(collect(pipeline, request(max_new_tokens=400, ignore_eos=True))) for _ in range(3)]
         await until(lambda: pipeline.manager.num_live == 3)
-        os.kill(pipeline.workers.pids()[victim], signal.SIGKILL)
+        os.kill(pipeline.workers.pids()[WorkerAddress(victim)], signal.SIGKILL)
         death = await asyncio.wait_for(watch, 10)
         assert f"The {victim} process was ended by SIGKILL" in str(death)
         for result in await asyncio.gather(*tasks, return_exceptions=True):
@@ -431,6 +522,12 @@ async def test_a_full_queue_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {(error.status_code, error.err_type) for error in errors} == {(503, "ServiceUnavailableError")}
         assert len(errors) < 8
         assert pipeline.manager.num_live == 0
+
+
+async def test_nobody_may_wait() -> None:
+    async with running(max_queued_requests=0) as pipeline:  # the first request needs no place in the queue
+        chunks = await collect(pipeline, request(max_new_tokens=3))
+        assert chunks[0][-1].completion_tokens == 3
 
 
 async def test_auto_truncate_shortens_instead_of_refusing() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths, Receiver
-from jaxserve.messages import TokenizerInput
+from jaxserve.messages import TokenizerInput, WorkerAddress
 from jaxserve.server.worker_process import write_args
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup, exit_text
 
@@ -28,7 +28,7 @@ from jaxserve.server.worker_process import UserError, run_worker
 from jaxserve.messages import WorkerReady
 from jaxserve.ipc import send_once
 def ready(context):
-    send_once(context.paths.tokenizer, WorkerReady(worker=context.name, info=dict(pid=os.getpid())))
+    send_once(context.paths.tokenizer, WorkerReady(worker=context.address, info=dict(pid=os.getpid())))
 def work(context):
     {body}
 sys.exit(run_worker({name!r}, work))
@@ -79,9 +79,26 @@ async def test_ready_when_all_are_ready_and_stop_waits_for_them(tmp_path: Path) 
     body = "ready(context)\nwhile not os.path.exists(str(context.paths.folder / 'go')): time.sleep(0.01)"
     async with (harness := Harness(command(tmp_path, "a", body), command(tmp_path, "b", body))) as group:
         info = await asyncio.wait_for(group.wait_ready(), 30)
-        assert {name: one["pid"] for name, one in info.items()} == group.pids()
+        assert {worker: one["pid"] for worker, one in info.items()} == group.pids()
         (harness.paths.folder / "go").touch()
         assert await group.stop(timeout_s=20)
+
+
+async def test_workers_of_one_kind_are_told_apart(tmp_path: Path) -> None:
+    body = """
+        ready(context)
+        while not os.path.exists(str(context.paths.folder / 'go')): time.sleep(0.01)
+        if context.address.rank: raise RuntimeError('no device')
+        time.sleep(600)
+    """
+    first = command(tmp_path, "w", body)
+    async with (harness := Harness(first, WorkerCommand(first.kind, first.argv, rank=1))) as group:
+        info = await asyncio.wait_for(group.wait_ready(), 30)
+        assert set(info) == {WorkerAddress("w", 0), WorkerAddress("w", 1)}
+        assert {worker: one["pid"] for worker, one in info.items()} == group.pids()
+        (harness.paths.folder / "go").touch()
+        death = await asyncio.wait_for(group.watch(), 30)
+        assert str(death) == "The w 1 process failed: RuntimeError: no device"
 
 
 async def test_stop_kills_what_does_not_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -95,7 +112,7 @@ async def test_stop_kills_what_does_not_end(tmp_path: Path, caplog: pytest.LogCa
 async def test_workers_ignore_signals_meant_for_the_parent(tmp_path: Path, number: signal.Signals) -> None:
     async with Harness(command(tmp_path, "w", "ready(context)\ntime.sleep(600)")) as group:
         await asyncio.wait_for(group.wait_ready(), 30)
-        os.kill(group.pids()["w"], number)
+        os.kill(group.pids()[WorkerAddress("w")], number)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(group.watch(), 0.3)
 
@@ -125,7 +142,7 @@ async def test_watch_names_the_worker_that_was_killed(tmp_path: Path) -> None:
     async with Harness(command(tmp_path, "a", body), command(tmp_path, "b", body)) as group:
         await asyncio.wait_for(group.wait_ready(), 30)
         watch = asyncio.create_task(group.watch())
-        os.kill(group.pids()["b"], signal.SIGSEGV)
+        os.kill(group.pids()[WorkerAddress("b")], signal.SIGSEGV)
         death = await asyncio.wait_for(watch, 10)
         assert "The b process was ended by SIGSEGV" in str(death)
 
@@ -146,6 +163,7 @@ def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             import asyncio
             from jaxserve.config import ServerArgs
             from jaxserve.ipc import IpcPaths
+            from jaxserve.messages import WorkerAddress
             from jaxserve.server.worker_process import write_args
             from jaxserve.server.workers import WorkerCommand, WorkerGroup
             async def main():
@@ -153,7 +171,7 @@ def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
                 write_args(paths.folder, ServerArgs(model_path="m"))
                 group = WorkerGroup([WorkerCommand("w", {worker.argv!r})])
                 group.start(paths)
-                print(group.pids()["w"], flush=True)
+                print(group.pids()[WorkerAddress("w")], flush=True)
                 await asyncio.sleep(600)
             asyncio.run(main())
             """

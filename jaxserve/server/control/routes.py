@@ -1,7 +1,4 @@
-"""What operators and routers ask of a running server: its description, its load, flushing the cache, aborting requests.
-
-`admin_router` holds the endpoints the admin key protects; `router` the others.
-"""
+"""What a running server says about itself: its description and its load. No control request, but made from one's replies."""
 
 from __future__ import annotations
 
@@ -9,13 +6,10 @@ import datetime
 import time
 from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import PlainTextResponse
+from fastapi import APIRouter, Request
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.http.body import read_struct
-from jaxserve.server.http.docs import json_body
+from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.http.service import service_of
 from jaxserve.server.requests import RequestError
 from jaxserve.server.version import package_version
@@ -33,22 +27,16 @@ _CORE_LOADS = (
 _LOAD_SECTIONS = ("core", "all")
 
 router = APIRouter(tags=["control"])
-admin_router = APIRouter(tags=["control"])
-
-
-class AbortRequest(msgspec.Struct):
-    """POST /abort_request. One of the two must be given."""
-
-    rid: str | None = None
-    abort_all: bool | None = None
-
-
-_abort_decoder = msgspec.json.Decoder(AbortRequest)
 
 
 def _args(request: Request) -> ServerArgs:
     args: ServerArgs = request.app.state.args
     return args
+
+
+async def _internal_states(request: Request) -> list[dict[str, Any]]:
+    """One per replica."""
+    return [reply.internal_state for reply in await service_of(request).control(GetInternalStateReq())]
 
 
 @router.get("/model_info")
@@ -68,7 +56,7 @@ async def server_info(request: Request) -> dict[str, Any]:
         "version": package_version(),
         "status": service_of(request).status,
         "uptime_s": time.monotonic() - request.app.state.started_monotonic_s,
-        "internal_states": [await service_of(request).internal_state()],
+        "internal_states": await _internal_states(request),
     }
 
 
@@ -78,34 +66,16 @@ async def loads(request: Request, include: str | None = None, dp_rank: int | Non
     for section in (include or "all").split(","):
         if section.strip() not in _LOAD_SECTIONS:
             raise RequestError(f"include must name sections of {', '.join(_LOAD_SECTIONS)}, got {section!r}.", param="include")
-    if dp_rank not in (None, 0):
-        raise RequestError(f"dp_rank must be 0 (there is one replica), got {dp_rank}.", param="dp_rank")
-    state = await service_of(request).internal_state()
-    core = {name: state[name] for name in _CORE_LOADS if name in state}
+    states = await _internal_states(request)
+    if dp_rank is not None and not 0 <= dp_rank < len(states):
+        raise RequestError(f"dp_rank must be in [0, {len(states)}), got {dp_rank}.", param="dp_rank")
+    num_live = service_of(request).num_live
     return {
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "version": package_version(),
-        "loads": [{"dp_rank": 0, **core, "num_live_sequences": service_of(request).num_live}],
+        "loads": [
+            {"dp_rank": rank, **{name: state[name] for name in _CORE_LOADS if name in state}, "num_live_sequences": num_live}
+            for rank, state in enumerate(states)
+            if dp_rank in (None, rank)
+        ],
     }
-
-
-@admin_router.get("/flush_cache", include_in_schema=False)
-@admin_router.post("/flush_cache")
-async def flush_cache(request: Request, timeout: float = Query(0.0, ge=0, le=3600)) -> Response:
-    """Forgets all cached prefixes. Needs an idle scheduler; `timeout` seconds are spent waiting for it."""
-    success, message = await service_of(request).flush_cache(timeout)
-    text = message or ("Cache flushed." if success else "The cache was not flushed.")
-    return PlainTextResponse(text.rstrip("\n") + "\n", status_code=200 if success else 400)
-
-
-@admin_router.post("/abort_request", response_class=Response, openapi_extra=json_body(AbortRequest))
-async def abort_request(request: Request) -> Response:
-    """Aborts the requests whose id begins with `rid`, or all. Each still gets its last reply; an unknown id is no error."""
-    body = await read_struct(request, _abort_decoder)
-    if body.abort_all:
-        service_of(request).abort_all()
-    elif body.rid:
-        service_of(request).abort(body.rid)
-    else:
-        raise RequestError("rid (a prefix of request ids) or abort_all: true is required.", param="rid")
-    return Response(status_code=200)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.control import routes as control
+from jaxserve.server.control.endpoints import control_routers, documented_bodies
 from jaxserve.server.http import health
 from jaxserve.server.http.auth import AuthMiddleware
 from jaxserve.server.http.docs import DocumentedApp
@@ -29,17 +31,18 @@ from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
 
 # Bodies that msgspec parses; /docs shows them.
-_BODIES = (
+_BODIES: tuple[type[msgspec.Struct], ...] = (
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
-    control.AbortRequest,
 )
 
 
 def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAPI:
-    app = DocumentedApp(_BODIES, title="jaxserve", version=package_version(), description="An LLM inference server on JAX.")
+    admin_router, control_router = control_routers()
+    bodies = (*_BODIES, *documented_bodies())
+    app = DocumentedApp(bodies, title="jaxserve", version=package_version(), description="An LLM inference server on JAX.")
     app.state.service = tokenizer_manager
     app.state.args = args
     app.state.token_texts = TokenTexts(tokenizer_manager.decode)
@@ -53,12 +56,13 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         completions.router,
         chat.router,
         control.router,
-        control.admin_router,
+        control_router,
+        admin_router,
     )
     for router in routers:
         app.include_router(router)
     install_error_handlers(app)
-    admin_paths = [route.path for route in control.admin_router.routes if isinstance(route, APIRoute)]
+    admin_paths = [route.path for route in admin_router.routes if isinstance(route, APIRoute)]
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_size_mb=args.max_body_size_mb)
     app.add_middleware(AuthMiddleware, api_key=args.api_key, admin_api_key=args.admin_api_key, admin_paths=admin_paths)

@@ -25,7 +25,7 @@ _TYPE_WORDS = {
 
 _MAX_SHOWN_CHARS = 80
 _AT_PATH = re.compile(r"^(?P<problem>.*?) - at `(?P<path>.*)`$", re.DOTALL)
-_WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?P<bound> [<>]=? -?\d+)?(?:, got `[^`]+`)?$")
+_WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?P<bound> [<>]=? -?[\d.]+)?(?:, got `[^`]+`)?$")
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
@@ -54,7 +54,10 @@ async def read_json_object(request: Request) -> dict[str, Any]:
 
 
 async def read_struct(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-    raw = await read_json_bytes(request)
+    return decode_struct(await read_json_bytes(request), decoder)
+
+
+def decode_struct(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:

@@ -17,6 +17,19 @@ def json_body(kind: type[msgspec.Struct]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def query_parameters(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """For a route's `openapi_extra`: its query parameters are this struct's fields."""
+    _, components = msgspec.json.schema_components([kind], ref_template=_REF_TEMPLATE)
+    described = components[kind.__name__]
+    required = described.get("required", [])
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": name in required, "schema": schema}
+            for name, schema in described["properties"].items()
+        ]
+    }
+
+
 class DocumentedApp(FastAPI):
     """A FastAPI whose /openapi.json also holds the structs its routes parse."""
 

@@ -31,8 +31,10 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 if new requests are accepted, else 503."""
+    """200 if new requests are served, else 503: also while generation is paused."""
     service = service_of(request)
+    if service.status == "ready" and not service.is_ready:
+        return PlainTextResponse("paused\n", status_code=503)
     return PlainTextResponse(f"{service.status}\n", status_code=200 if service.is_ready else 503)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
+from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 
 
@@ -25,7 +26,8 @@ class GenerationService(Protocol):
         """starting, ready, draining or failed."""
 
     @property
-    def is_ready(self) -> bool: ...
+    def is_ready(self) -> bool:
+        """New requests are served: the status is ready and generation is not paused."""
 
     @property
     def model_info(self) -> dict[str, Any]: ...
@@ -55,13 +57,8 @@ class GenerationService(Protocol):
     def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """Raises RequestError before the first chunk for bad input. Closing the generator aborts what still runs."""
 
-    def abort(self, rid_prefix: str) -> None: ...
-
-    def abort_all(self) -> None: ...
-
-    async def flush_cache(self, timeout_s: float) -> tuple[bool, str]: ...
-
-    async def internal_state(self) -> dict[str, Any]: ...
+    async def control(self, request: ControlStruct) -> list[Any]:
+        """The replies to a control request, of all workers that handle it. Raises RequestError if one refuses or fails."""
 
     async def health_check(self, timeout_s: float) -> bool: ...
 

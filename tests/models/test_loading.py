@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -16,9 +17,10 @@ import numpy as np
 import pytest
 from checkpoints import CASES, make_checkpoint
 from dense_model import folder_logits, mesh_of, oracle_logits, prompt
+from jax.sharding import NamedSharding
 from safetensors.numpy import load_file, save_file
 
-from jaxserve.models import CheckpointError, ModelConfig, abstract_params, load_params, param_shardings
+from jaxserve.models import CheckpointError, ModelConfig, abstract_params, load_params
 
 CheckpointOf = Callable[[str], Path]
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -62,7 +64,7 @@ def test_arrays_are_as_described(name: str, tp_size: int, checkpoint: Checkpoint
         return
     params = load(folder, jnp.bfloat16, tp_size)
     infos = abstract_params(config, jnp.bfloat16, tp_size)
-    shardings = param_shardings(config, jnp.bfloat16, mesh)
+    shardings = jax.tree.map(lambda info: NamedSharding(mesh, info.spec), infos)
     assert jax.tree.structure(params) == jax.tree.structure(infos) == jax.tree.structure(shardings)
     jax.tree.map(lambda array, info: np.testing.assert_equal(array.shape, info.shape), params, infos)
     assert all(jax.tree.leaves(jax.tree.map(lambda array, sharding: array.sharding == sharding, params, shardings)))
@@ -75,10 +77,10 @@ def test_columns_of_qkv_go_group_by_group(checkpoint: CheckpointOf) -> None:
     tensors = load_file(folder / "model.safetensors")
     q, k, v = (tensors[f"{prefix}.{part}_proj.weight"].reshape(-1, dim, 64) for part in "qkv")
     groups = [[q[0], q[1], k[0], v[0]], [q[2], q[3], k[1], v[1]]]
-    qkv = load(folder)["layers"][0]["attn"]["qkv"]
+    qkv = load(folder)["layers"][0]["attn"]["qkv"].matrix
     np.testing.assert_array_equal(qkv, np.concatenate(list(itertools.chain(*groups))).T)
     halves = [[q[0], k[0], v[0]], [q[1], k[0], v[0]], [q[2], k[1], v[1]], [q[3], k[1], v[1]]]
-    qkv = load(folder, tp_size=4)["layers"][0]["attn"]["qkv"]
+    qkv = load(folder, tp_size=4)["layers"][0]["attn"]["qkv"].matrix
     np.testing.assert_array_equal(qkv, np.concatenate(list(itertools.chain(*halves))).T)
 
 
@@ -89,7 +91,7 @@ def test_columns_of_gate_and_up_go_shard_by_shard(tp_size: int, checkpoint: Chec
     params = load(folder, tp_size=tp_size)
     for ours, theirs in (("gate_up", "weight"), ("gate_up_bias", "bias")):
         gate, up = (np.split(tensors[f"model.layers.1.mlp.{part}_proj.{theirs}"], tp_size) for part in ("gate", "up"))
-        array = params["layers"][1]["mlp"][ours]
+        (array,) = jax.tree.leaves(params["layers"][1]["mlp"][ours])
         np.testing.assert_array_equal(array, np.concatenate(list(itertools.chain(*zip(gate, up, strict=True)))).T)
         for shard, columns in enumerate(sorted(array.addressable_shards, key=lambda held: held.device.id)):
             np.testing.assert_array_equal(columns.data, np.concatenate([gate[shard], up[shard]]).T)
@@ -98,17 +100,20 @@ def test_columns_of_gate_and_up_go_shard_by_shard(tp_size: int, checkpoint: Chec
 def test_the_vocabulary_is_padded_with_zeros(checkpoint: CheckpointOf) -> None:
     params = load(checkpoint("mistral"), tp_size=4)
     assert params["embed"].shape == (504, 64)
-    assert params["lm_head"].shape == (64, 504)
+    assert params["lm_head"].matrix.shape == (64, 504)
     assert not np.any(params["embed"][503:])
-    assert not np.any(params["lm_head"][:, 503:])
+    assert not np.any(params["lm_head"].matrix[:, 503:])
 
 
 def test_model_that_does_not_divide(checkpoint: CheckpointOf) -> None:
     config = ModelConfig.from_pretrained(checkpoint("llama"))
+    layer = config.layers[0]
+    six_heads = dataclasses.replace(layer.attention, num_heads=6)
+    odd = dataclasses.replace(layer.mlp, intermediate_size=97)
     with pytest.raises(ValueError, match="num_kv_heads=2 or be a multiple of it; got 3"):
-        abstract_params(config.replace(num_heads=6), jnp.float32, 3)
+        abstract_params(config.replace(layers=(dataclasses.replace(layer, attention=six_heads),)), jnp.float32, 3)
     with pytest.raises(ValueError, match="intermediate_size=97; got 2"):
-        abstract_params(config.replace(intermediate_size=97), jnp.float32, 2)
+        abstract_params(config.replace(layers=(layer, dataclasses.replace(layer, mlp=odd))), jnp.float32, 2)
 
 
 def test_sharded_checkpoint(sharded: Path) -> None:
@@ -134,8 +139,8 @@ def test_every_type_is_converted(file_dtype: Any, dtype: Any, folder: Path) -> N
     tensors = load_file(folder / "model.safetensors")
     params = load(folder, dtype)
     for name, array in (
-        ("mlp.down_proj", params["layers"][0]["mlp"]["down"]),
-        ("self_attn.o_proj", params["layers"][0]["attn"]["o"]),
+        ("mlp.down_proj", params["layers"][0]["mlp"]["down"].matrix),
+        ("self_attn.o_proj", params["layers"][0]["attn"]["o"].matrix),
     ):
         expected = tensors[f"model.layers.0.{name}.weight"].T.astype(jnp.dtype(dtype))
         np.testing.assert_array_equal(np.asarray(array, np.float32), expected.astype(np.float32))
@@ -238,7 +243,7 @@ def test_dummy_weights_follow_the_seed(checkpoint: CheckpointOf) -> None:
     first, again, other = (load(checkpoint("llama"), load_format="dummy", seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first["embed"], again["embed"])
     assert np.any(np.asarray(first["embed"]) != np.asarray(other["embed"]))
-    down = [np.asarray(layer["mlp"]["down"]) for layer in first["layers"]]
+    down = [np.asarray(layer["mlp"]["down"].matrix) for layer in first["layers"]]
     assert np.any(down[0] != down[1])
 
 

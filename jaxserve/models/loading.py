@@ -1,4 +1,4 @@
-"""Weights onto their devices: from safetensors, from Orbax, or made up (`dummy`). Always the tree of `params`.
+"""Weights onto their devices: from safetensors, from Orbax, or made up (`dummy`). Always the tree of `abstract_params`.
 
 Of a safetensors checkpoint every device gets exactly the slices it holds: they are read, transposed and converted block by
 block, a few arrays at a time, so the host never holds the model.
@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from tqdm import tqdm
 
+from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Source
+from jaxserve.models.assembly import Assembly
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.dummy import dummy_params
-from jaxserve.models.orbax_files import find_orbax, restore_params
-from jaxserve.models.params import TENSOR_AXIS, ArrayInfo, ParamTree, Source, abstract_params
+from jaxserve.models.decoder import ParamTree, abstract_params
+from jaxserve.models.dummy import make_dummy
+from jaxserve.models.names import stored_arrays
+from jaxserve.models.orbax_files import find_orbax, restore
 from jaxserve.models.safetensors_files import SafetensorsCheckpoint
 
 _MOST_THREADS = 8
@@ -38,65 +40,66 @@ def load_params(
     load_format: str = "auto",
     progress: bool = True,
     *,
-    stacked: bool = False,
     seed: int = 0,
 ) -> ParamTree:
-    """The weights of the model in folder `path`, sharded over `mesh` as `params` says, as arrays of `dtype`.
+    """The weights of the model in folder `path`, sharded over `mesh` as `abstract_params` says, as arrays of `dtype`.
 
     load_format is one of auto, safetensors, orbax, dummy; auto takes Orbax if `path` was written by `convert`. `progress`
     shows a bar on stderr. `seed` is for dummy weights. CheckpointError (a ValueError) names the file and tensor at fault.
     """
-    arrays = abstract_params(config, dtype, mesh.shape[TENSOR_AXIS])
+    return load_arrays(path, lambda tp_size: abstract_params(config, dtype, tp_size), mesh, load_format, progress, seed=seed)
+
+
+def load_arrays(
+    path: str | Path,
+    describe: Callable[[int], ParamTree],
+    mesh: Mesh,
+    load_format: str = "auto",
+    progress: bool = True,
+    *,
+    seed: int = 0,
+) -> ParamTree:
+    """The same for any tree of ArrayInfo: `describe(tp_size)`."""
+    folder, arrays = Path(path), describe(mesh.shape[TENSOR_AXIS])
     chosen = load_format
     if chosen == "auto":
-        chosen = "safetensors" if find_orbax(Path(path)) is None else "orbax"
+        chosen = "safetensors" if find_orbax(folder) is None else "orbax"
     total = sum(info.num_bytes for info in jax.tree.leaves(arrays))
     label = "Making dummy weights" if chosen == "dummy" else "Loading weights"
     with tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=not progress, file=sys.stderr) as bar:
+        assembly = Assembly(arrays, mesh, bar.update)
         if chosen == "dummy":
-            params = dummy_params(config, arrays, mesh, seed, bar.update)
+            make_dummy(stored_arrays(describe(1)), assembly.stored, mesh, seed, assembly.take)
         elif chosen == "orbax":
-            params = restore_params(Path(path), config, arrays, mesh, bar.update)
+            restore(folder, stored_arrays(describe(1)), assembly.stored, mesh, assembly.take)
         elif chosen == "safetensors":
-            params = load_safetensors(Path(path), arrays, mesh, bar.update)
+            read_safetensors(folder, assembly.stored, mesh, assembly.take)
         else:
             raise ValueError(f"--load-format must be auto, safetensors, orbax or dummy; got {load_format!r}.")
-    return (
-        stack_layers(params, mesh, abstract_params(config, dtype, mesh.shape[TENSOR_AXIS], stacked=True)) if stacked else params
-    )
+        return jax.block_until_ready(assembly.params())
 
 
-def load_safetensors(folder: Path, arrays: ParamTree, mesh: Mesh, advance: Callable[[int], Any]) -> ParamTree:
-    """`advance` is called with the bytes of every finished array. All tensors are checked before any is read."""
+def read_safetensors(folder: Path, stored: Mapping[str, ArrayInfo], mesh: Mesh, take: Callable[[str, jax.Array], None]) -> None:
+    """Gives `take` every array of `stored` by name, from several threads. All tensors are checked before any is read."""
     checkpoint = SafetensorsCheckpoint(folder)
-    infos, treedef = jax.tree.flatten(arrays)
-    for info in infos:
-        for name, shape in zip(info.source.names, info.source.shapes, strict=True):
+    for info in stored.values():
+        source = _source(info)
+        for name, shape in zip(source.names, source.shapes, strict=True):
             checkpoint.check(name, shape)
 
-    def load(info: ArrayInfo) -> jax.Array:
-        array = _load_array(checkpoint, info, NamedSharding(mesh, info.spec))
-        advance(info.num_bytes)
-        return array
+    def load(name: str, info: ArrayInfo) -> None:
+        take(name, _load_array(checkpoint, info, NamedSharding(mesh, info.spec)))
 
     pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="load-weights")
     try:
-        return jax.tree.unflatten(treedef, list(pool.map(load, infos)))
+        list(pool.map(load, stored, stored.values()))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def stack_layers(params: ParamTree, mesh: Mesh, stacked: ParamTree) -> ParamTree:
-    """Joins the layers' arrays on a leading axis, one kind of array at a time, and frees the single ones."""
-    infos, treedef = jax.tree.flatten(stacked["layers"])
-    columns = zip(*(jax.tree.leaves(layer) for layer in params["layers"]), strict=True)
-    joined = []
-    for info, column in zip(infos, columns, strict=True):
-        join = jax.jit(lambda *arrays: jnp.stack(arrays), out_shardings=NamedSharding(mesh, info.spec))
-        joined.append(jax.block_until_ready(join(*column)))
-        for array in column:
-            array.delete()
-    return {**params, "layers": jax.tree.unflatten(treedef, joined)}
+def _source(info: ArrayInfo) -> Source:
+    assert isinstance(info.source, Source), info  # stored arrays are not derived
+    return info.source
 
 
 def _load_array(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, sharding: NamedSharding) -> jax.Array:
@@ -113,8 +116,7 @@ def _load_array(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, sharding: Na
 
 def _read_block(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
     """Elements [start, stop) per axis of the array, in a fresh buffer: JAX may keep the buffer itself on CPU."""
-    assert info.source is not None, info
-    source: Source = info.source
+    source = _source(info)
     block = np.empty([stop - start for start, stop in bounds], info.dtype)
     by_rows = block.T if source.transposed else block
     (first_row, last_row), *columns = reversed(bounds) if source.transposed else bounds

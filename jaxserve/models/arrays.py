@@ -1,0 +1,97 @@
+"""ArrayInfo: one array of a model, described: shape, type, logical axes, and where its elements come from.
+
+The loader, the dummy weights, the Orbax reader and the shardings all walk trees of ArrayInfo, which the blocks declare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+TENSOR_AXIS = "tensor"
+
+# The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
+# the fused gate and up matrix.
+LOGICAL_TO_MESH: dict[str, str | None] = {
+    "vocab": TENSOR_AXIS,
+    "heads": TENSOR_AXIS,
+    "kv_groups": TENSOR_AXIS,
+    "gate_up": TENSOR_AXIS,
+    "mlp": TENSOR_AXIS,
+    "hidden": None,
+    "head_dim": None,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """`count` consecutive rows of tensor number `tensor` of a Source; None: rows of zeros."""
+
+    tensor: int | None
+    start: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """How an array comes out of a Hugging Face checkpoint: rows of tensors one below the other, transposed if it is a matrix.
+
+    `names[i]` has the shape `shapes[i]`, [out] or [out, in].
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    rows: tuple[Rows, ...]
+    transposed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """How an array is computed while weights are loaded, from one that checkpoints have (quantized values, their scales).
+
+    `compute` is a module-level function: it is jitted once for all arrays of a shape. It gets the whole array `base`
+    describes, sharded, in the layout for the mesh, and XLA moves what must be moved.
+    """
+
+    base: ArrayInfo
+    compute: Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class KVGroups:
+    """What the columns of a fused q, k, v matrix are, before key/value heads are repeated."""
+
+    num_kv_heads: int
+    group_size: int
+    head_dim: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayInfo:
+    """One array. `mean` and `std` are what dummy weights are drawn with. `groups` goes with the axis kv_groups."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    logical_axes: tuple[str, ...]
+    source: Source | Derived
+    mean: float = 0.0
+    std: float = 0.0
+    groups: KVGroups | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) == len(self.logical_axes), (self.shape, self.logical_axes)
+        assert (self.groups is not None) == ("kv_groups" in self.logical_axes), self
+        assert not isinstance(self.source, Derived) or isinstance(self.source.base.source, Source), self
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return PartitionSpec(*(LOGICAL_TO_MESH[axis] for axis in self.logical_axes))
+
+    @property
+    def num_bytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize

@@ -1,0 +1,97 @@
+"""Self-attention. What a token attends to is not known here: `attend` rotates q and k, writes k and v and answers.
+
+q, k and v are one matrix; its columns go key/value head by key/value head: the group's query heads, then k, then v. So a shard
+of the columns is a set of whole groups, and one matmul feeds the attention. With more devices than key/value heads each head is
+repeated.
+
+T tokens, H local query heads, K local key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import jax
+from flax import nnx
+
+from jaxserve.kernels.rotary import Rotary
+from jaxserve.models.arrays import KVGroups, Rows
+from jaxserve.models.blocks.declare import Declare
+from jaxserve.models.blocks.norm import factors
+from jaxserve.models.blocks.shards import sum_shards
+from jaxserve.models.context import StepContext
+from jaxserve.models.specs import SelfAttentionSpec
+from jaxserve.models.weight import linear
+
+
+class Attend(Protocol):
+    """What the decoder is given to attend with."""
+
+    def __call__(
+        self, qkv: jax.Array, rotary: Rotary, kv: Any, layer: SelfAttentionSpec, index: jax.Array, sinks: jax.Array | None
+    ) -> tuple[jax.Array, Any]:
+        """qkv [T, K, H / K + 2, D] as it was projected, and what norms and rotates it -> (out [T, H, D], kv).
+
+        `layer` says window, scale and soft cap; `index` is a traced int32, the layer's place in its KV group; `sinks` [H] are
+        scores of a key per head that has no value. kv is any pytree; it is threaded through to be updated in place.
+        """
+        ...
+
+
+# The same, bound to a layer and its cache: (qkv, rotary, sinks) -> (out, kv)
+BoundAttend: TypeAlias = Callable[[jax.Array, Rotary, jax.Array | None], tuple[jax.Array, Any]]
+
+
+class SelfAttention(nnx.Module):
+    def __init__(self, spec: SelfAttentionSpec, declare: Declare, prefix: str) -> None:
+        self.spec = spec
+        self.num_heads = spec.num_heads // declare.tp_size  # local, as the next
+        self.num_kv_heads = max(spec.num_kv_heads // declare.tp_size, 1)
+        groups, rows = _columns(spec, declare.tp_size)
+        self.qkv = declare.fused_matrix(_parts(spec, prefix, "weight"), rows, "kv_groups", groups)
+        self.o = declare.matrix(f"{prefix}.o_proj.weight", spec.num_heads * spec.head_dim, "heads")
+        bias_parts, norm = _parts(spec, prefix, "bias"), spec.qk_norm
+        self.qkv_bias = declare.fused_bias(bias_parts, rows, "kv_groups", groups) if spec.qkv_bias else None
+        self.o_bias = declare.vector(f"{prefix}.o_proj.bias", declare.hidden_size, "hidden") if spec.o_bias else None
+        self.q_norm = declare.norm(f"{prefix}.q_norm.weight", norm, spec.head_dim, "head_dim") if norm else None
+        self.k_norm = declare.norm(f"{prefix}.k_norm.weight", norm, spec.head_dim, "head_dim") if norm else None
+        self.sinks = declare.vector(f"{prefix}.sinks", spec.num_heads, "heads") if spec.sinks else None
+
+    def __call__(self, x: jax.Array, context: StepContext, attend: BoundAttend) -> tuple[jax.Array, Any]:
+        """x [T, hidden] -> ([T, hidden], kv)."""
+        num_tokens, group = len(x), self.num_heads // self.num_kv_heads
+        qkv = linear(x, self.qkv, self.qkv_bias)
+        qkv = qkv.reshape(num_tokens, self.num_kv_heads, group + 2, self.spec.head_dim)
+        with jax.named_scope("attend"):
+            out, kv = attend(qkv, self._rotary(x, context), None if self.sinks is None else self.sinks[...])
+        return sum_shards(linear(out.reshape(num_tokens, -1), self.o), self.o_bias), kv
+
+    def _rotary(self, x: jax.Array, context: StepContext) -> Rotary:
+        cos, sin = context.cos_sin(self.spec)
+        norm = self.spec.qk_norm
+        if norm is None:
+            return Rotary(cos, sin)
+        return Rotary(cos, sin, factors(self.q_norm, norm, x.dtype), factors(self.k_norm, norm, x.dtype), norm.eps)
+
+
+def kv_copies(spec: SelfAttentionSpec, tp_size: int) -> int:
+    """How often each key/value head is repeated so that every device has one."""
+    return max(1, tp_size // spec.num_kv_heads)
+
+
+def _parts(spec: SelfAttentionSpec, prefix: str, kind: str) -> dict[str, int]:
+    """Tensor -> size of what is fused."""
+    heads = {"q": spec.num_heads, "k": spec.num_kv_heads, "v": spec.num_kv_heads}
+    return {f"{prefix}.{part}_proj.{kind}": count * spec.head_dim for part, count in heads.items()}
+
+
+def _columns(spec: SelfAttentionSpec, tp_size: int) -> tuple[KVGroups, list[Rows]]:
+    """The order of the fused columns (see the module's docstring)."""
+    dim, copies = spec.head_dim, kv_copies(spec, tp_size)
+    q_count = spec.group_size // copies * dim
+    rows: list[Rows] = []
+    for group in range(spec.num_kv_heads * copies):
+        kv_start = group // copies * dim
+        rows += [Rows(0, group * q_count, q_count), Rows(1, kv_start, dim), Rows(2, kv_start, dim)]
+    return KVGroups(spec.num_kv_heads, spec.group_size, dim), rows

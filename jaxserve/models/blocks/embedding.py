@@ -1,0 +1,61 @@
+"""From token ids to hidden states, and from hidden states to logits. Both tables are sharded over the vocabulary.
+
+The vocabulary is padded with zero rows to a multiple of the devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Rows, Source
+from jaxserve.models.blocks.declare import Declare
+from jaxserve.models.weight import PlainWeight, Weight
+
+
+def declare_embedding(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
+    """[padded vocabulary, hidden]."""
+    return nnx.Param(_vocab_rows(declare, "model.embed_tokens.weight", vocab_size, transposed=False))
+
+
+def declare_lm_head(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
+    """[hidden, padded vocabulary], a Weight."""
+    return nnx.Param(declare.weight(_vocab_rows(declare, "lm_head.weight", vocab_size, transposed=True)))
+
+
+def embed(table: Any, token_ids: jax.Array, scale: float) -> jax.Array:
+    """Rows of the shard [V / shards, hidden] for ids int32 [T], times scale: each shard gives its own, the sum is whole."""
+    weight = table[...]
+    if jax.lax.axis_size(TENSOR_AXIS) == 1:
+        x = weight.at[token_ids].get(mode="clip")
+    else:
+        local = token_ids - jax.lax.axis_index(TENSOR_AXIS) * len(weight)
+        is_mine = (local >= 0) & (local < len(weight))
+        x = jax.lax.psum(jnp.where(is_mine[:, None], weight.at[local].get(mode="clip"), 0), TENSOR_AXIS)
+    return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
+
+
+def tied_lm_head(table: Any) -> Weight:
+    """The embedding as an output head."""
+    return PlainWeight(table[...].T)
+
+
+def logits(lm_head: Weight, hidden: jax.Array, vocab_size: int, soft_cap: float | None) -> jax.Array:
+    """hidden [R, hidden] -> float32 [R, vocab_size], whole on every shard."""
+    local = lm_head.project(hidden, jnp.float32)
+    if soft_cap is not None:
+        local = soft_cap * jnp.tanh(local / soft_cap)
+    return jax.lax.all_gather(local, TENSOR_AXIS, axis=1, tiled=True)[:, :vocab_size]
+
+
+def _vocab_rows(declare: Declare, name: str, vocab_size: int, *, transposed: bool) -> ArrayInfo:
+    hidden, padding = declare.hidden_size, -vocab_size % declare.tp_size
+    rows = (Rows(0, 0, vocab_size), *([Rows(None, 0, padding)] if padding else []))
+    source = Source((name,), ((vocab_size, hidden),), rows, transposed)
+    shape, axes = (vocab_size + padding, hidden), ("vocab", "hidden")
+    if transposed:
+        shape, axes = (shape[1], shape[0]), (axes[1], axes[0])
+    return ArrayInfo(shape, declare.dtype, axes, source, std=hidden**-0.5)

@@ -1,0 +1,33 @@
+"""StepContext: what all layers of a step share, made once per step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import jax
+
+from jaxserve.models.rope import rope_cos_sin
+from jaxserve.models.rope_config import RopeConfig
+from jaxserve.models.specs import LayerSpec, SelfAttentionSpec
+
+CosSin: TypeAlias = tuple[jax.Array, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepContext:
+    """Layers close over it while they are traced."""
+
+    positions: jax.Array  # int32 [T]
+    rope_tables: Mapping[tuple[RopeConfig, int], CosSin]  # per kind of rope and head_dim: float32 [T, head_dim / 2] each
+
+    @staticmethod
+    def of(positions: jax.Array, layers: Sequence[LayerSpec], max_position_embeddings: int) -> StepContext:
+        with jax.named_scope("rope_tables"):
+            kinds = dict.fromkeys((layer.attention.rope, layer.attention.head_dim) for layer in layers)
+            tables = {(rope, dim): rope_cos_sin(positions, rope, dim, max_position_embeddings) for rope, dim in kinds}
+        return StepContext(positions, tables)
+
+    def cos_sin(self, attention: SelfAttentionSpec) -> CosSin:
+        return self.rope_tables[attention.rope, attention.head_dim]

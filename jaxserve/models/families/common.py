@@ -1,0 +1,76 @@
+"""What a family answers with, and how config.json spells what most families share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxserve.models.rope_config import read_rope
+from jaxserve.models.specs import DenseMLPSpec, LayerSpec, NormSpec, SelfAttentionSpec
+
+_ALIASES = {"swish": "silu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyTraits:
+    """What a family decides."""
+
+    layers: tuple[LayerSpec, ...]
+    embedding_scale: float = 1.0
+    logit_soft_cap: float | None = None
+    ties_embeddings: bool = False  # where config.json does not say
+
+
+def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = None, **traits: Any) -> SelfAttentionSpec:
+    """Heads, head_dim and rope as config.json has them, scale 1 / sqrt(head_dim); `traits` replaces or adds fields.
+
+    default_head_dim None: hidden_size / heads.
+    """
+    num_heads = required_int(raw, "num_attention_heads")
+    head_dim = default_head_dim or required_int(raw, "hidden_size") // num_heads
+    if raw.get("head_dim"):
+        head_dim = required_int(raw, "head_dim")
+    fields: dict[str, Any] = {
+        "num_heads": num_heads,
+        "num_kv_heads": raw.get("num_key_value_heads") or num_heads,
+        "head_dim": head_dim,
+        "scale": float(head_dim**-0.5),
+    }
+    if "rope" not in traits:
+        fields["rope"] = read_rope(raw)
+    return SelfAttentionSpec(**{**fields, **traits})
+
+
+def read_dense_mlp(raw: Mapping[str, Any], *, bias: bool = False) -> DenseMLPSpec:
+    act = raw.get("hidden_act") or "silu"
+    return DenseMLPSpec(intermediate_size=required_int(raw, "intermediate_size"), act=_ALIASES.get(act, act), bias=bias)
+
+
+def read_norm(raw: Mapping[str, Any]) -> NormSpec:
+    return NormSpec(eps=float(raw.get("rms_norm_eps", 1e-6)))
+
+
+def with_windows(layer: LayerSpec, windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
+    """A layer like `layer` for each window."""
+    return tuple(
+        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window)) for window in windows
+    )
+
+
+def required_int(raw: Mapping[str, Any], name: str) -> int:
+    value = raw.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return value
+
+
+def read_layer_types(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Per layer full_attention or sliding_attention."""
+    num_layers, layer_types = required_int(raw, "num_hidden_layers"), tuple(raw["layer_types"])
+    if len(layer_types) != num_layers:
+        raise ValueError(f"layer_types must have num_hidden_layers={num_layers} entries, got {len(layer_types)}.")
+    for kind in layer_types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ValueError(f"layer_types may hold full_attention and sliding_attention, got {kind!r}.")
+    return layer_types

@@ -1,0 +1,58 @@
+"""What a control request is: its struct, its reply, who handles it, and how HTTP and the Engine show it.
+
+A file of this package declares one, as its `CONTROL`. Everything else follows from that: the HTTP route
+(`jaxserve.server.control.endpoints`), the method of the Engine (`jaxserve.server.control.engine_methods`), the way to the
+workers that handle it and back (`jaxserve.server.control.client`). No HTTP here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+# A handler gets its component (the Scheduler, the Detokenizer, the TokenizerManager) and the request. It returns the reply; one
+# that must wait is a generator that yields until it can return it. It runs between two steps and must not block.
+Reply = msgspec.Struct
+Handler = Callable[[Any, Any], Reply | Generator[None, None, Reply]]
+
+
+class ControlError(Exception):
+    """A control request that cannot be served: one sentence for whoever asked."""
+
+    def __init__(self, message: str, status_code: int = 400) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class ControlStruct(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of requests. One that may wait in the worker has a field `timeout_s`: so long its asker waits longer."""
+
+
+def first_failure(replies: Sequence[Any]) -> Any:
+    """Of the replies of several workers the one to show: the first that says success=False, else the first."""
+    return next((reply for reply in replies if getattr(reply, "success", True) is False), replies[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A reply with success=False has status 400."""
+
+    path: str
+    methods: tuple[str, ...] = ("POST",)  # the first is the documented one
+    fields_from: Literal["body", "query"] = "body"  # an absent body means the defaults
+    needs_admin_key: bool = True
+    # What is shown of the workers' replies: a string as plain text, anything else as JSON.
+    render: Callable[[Sequence[Any]], Any] = first_failure
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    name: str  # on the wire, and of the Engine's method
+    request: type[ControlStruct]  # its docstring is what /docs shows
+    reply: type[msgspec.Struct]
+    # By kind of worker. The TokenizerManager's runs first, and whatever it raises keeps the request from the others.
+    handlers: Mapping[str, Handler]
+    route: Route | None = None

@@ -1,0 +1,40 @@
+"""The Engine's methods for control requests, derived from their declarations."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from jaxserve.scheduler.control.declaration import Control, ControlStruct
+from jaxserve.scheduler.control.registry import controls
+
+
+class Controllable(Protocol):
+    def control(self, request: ControlStruct) -> Any: ...
+
+
+def add_control_methods(engine: type[Controllable]) -> None:
+    """One method per control request; its parameters are the request's fields, its result is the reply struct."""
+    for control in controls().values():
+        setattr(engine, control.name, _method(control))
+
+
+def _method(control: Control) -> Callable[..., Any]:
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    for field in msgspec.structs.fields(control.request):
+        default = inspect.Parameter.empty if field.required else field.default
+        parameters.append(inspect.Parameter(field.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default))
+    signature = inspect.Signature(parameters)
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        engine: Controllable = arguments.pop("self")
+        return engine.control(control.request(**arguments))
+
+    method.__name__ = method.__qualname__ = control.name
+    method.__doc__ = control.request.__doc__
+    method.__signature__ = signature  # type: ignore[attr-defined]
+    return method

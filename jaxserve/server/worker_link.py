@@ -1,0 +1,76 @@
+"""WorkerLink: the main process's sockets to and from its workers, on one asyncio loop.
+
+It delivers what arrives to one function and knows nothing of what the messages mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from jaxserve.ipc import IpcPaths, Receiver, Sender
+from jaxserve.messages import Message, TokenizerInput, WorkerAddress
+
+logger = logging.getLogger(__name__)
+
+# Messages read from the socket before other tasks get their turn.
+_MESSAGES_PER_TURN = 64
+
+
+class WorkerLink:
+    def __init__(self, workers: Sequence[WorkerAddress], deliver: Callable[[Any], None]) -> None:
+        self.workers = tuple(workers)
+        self.last_heartbeat_s = 0.0  # time.monotonic() of the last message from a worker
+        self._deliver = deliver
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._context: zmq.Context[Any] | None = None
+        self._receiver: Receiver | None = None
+        self._senders: dict[WorkerAddress, Sender] = {}
+
+    def open(self, paths: IpcPaths) -> None:
+        """Opens the sockets and reads them on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._receiver = Receiver(self._context, paths.tokenizer, TokenizerInput)
+        self._senders = {worker: Sender(self._context, paths.of(worker)) for worker in self.workers}
+        self._loop.add_reader(self._receiver.fd, self._read)
+        self._loop.call_soon(self._read)  # the descriptor only tells of changes
+
+    def close(self) -> None:
+        """Ends the sockets; what the workers have not read by now is dropped."""
+        if self._loop is None or self._receiver is None or self._context is None:
+            return
+        self._loop.remove_reader(self._receiver.fd)
+        self._receiver.close()
+        for sender in self._senders.values():
+            sender.close(linger_ms=0)
+        self._context.term()
+        self._receiver = self._context = None
+        self._senders = {}
+
+    def of_kind(self, kind: str) -> list[WorkerAddress]:
+        return [worker for worker in self.workers if worker.kind == kind]
+
+    def send(self, worker: WorkerAddress, message: Message) -> None:
+        sender = self._senders.get(worker)
+        if sender is not None:  # else the workers are gone, and with them whoever the message was for
+            sender.send(message)
+
+    def _read(self) -> None:
+        if self._receiver is None or self._loop is None:
+            return
+        messages = self._receiver.receive(_MESSAGES_PER_TURN)
+        if messages:
+            self.last_heartbeat_s = time.monotonic()
+        for message in messages:
+            try:
+                self._deliver(message)
+            except Exception:  # one message must not keep the others from their receivers
+                logger.exception("A message of type %s could not be handled.", type(message).__name__)
+        if len(messages) == _MESSAGES_PER_TURN:
+            self._loop.call_soon(self._read)

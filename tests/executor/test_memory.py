@@ -1,0 +1,148 @@
+"""The memory budget: which pages fit, and that a server and a plan draw up the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from benchmarks.model_configs import LLAMA_8B, write_config
+from jaxserve.aot import planner
+from jaxserve.aot.chips import V6E
+from jaxserve.aot.planner import PlanOptions, plan_capacity
+from jaxserve.aot.targets import Target
+from jaxserve.config import ServerArgs
+from jaxserve.executor import build
+from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.memory import (
+    GIB,
+    DeviceMemory,
+    MemoryBudget,
+    ProgramMemory,
+    StepMemory,
+    fit_pages,
+    limit_to_use,
+    memory_budget,
+    memory_lines,
+    weight_bytes,
+)
+from jaxserve.executor.mesh import make_mesh
+from jaxserve.models import ModelConfig
+
+TINY = LLAMA_8B | {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 64,
+}
+ARGS = {"max_running_requests": 4, "decode_row_buckets": (4,), "prefill_token_buckets": (16,), "chunked_prefill_size": 16}
+TOTAL = 400_000  # so little that the pool is what is left
+
+MakeBlueprint = Callable[..., Blueprint]
+
+
+@pytest.fixture
+def make_blueprint(tmp_path: Path) -> MakeBlueprint:
+    config = ModelConfig.from_pretrained(write_config(tmp_path, TINY))
+
+    def make(**changes: Any) -> Blueprint:
+        args = ServerArgs(model_path=str(tmp_path), **(ARGS | changes))
+        return Blueprint.draw(args, config, make_mesh(args.tp_size))
+
+    return make
+
+
+def test_pages_fill_the_share_that_is_left() -> None:
+    common = {"mem_fraction": 0.9, "page_bytes": GIB, "page_size": 16}
+    device = DeviceMemory(total=100 * GIB, free=80 * GIB)
+    assert fit_pages(device, table_bytes=0, step_bytes=GIB, **common) == 70  # 80 free, 10 of them not ours
+    assert fit_pages(device, table_bytes=2 * GIB, step_bytes=GIB, **common) == 68
+    assert fit_pages(device, table_bytes=2 * GIB, step_bytes=30 * GIB, **common) == 48  # steps need more than the reserve
+
+
+def test_no_room_is_an_error_with_the_numbers() -> None:
+    device = DeviceMemory(total=10 * GIB, free=GIB)
+    with pytest.raises(ValueError, match=r"1\.00 GiB are free.*0\.8.*2\.00 GiB.*tables 0\.50.*16 tokens"):
+        fit_pages(device, mem_fraction=0.8, table_bytes=GIB // 2, step_bytes=0, page_bytes=GIB, page_size=16)
+
+
+def test_a_pool_is_no_larger_than_its_use() -> None:
+    common = {"page_bytes": 1024, "max_rows": 4, "max_pages_per_row": 8}
+    assert limit_to_use(10_000, cap_bytes=None, **common) == 64
+    assert limit_to_use(10_000, cap_bytes=20 * 1024, **common) == 20
+    assert limit_to_use(10, cap_bytes=None, **common) == 10
+
+
+def test_the_budget_is_the_whole_device(make_blueprint: MakeBlueprint) -> None:
+    blueprint = make_blueprint()
+    weights = weight_bytes(blueprint)
+    assert weights == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(blueprint.abstract_params()))
+    steps = StepMemory(temporaries=30_000, code=10_000)
+    budget = memory_budget(blueprint, DeviceMemory(TOTAL, TOTAL - weights - 5_000), steps)
+    assert (budget.weights, budget.others, budget.temporaries, budget.code) == (weights, 5_000, 30_000, 10_000)
+    assert budget.row_tables > 5 * 100 * 2  # output_counts alone, with the row for padding
+    assert budget.page_table == 5 * blueprint.spec(1).max_pages_per_row * 4
+    reserve = TOTAL - int(TOTAL * blueprint.args.mem_fraction_static) - 40_000
+    assert reserve <= budget.free < reserve + 2 * budget.page_bytes
+    needy = memory_budget(blueprint, DeviceMemory(TOTAL, TOTAL - weights), StepMemory(TOTAL // 2, 10_000))
+    assert needy.num_pages < budget.num_pages and 0 <= needy.free < needy.page_bytes
+    table = "\n".join(memory_lines(budget, blueprint))
+    assert f"{budget.num_pages * blueprint.page_size} tokens" in table and "row tables" in table
+
+
+def test_a_pool_that_was_asked_for(make_blueprint: MakeBlueprint) -> None:
+    blueprint = make_blueprint(max_total_tokens=64)
+    assert memory_budget(blueprint, DeviceMemory(TOTAL, 0), None).num_pages == 64 // blueprint.page_size
+
+
+def test_code_is_that_of_all_programs(make_blueprint: MakeBlueprint) -> None:
+    blueprint = make_blueprint(decode_row_buckets=(2, 4))
+    known = weight_bytes(blueprint) + 5 * blueprint.spec(1).max_pages_per_row * 4 + 10 * blueprint.page_bytes
+    extend = ProgramMemory(arguments=known + 7, temporaries=100, new_outputs=20, code=5)
+    decode = ProgramMemory(arguments=known, temporaries=50, new_outputs=30, code=3)
+    sampling = ProgramMemory(arguments=0, temporaries=10, new_outputs=1, code=1)
+    steps = StepMemory.of(blueprint, [extend, decode], sampling, num_pages=10)
+    assert steps.temporaries == 120 + 30 + 7
+    num_forward, num_row_counts = len(blueprint.buckets.all), len({bucket.num_rows for bucket in blueprint.buckets.all})
+    assert steps.code == 5 * num_forward + 4 * num_row_counts
+
+
+class ThisCpu(Target):
+    def devices(self) -> tuple[Any, ...]:
+        return tuple(jax.devices("cpu")[: self.num_devices])
+
+
+def plan_of(blueprint: Blueprint, monkeypatch: pytest.MonkeyPatch, compile: str, **changes: Any) -> MemoryBudget:
+    monkeypatch.setattr(planner, "without_devices", lambda: None)
+    chip = dataclasses.replace(V6E, name="pretended", kind="cpu", platform="cpu", hbm_bytes=TOTAL)
+    args = ServerArgs(model_path=blueprint.args.model_path, **(ARGS | changes))
+    options = PlanOptions(compile=compile, show_progress=False)
+    plan = plan_capacity(args, blueprint.config, ThisCpu(chip, (1,)), options)
+    assert plan.failure is None and plan.memory is not None, plan.failure
+    return plan.memory
+
+
+@pytest.mark.parametrize("changes", [{}, {"max_total_tokens": 64}])
+def test_a_server_and_a_plan_draw_up_the_same_budget(
+    make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    blueprint = make_blueprint(**changes)
+    monkeypatch.setattr(build, "measure", lambda _: DeviceMemory(TOTAL, TOTAL - weight_bytes(blueprint)))
+    assert plan_of(blueprint, monkeypatch, "none", **changes) == build.plan_memory(blueprint)
+
+
+def test_a_server_and_a_plan_find_the_same_step_memory(make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they decide about the pool. The plan compiles steps with the whole pool, a server with a small one."""
+    blueprint = make_blueprint(mem_fraction_static=1.0)
+    device = DeviceMemory(TOTAL, TOTAL - weight_bytes(blueprint))
+    started = memory_budget(blueprint, device, build.measure_steps(blueprint))
+    assert plan_of(blueprint, monkeypatch, "largest", mem_fraction_static=1.0) == started
+    assert started.num_pages == started.fitting_pages

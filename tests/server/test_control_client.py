@@ -1,0 +1,151 @@
+"""Control requests on the asking side: replies of several workers, the way into the Engine, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import msgspec
+import pytest
+
+from jaxserve.messages import DETOKENIZER, SCHEDULER, ControlReply, ControlRequest, WorkerAddress, pack
+from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
+from jaxserve.scheduler.control.declaration import first_failure
+from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
+from jaxserve.scheduler.control.freeze_gc import FreezeGCReq, FreezeGCReqOutput
+from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput, PauseGenerationReqOutput
+from jaxserve.scheduler.control.registry import control_of, controls
+from jaxserve.server.control import client as client_module
+from jaxserve.server.control.client import ControlClient
+from jaxserve.server.control.engine_methods import add_control_methods
+from jaxserve.server.requests import RequestError
+
+WORKERS = [WorkerAddress(SCHEDULER, 0), WorkerAddress(SCHEDULER, 1), WorkerAddress(DETOKENIZER)]
+
+
+class Workers:
+    """A WorkerLink to workers that answer as they are told, the last one first."""
+
+    def __init__(self) -> None:
+        self.workers = WORKERS
+        self.asked: list[tuple[WorkerAddress, ControlRequest]] = []
+        self.is_paused = False  # it is the TokenizerManager, too
+        self.aborted: list[str] = []
+        self.client = ControlClient(self, self)  # type: ignore[arg-type]
+
+    def send(self, worker: WorkerAddress, message: ControlRequest) -> None:
+        self.asked.append((worker, message))
+
+    def abort_unsent(self, rid_prefix: str) -> None:
+        self.aborted.append(rid_prefix)
+
+    def answer(self, *bodies: msgspec.Struct | str) -> None:
+        """A reply for each that was asked, or an error."""
+        for (worker, message), body in reversed(list(zip(self.asked, bodies, strict=True))):
+            reply = ControlReply(request_id=message.request_id, worker=worker)
+            if isinstance(body, str):
+                reply.error, reply.status_code = body, 400
+            else:
+                reply.body = pack(body)
+            self.client.receive(reply)
+            self.client.receive(reply)  # twice does no harm
+
+    async def ask(self, request: Any, *bodies: msgspec.Struct | str) -> list[Any]:
+        asking = asyncio.create_task(self.client.ask(request))
+        await asyncio.sleep(0)
+        self.answer(*bodies)
+        return await asking
+
+
+async def test_replies_are_gathered_by_rank() -> None:
+    workers = Workers()
+    replies = await workers.ask(FreezeGCReq(), *(FreezeGCReqOutput(i) for i in range(3)))
+    assert [reply.num_frozen for reply in replies] == [0, 1, 2]
+    assert [worker for worker, _ in workers.asked] == WORKERS
+
+
+async def test_only_those_that_handle_it_are_asked_and_one_failure_is_shown() -> None:
+    workers = Workers()
+    replies = await workers.ask(FlushCacheReqInput(), FlushCacheReqOutput(True), FlushCacheReqOutput(False, "busy"))
+    assert [worker for worker, _ in workers.asked] == WORKERS[:2]
+    assert first_failure(replies).message == "busy"
+
+
+async def test_an_error_of_one_worker_is_the_answer_when_all_have_answered() -> None:
+    with pytest.raises(RequestError, match="not now") as caught:
+        await Workers().ask(FlushCacheReqInput(), FlushCacheReqOutput(True), "not now")
+    assert (caught.value.status_code, caught.value.err_type) == (400, "BadRequestError")
+
+
+async def test_a_silent_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT_S", 0.02)
+    workers = Workers()
+    asking = asyncio.create_task(workers.client.ask(FreezeGCReq()))
+    await asyncio.sleep(0)
+    del workers.asked[1]
+    workers.answer(FreezeGCReqOutput(1), FreezeGCReqOutput(1))
+    with pytest.raises(RequestError, match=r"freeze_gc was not answered within 0.02 s by: scheduler 1\.") as caught:
+        await asking
+    assert caught.value.status_code == 503
+    workers.answer(FreezeGCReqOutput(1), FreezeGCReqOutput(1))  # too late
+
+
+async def test_a_failure_of_the_server_ends_the_waiting() -> None:
+    workers = Workers()
+    asking = asyncio.create_task(workers.client.ask(FreezeGCReq()))
+    await asyncio.sleep(0)
+    workers.client.fail_all("All is lost.")
+    with pytest.raises(RequestError, match="All is lost"):
+        await asking
+
+
+async def test_the_tokenizer_manager_takes_part_first() -> None:
+    workers = Workers()
+    await workers.ask(PauseGenerationReqInput(), PauseGenerationReqOutput(), PauseGenerationReqOutput())
+    assert workers.is_paused
+    assert workers.aborted == [""]
+    workers.asked.clear()
+    await workers.ask(ContinueGenerationReqInput(), *[msgspec.convert({}, control_of(ContinueGenerationReqInput).reply)] * 2)
+    assert not workers.is_paused
+
+
+async def test_values_that_python_let_through_are_refused_before_anything_happens() -> None:
+    workers = Workers()
+    with pytest.raises(RequestError, match="pause_generation is wrong: Invalid enum value 'never'"):
+        await workers.client.ask(PauseGenerationReqInput(mode="never"))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="flush_cache is wrong"):
+        await workers.client.ask(FlushCacheReqInput(timeout_s=-1.0))
+    assert not workers.asked
+    assert not workers.is_paused
+
+
+# --- what follows from a declaration
+
+
+def test_every_declaration_is_found_and_consistent() -> None:
+    assert {"flush_cache", "abort_request", "get_internal_state", "set_internal_state"} <= set(controls())
+    assert {"pause_generation", "continue_generation", "slow_down", "freeze_gc"} <= set(controls())
+    for name, control in controls().items():
+        assert control.name == name
+        assert control_of(control.request) is control
+        assert control.handlers
+        assert control.request.__doc__
+
+
+def test_the_engine_has_a_method_for_each() -> None:
+    class Motor:
+        def control(self, request: Any) -> Any:
+            return request
+
+    add_control_methods(Motor)
+    motor: Any = Motor()
+    assert motor.pause_generation() == PauseGenerationReqInput()
+    assert (
+        motor.pause_generation("retract") == motor.pause_generation(mode="retract") == PauseGenerationReqInput(mode="retract")
+    )
+    assert motor.flush_cache(timeout_s=2.0).timeout_s == 2.0
+    assert str(inspect.signature(Motor.abort_request)) == "(self, rid=None, abort_all=None)"  # type: ignore[attr-defined]
+    assert "New requests wait" in Motor.pause_generation.__doc__  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="spice"):
+        motor.flush_cache(spice=1)
