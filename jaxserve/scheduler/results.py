@@ -152,7 +152,7 @@ class ResultProcessor:
             req = self._table.req(row)
             reason: FinishReason | None
             if ends_by_token[i]:
-                reason = FinishReason.stop(int(tokens[i]))
+                reason = self._constraints.failure(req) or FinishReason.stop(int(tokens[i]))
             else:
                 reason = self._match_text(req, row) or self._constraints.follow(req, int(tokens[i]))
             if reason is None and ends_by_length[i]:
