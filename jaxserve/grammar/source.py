@@ -26,8 +26,14 @@ def to_llguidance(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         return _of_schema(grammar.text)
     if grammar.kind == "regex":
-        return str(LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(grammar.text, _ASCII_CLASSES)}/"))
+        return _of_regex(grammar.text)
     return str(LLMatcher.grammar_from_lark(lark.to_lark(ebnf.parse(grammar.text))))
+
+
+def _of_regex(text: str) -> str:
+    if (len(text) - len(text.rstrip("\\"))) % 2:  # the library would drop it
+        raise GrammarError("regex: the regular expression is not valid: it ends with a lone backslash.")
+    return str(LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(text, _ASCII_CLASSES)}/"))
 
 
 def _of_schema(text: str) -> str:

@@ -46,6 +46,7 @@ def problem(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> str:
     [
         ("regex", "(ab", "regex: the regular expression is not valid: unclosed group."),
         ("regex", "a(?=b)", "look-around, including look-ahead and look-behind, is not supported."),
+        ("regex", "a" + 3 * "\\", "regex: the regular expression is not valid: it ends with a lone backslash."),
         ("regex", r"(a)\1", "backreferences are not supported."),
         ("regex", r"\bfoo", "regex: the regular expression is not valid: lookarounds not supported yet"),
         ("regex", "(" * 3000 + ")" * 3000, "regex: the regular expression is not valid: "),
@@ -69,6 +70,7 @@ def problem(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> str:
         ("ebnf", 'root ::= "a"\nroot ::= "b"', "ebnf: rule root is defined twice"),
         ("ebnf", 'root ::= ("a" | "b"', "ebnf: a closing parenthesis is expected (line 1, at the end)."),
         ("ebnf", 'root ::= "a" (="b") "b"', "ebnf: a closing parenthesis is expected (line 1, before '=\"b\") \"b\"')."),
+        ("ebnf", 'root ::= "a\nb"', "ebnf: a literal or a character class does not end in its line (line 1, before '\"a')."),
         ("ebnf", "root ::= [z-a]", "ebnf: the range z-a is empty"),
         ("ebnf", r'root ::= "\ud800"', r"ebnf: \ud800 is not a character"),
         ("ebnf", 'root ::= "a"{3,2}', "ebnf: {3,2} asks for at least 3 and at most 2"),
