@@ -151,7 +151,7 @@ class ResultProcessor:
             req = self._table.req(row)
             reason: FinishReason | None
             if ends_by_token[i]:
-                reason = FinishReason.stop(int(tokens[i]))
+                reason = self._constraints.failure(req) or FinishReason.stop(int(tokens[i]))
             else:
                 reason = self._text_or_grammar_end(req, row, int(tokens[i]))
             if reason is None and ends_by_length[i]:
