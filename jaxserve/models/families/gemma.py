@@ -75,7 +75,7 @@ def _read(raw: Mapping[str, Any], ropes: Mapping[str, RopeConfig], qk_norm: Norm
     return FamilyTraits(
         tuple(layers[kind] for kind in _layer_types(raw)),
         embedding_scale=float(required_int(raw, "hidden_size") ** 0.5),
-        logit_soft_cap=raw.get("final_logit_softcapping"),
+        logit_soft_cap=_soft_cap(raw, "final_logit_softcapping"),
     )
 
 
@@ -86,7 +86,7 @@ def _layer(raw: Mapping[str, Any], rope: RopeConfig, qk_norm: NormSpec | None, *
         rope=rope,
         scale=float(required_int(raw, "query_pre_attn_scalar") ** -0.5),
         window=raw.get("sliding_window") if is_local else None,
-        soft_cap=raw.get("attn_logit_softcapping"),
+        soft_cap=_soft_cap(raw, "attn_logit_softcapping"),
         qk_norm=qk_norm,
         qkv_bias=bias,
         o_bias=bias,
@@ -97,6 +97,15 @@ def _layer(raw: Mapping[str, Any], rope: RopeConfig, qk_norm: NormSpec | None, *
 
 def _norm(raw: Mapping[str, Any]) -> NormSpec:
     return dataclasses.replace(read_norm(raw), counts_from_one=True)
+
+
+def _soft_cap(raw: Mapping[str, Any], name: str) -> float | None:
+    cap = raw.get(name)
+    if cap is None:
+        return None
+    if not isinstance(cap, int | float) or cap <= 0:
+        raise ValueError(f"{name} must be a number above 0, got {cap!r}.")
+    return float(cap)
 
 
 def _layer_types(raw: Mapping[str, Any]) -> tuple[str, ...]:
