@@ -37,7 +37,7 @@ def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
     buckets = [step.bucket.name for step in made.steps]
     assert buckets == ["extend T=64 R=4", "decode R=4"]
     names = [program.name for program in made.others]
-    assert len(names) == 4 + 2 and {"sample greedy R=4", "sample everything R=4", "page table", "row tables"} <= set(names)
+    assert len(names) == 5 + 2 and {"sample greedy R=4", "sample everything R=4", "page table", "row tables"} <= set(names)
     for step in made.steps:
         program = step.program
         assert program is not None and program.error is None and program.compile_s > 0
@@ -60,6 +60,15 @@ def test_the_pool_is_what_a_server_would_take(tmp_path: Path) -> None:
     assert made.full_requests == made.kv_tokens // 64
     assert made.server_pages == 2 * 4 * 64 // made.args.page_size
     assert "requests can use" in plan_text(made)
+
+
+def test_int8_weights_are_counted_as_the_compiler_counts_them(tmp_path: Path) -> None:
+    plain, made = plan(tmp_path, dtype="bfloat16"), plan(tmp_path, dtype="bfloat16", quantization="int8wo", compile="largest")
+    assert plain.memory is not None and made.memory is not None and made.failure is None
+    assert made.memory.weights < 0.75 * plain.memory.weights  # the embedding and norms stay
+    assert made.config.quantization == "int8wo"
+    program = made.steps[-1].program
+    assert program is not None and program.argument_bytes < made.memory.weights + made.memory.kv_pool + made.memory.state
 
 
 def test_a_pool_that_leaves_no_room_is_cut(tmp_path: Path) -> None:
