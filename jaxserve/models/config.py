@@ -37,6 +37,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint, as config.json says
     eos_token_ids: tuple[int, ...] = ()
+    quantization: str | None = None  # what matrices become while they are loaded (`Declare.weight`); the server's option
 
     @property
     def num_layers(self) -> int:
