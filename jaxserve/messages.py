@@ -161,8 +161,10 @@ class BatchTokenIDOut(Message):
     finished: dict[int, FinishReason] = {}  # by index; a request that appears here is never sent again
     logprobs: dict[int, OutputLogprobs] = {}
     times: dict[int, RequestTimes] = {}  # of the finished ones
-    # Stop strings by index, in a request's first message: text that may be the beginning of one is not sent out early.
+    # Stop strings and patterns by index, in a request's first message: text that may be the beginning of what they match is not
+    # sent out early.
     stops: dict[int, list[str]] = {}
+    stop_patterns: dict[int, list[str]] = {}
     # The prompt's last tokens (up to PROMPT_TAIL_LEN) by index, in a request's first message: whether the first word of the
     # answer begins with a space can depend on them.
     prompt_tails: dict[int, list[int]] = {}

@@ -162,6 +162,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"{field} may hold at most {limit} entries, got {count}.")
         if any(not stop for stop in self.stop):
             raise ValueError("stop must not contain an empty string.")
+        for pattern in self.stop_regex:
+            if len(pattern.encode(errors="surrogatepass")) > MAX_STOP_REGEX_BYTES:
+                raise ValueError(
+                    f"stop_regex patterns may have at most {MAX_STOP_REGEX_BYTES} bytes, got {pattern[:40]!r}... with "
+                    f"{len(pattern.encode(errors='surrogatepass'))}."
+                )
         for token_id in self.stop_token_ids:
             if not 0 <= token_id < vocab_size:
                 raise ValueError(f"stop_token_ids must lie in [0, {vocab_size}), got {token_id}.")

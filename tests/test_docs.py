@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+
+from jaxserve.config import LARGEST_PAGE_SIZE
+from jaxserve.kernels.pallas import gpu_attention
+from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
+from jaxserve.kernels.reference import ReferenceAttention
+from jaxserve.kernels.spec import AttentionSpec, Chip
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -31,3 +39,23 @@ def test_every_route_is_in_the_api_page() -> None:
     for file in (ROOT / "jaxserve" / "server").rglob("*.py"):
         for path in re.findall(r"router\.(?:get|post|put|api_route)\(\"([^\"]+)\"", file.read_text()):
             assert f"`{path}`" in text or path.startswith("/get_"), f"docs/api.md does not name {path}"
+
+
+@pytest.mark.parametrize(
+    ("row", "default", "unsupported"),
+    [
+        ("`pallas` (GPU)", gpu_attention.PallasGpuAttention.default_page_size, gpu_attention._wrong_shape),
+        ("`pallas` (TPU)", PallasTpuAttention.default_page_size, PallasTpuAttention.supports),
+        ("`reference`", ReferenceAttention.default_page_size, ReferenceAttention.supports),
+    ],
+)
+def test_the_kernels_page_names_the_page_sizes(
+    row: str, default: int, unsupported: Callable[[AttentionSpec], str | None]
+) -> None:
+    """What --page-size takes and the backend can serve."""
+    spec = AttentionSpec(Chip("tpu", "TPU v6 lite"), 32, 8, 128, "bfloat16", "bfloat16")
+    sizes = [n for n in range(1, LARGEST_PAGE_SIZE + 1) if unsupported(dataclasses.replace(spec, page_size=n)) is None]
+    every = sizes == list(range(sizes[0], sizes[-1] + 1))
+    named = f"{sizes[0]} to {sizes[-1]}" if every else f"{', '.join(map(str, sizes[:-1]))} or {sizes[-1]}"
+    (line,) = [line for line in (ROOT / "docs" / "kernels.md").read_text().splitlines() if line.startswith(f"| {row} |")]
+    assert line.endswith(f"| {named}, default {default} |")

@@ -14,6 +14,7 @@ ALLOWED: dict[str, set[str]] = {
     "types": set(),
     "config": set(),
     "demo": set(),
+    "text": set(),
     "cuda_toolkit": set(),
     "messages": {"types"},
     "runner": {"types"},
@@ -26,15 +27,27 @@ ALLOWED: dict[str, set[str]] = {
     "grammar": {"types"},
     "aot": {"config", "executor", "kernels", "models"},
     "executor": {"config", "types", "runner", "kernels", "models"},
-    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache", "grammar"},
-    "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor", "grammar"},
+    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache", "grammar", "text"},
+    "server": {
+        "config",
+        "types",
+        "messages",
+        "dispatcher",
+        "runner",
+        "ipc",
+        "models",
+        "scheduler",
+        "executor",
+        "grammar",
+        "text",
+    },
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor"},
     "__main__": {"cli"},
     "__init__": {"config", "cuda_toolkit", "types", "server"},
-}
+}  # fmt: skip
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "scheduler"}
+WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "scheduler", "text"}
 
 
 def modules() -> list[pathlib.Path]:

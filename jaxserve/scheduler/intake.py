@@ -13,10 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxserve.config import ServerArgs
-from jaxserve.messages import TokenizedGenerateReqInput
+from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
 from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.req import LogprobBuffer, Req
-from jaxserve.scheduler.stops import StopTextDecoder, StopTextMatcher, TokenPieces
+from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
 
 # SGLang's place for requests without a priority: behind all that have one.
 _LEAST_URGENT = -(1 << 63)
@@ -95,14 +95,17 @@ class Intake:
     def _seed(self, wanted: int | None) -> int:
         return int(self._seeds.integers(1 << 63)) if wanted is None else wanted
 
-    def _stop_text(self, message: TokenizedGenerateReqInput) -> StopTextMatcher | None:
+    def _stop_text(self, message: TokenizedGenerateReqInput) -> StopMatcher | None:
         sampling = message.sampling_params
         if not sampling.stop and not sampling.stop_regex:
             return None
         if self._pieces is None:
             field = "stop" if sampling.stop else "stop_regex"
             raise ValueError(f"{field} needs a tokenizer, and this server runs without one; use stop_token_ids.")
-        return StopTextMatcher(self._pieces, sampling.stop, sampling.stop_regex)
+        if not sampling.stop_regex:
+            return StopStringMatcher(self._pieces, sampling.stop)
+        prompt_tail = message.input_ids[-PROMPT_TAIL_LEN:].tolist()
+        return StopPatternMatcher(self._pieces.decoder, prompt_tail, sampling.stop, sampling.stop_regex)
 
     def _logprobs(self, message: TokenizedGenerateReqInput) -> LogprobBuffer | None:
         if not message.return_logprob:

@@ -162,6 +162,8 @@ def _announce(req: Req, index: int, message: BatchTokenIDOut) -> None:
     message.prompt_tails[index] = req.prompt_ids[-PROMPT_TAIL_LEN:].tolist()
     if req.sampling.stop:
         message.stops[index] = req.sampling.stop
+    if req.sampling.stop_regex:
+        message.stop_patterns[index] = req.sampling.stop_regex
 
 
 def _last_tokens(tokens: np.ndarray, rows: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

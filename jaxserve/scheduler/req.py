@@ -15,7 +15,7 @@ import numpy as np
 from jaxserve.cache.manager import Lease
 from jaxserve.grammar import Matcher
 from jaxserve.messages import OutputLogprobs
-from jaxserve.scheduler.stops import StopTextMatcher
+from jaxserve.scheduler.stops import StopMatcher
 from jaxserve.types import FinishReason, SamplingParams
 
 NO_TOKENS = np.zeros(0, np.int32)
@@ -82,7 +82,7 @@ class Req:
     device_stop_ids: np.ndarray = dataclasses.field(
         default_factory=lambda: NO_TOKENS
     )  # int32: own_stop_ids and, unless ignored, eos
-    stop_text: StopTextMatcher | None = None  # set if there are stop strings or patterns
+    stop_text: StopMatcher | None = None  # set if there are stop strings or patterns
     logprobs: LogprobBuffer | None = None  # set if logprobs are returned
     matcher: Matcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
 

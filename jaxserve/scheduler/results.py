@@ -23,7 +23,6 @@ from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
-from jaxserve.scheduler.stops import SlowStopPatternError
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -168,8 +167,6 @@ class ResultProcessor:
             return None
         try:
             matched = req.stop_text.match(self._table.output_ids(row))
-        except SlowStopPatternError as err:
-            return FinishReason.abort(str(err), 400, "BadRequestError")
         except Exception as err:  # of the tokenizer's decoder: one request's, not everybody's
             logger.exception("The stop strings of request %s could not be looked for.", req.rid)
             text = f"The scheduler failed to look for stop strings: {type(err).__name__}: {err}"

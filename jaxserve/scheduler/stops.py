@@ -1,9 +1,12 @@
 """Stop strings and stop patterns: does the newest token complete one?
 
-Only the tail of the output is decoded. A stop string of B bytes spans at most B tokens that show text, and every token is
-checked when it arrives, so a match ends in the newest token's text and the last B tokens (plus slack for tokens without text
-and for characters split between tokens) always hold it. Most tokens are ruled out without decoding a tail: a stop string's last
-character must come with the newest token. A pattern has no such bounds: it sees the last `REGEX_TAIL_CHARS` characters.
+Where there are stop strings only, just the tail of the output is decoded. A stop string of B bytes spans at most B tokens that
+show text, and every token is checked when it arrives, so a match ends in the newest token's text and the last B tokens (plus
+slack for tokens without text and for characters split between tokens) always hold it. Most tokens are ruled out without
+decoding a tail: a stop string's last character must come with the newest token.
+
+A pattern has no such bounds. Where there is one, the text is decoded as the detokenizer decodes it, token by token, and each of
+its characters moves an automaton, which also looks for the stop strings.
 
 Trimming the text is the detokenizer's business; this module only says what matched.
 """
@@ -11,16 +14,14 @@ Trimming the text is the detokenizer's business; this module only says what matc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import regex
+
+from jaxserve.text.incremental import REPLACEMENT, advance, open_windows
+from jaxserve.text.scanner import Scanner, moves_of
 
 TAIL_SLACK_TOKENS = 8
-REGEX_TAIL_CHARS = 256
-SPLIT_CHARACTER = "\ufffd"  # decoders put it where a character's bytes are not complete
-# A user's pattern must not be able to stall everybody: the search gives up after this time and the request is aborted.
-REGEX_TIMEOUT_S = 0.05
 
 
 class StopTextDecoder(Protocol):
@@ -29,8 +30,11 @@ class StopTextDecoder(Protocol):
     def decode(self, token_ids: list[int]) -> str: ...
 
 
-class SlowStopPatternError(Exception):
-    """A stop pattern took too long on a short text."""
+class StopMatcher(Protocol):
+    """What a request's text must not hold."""
+
+    def match(self, output_ids: np.ndarray) -> str | None:
+        """The text that the newest of `output_ids` completed: a stop string, or what a pattern matched."""
 
 
 class TokenPieces:
@@ -47,47 +51,42 @@ class TokenPieces:
         return piece
 
 
-class StopTextMatcher:
-    """The stop strings and patterns of one request."""
+class StopStringMatcher:
+    """The stop strings of a request that has no patterns."""
 
-    def __init__(self, pieces: TokenPieces, stops: Sequence[str], patterns: Sequence[str]) -> None:
-        """Raises ValueError with a sentence if a pattern is not a regular expression."""
+    def __init__(self, pieces: TokenPieces, stops: Sequence[str]) -> None:
         self._pieces = pieces
         self._decoder = pieces.decoder
         self._stops = tuple(stops)
-        self._last_chars = frozenset(stop[-1] for stop in stops) | {SPLIT_CHARACTER}
+        # Decoders put a replacement character where a character's bytes are not complete.
+        self._last_chars = frozenset(stop[-1] for stop in stops) | {REPLACEMENT}
         # A space at a token's beginning may not show when the token is decoded alone.
-        self._skips_tokens = not patterns and " " not in self._last_chars
-        self._patterns = tuple(_compile(pattern) for pattern in patterns)
-        longest = max((len(stop.encode()) for stop in stops), default=0)
-        self._tail_tokens = TAIL_SLACK_TOKENS + max(longest, REGEX_TAIL_CHARS if patterns else 0)
+        self._skips_tokens = " " not in self._last_chars
+        self._tail_tokens = TAIL_SLACK_TOKENS + max(len(stop.encode()) for stop in stops)
 
     def match(self, output_ids: np.ndarray) -> str | None:
-        """The text that the newest of `output_ids` completed: a stop string, or what a pattern matched."""
         if self._skips_tokens and self._last_chars.isdisjoint(self._pieces[int(output_ids[-1])]):
             return None
         text = self._decoder.decode(output_ids[-self._tail_tokens :].tolist())
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            return min(found)[1]
-        return self._match_patterns(text) if self._patterns else None
-
-    def _match_patterns(self, text: str) -> str | None:
-        start = max(len(text) - REGEX_TAIL_CHARS, 0)  # as a position, so that ^ still means the beginning of the text
-        for pattern in self._patterns:
-            try:
-                for match in pattern.finditer(text, pos=start, timeout=REGEX_TIMEOUT_S):
-                    if match.group():  # a pattern that also matches nothing would stop everything at once
-                        return str(match.group())
-            except TimeoutError as err:
-                raise SlowStopPatternError(
-                    f"stop_regex {pattern.pattern!r} took longer than {REGEX_TIMEOUT_S} s on {len(text)} characters."
-                ) from err
-        return None
+        return min(found)[1] if found else None
 
 
-def _compile(pattern: str) -> Any:
-    try:
-        return regex.compile(pattern)
-    except regex.error as err:
-        raise ValueError(f"stop_regex {pattern!r} is not a regular expression: {err}.") from err
+class StopPatternMatcher:
+    """The stop patterns and stop strings of one request."""
+
+    def __init__(self, decoder: StopTextDecoder, prompt_tail: list[int], stops: Sequence[str], patterns: Sequence[str]) -> None:
+        """Raises ValueError with a sentence if a pattern is not a regular expression, or not a supported one."""
+        self._decoder = decoder
+        self._scanner = Scanner(moves_of(tuple(patterns), tuple(stops)))
+        self._window = open_windows([prompt_tail], self._decode)[0]
+        self._num_seen = 0
+
+    def match(self, output_ids: np.ndarray) -> str | None:
+        new_tokens = output_ids[self._num_seen :].tolist()
+        self._num_seen = len(output_ids)
+        match = self._scanner.push(advance([self._window], [new_tokens], [False], self._decode)[0])
+        return None if match is None else match.text
+
+    def _decode(self, batch: list[list[int]]) -> list[str]:
+        return [self._decoder.decode(token_ids) for token_ids in batch]

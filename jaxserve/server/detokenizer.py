@@ -1,8 +1,8 @@
 """The detokenizer process: BatchTokenIDOut in, BatchStrOut out.
 
-It keeps a token window and, where a request has stop strings, a stop filter per unfinished sequence. Everything else in a
-message passes through untouched. It learns of a request from the first message about it and forgets it with the last one;
-it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq.
+It keeps a token window and, where a request has stop strings or patterns, a stop filter per unfinished sequence. Everything
+else in a message passes through untouched. It learns of a request from the first message about it and forgets it with the last
+one; it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq.
 
 A sequence whose text cannot be made ends here, with an error and without the others noticing. The scheduler learns of it by
 way of the TokenizerManager; what it sends about the sequence until then is dropped.
@@ -32,10 +32,10 @@ from jaxserve.messages import (
 )
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.server.decoder_handover import wait_for_decoder
-from jaxserve.server.incremental import DecodeBatch, TokenWindow, advance, open_windows
-from jaxserve.server.stops import StopFilter, cut_at
+from jaxserve.server.stops import StopFilter, cut_at, stop_filter
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import WorkerContext, run_worker
+from jaxserve.text.incremental import DecodeBatch, TokenWindow, advance, open_windows
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _DECODE_FLAGS = SKIP_SPECIAL_TOKENS | SPACES_BETWEEN_SPECIAL_TOKENS
 @dataclasses.dataclass(slots=True)
 class SequenceState:
     window: TokenWindow
-    stops: StopFilter | None  # None: no stop strings, or they are wanted in the text
+    stops: StopFilter | None  # None: nothing to look for, or it is wanted in the text
 
 
 class Detokenizer:
@@ -137,10 +137,8 @@ class Detokenizer:
         for kind, indices in new.items():
             windows = self._open_windows(out, kind, indices, failed)
             for i, window in zip(indices, windows, strict=True):
-                stops = out.stops.get(i)
-                states[out.rids[i]] = SequenceState(
-                    window, StopFilter(stops) if stops and not flags[i] & NO_STOP_TRIM else None
-                )
+                stops = None if flags[i] & NO_STOP_TRIM else stop_filter(out.stops.get(i, []), out.stop_patterns.get(i, []))
+                states[out.rids[i]] = SequenceState(window, stops)
         self._forget_oldest(len(states) - max(self._max_sequences, len(out.rids)))
 
     def _open_windows(

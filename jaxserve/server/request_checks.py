@@ -6,6 +6,7 @@ Pure functions over GenerateReqInput and token ids; every failure is a RequestEr
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 
 from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.text.scanner import moves_of
 from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -91,6 +93,16 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req)
+    for params in req.sampling_params:
+        _check_patterns(params)
+
+
+def _check_patterns(params: SamplingParams) -> None:
+    if params.stop_regex:
+        try:
+            moves_of(tuple(params.stop_regex), tuple(params.stop))
+        except ValueError as error:
+            raise RequestError(str(error), param="stop_regex") from error
 
 
 def _check_unicode(req: GenerateReqInput) -> None:
@@ -193,7 +205,7 @@ def sample_params(params: SamplingParams, sample: int, max_new_tokens: int) -> S
 
 
 def cache_namespace(extra_key: str | None, cache_salt: str | None) -> str | None:
-    """extra_key and cache_salt as one radix cache namespace; different pairs never meet."""
-    if cache_salt is None:
-        return extra_key
-    return f"{extra_key or ''}\x1f{cache_salt}"
+    """extra_key and cache_salt as one radix cache namespace; different pairs never meet, and an empty string is not null."""
+    if extra_key is None and cache_salt is None:
+        return None
+    return json.dumps([extra_key, cache_salt])

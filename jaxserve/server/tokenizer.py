@@ -2,7 +2,7 @@
 
 Wraps the Hugging Face tokenizer of a folder. Where there is a Rust tokenizer behind it, encoding and decoding go straight to
 it: that path has no mutable padding state, so it may be used from several threads, and it is several times faster. Knows
-nothing of requests; `jaxserve.server.incremental` turns decoding into streaming.
+nothing of requests; `jaxserve.text.incremental` turns decoding into streaming.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import re
 
 import openai
 import pytest
@@ -113,6 +114,38 @@ def test_stop_ends_and_is_not_part_of_the_text(client: openai.OpenAI) -> None:
     assert cut.choices[0].finish_reason == "stop"
     streamed = client.completions.create(model=MODEL, prompt="one two", max_tokens=30, temperature=0, stop=[stop], stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == cut.choices[0].text
+
+
+def test_a_stop_pattern_cuts_streamed_and_whole_text_alike(client: openai.OpenAI) -> None:
+    request = {"model": MODEL, "prompt": "one two", "max_tokens": 30, "temperature": 0}
+    text = client.completions.create(**request).choices[0].text
+    start = len(text) // 2
+    pattern = re.escape(text[start]) + ".{3}" + re.escape(text[start + 4])
+    first = min((m.end(), m.start()) for i in range(len(text)) if (m := re.compile(f"(?s){pattern}").match(text, i)))
+    cut = client.completions.create(**request, extra_body={"stop_regex": f"(?s){pattern}"}).choices[0]
+    assert (cut.text, cut.finish_reason) == (text[: first[1]], "stop")
+    streamed = client.completions.create(**request, extra_body={"stop_regex": f"(?s){pattern}"}, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in streamed) == cut.text
+    with pytest.raises(openai.BadRequestError, match="a back reference, which is not supported"):
+        client.completions.create(**request, extra_body={"stop_regex": r"(a)\1"})
+
+
+def test_fields_nobody_serves_are_named(client: openai.OpenAI) -> None:
+    for field in ("no_such_field", "lora_path", "thinking"):
+        with pytest.raises(openai.BadRequestError, match=field):
+            client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={field: {"a": 1}})
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    with pytest.raises(openai.BadRequestError, match="without a tool-call parser"):
+        client.chat.completions.create(model=MODEL, messages=QUESTION, tools=[tool])
+    client.chat.completions.create(
+        model=MODEL,
+        messages=QUESTION,
+        max_tokens=1,
+        tools=[tool],
+        tool_choice="none",
+        user="u",
+        metadata={"a": "b"},
+    )
 
 
 def test_logit_bias_and_max_completion_tokens(client: openai.OpenAI) -> None:

@@ -71,6 +71,7 @@ class Answer:
     times: RequestTimes | None = None
     logprobs: list[OutputLogprobs] = dataclasses.field(default_factory=list)
     stops: list[str] | None = None
+    stop_patterns: list[str] | None = None
     prompt_tail: list[int] | None = None
 
 
@@ -121,6 +122,7 @@ class MemoryTransport:
             answer.prompt_tokens, answer.cached_tokens = int(message.prompt_tokens[i]), int(message.cached_tokens[i])
             answer.decode_flags = int(message.decode_flags[i])
             answer.stops = message.stops.get(i, answer.stops)
+            answer.stop_patterns = message.stop_patterns.get(i, answer.stop_patterns)
             answer.prompt_tail = message.prompt_tails.get(i, answer.prompt_tail)
             if i in message.logprobs:
                 assert len(message.logprobs[i].logprobs) == len(new)
@@ -137,6 +139,7 @@ class Harness:
         text_decoder: StopTextDecoder | None = None,
         step_delay_s: float = 0.0,
         nan_token: int | None = None,
+        grammars: Any = None,
         **spec: Any,
     ) -> None:
         self.args = ServerArgs(**({"random_seed": 1} | (args or {})))
@@ -144,7 +147,13 @@ class Harness:
         self.transport = MemoryTransport()
         self.clock = Clock()
         self.scheduler = Scheduler(
-            self.args, self.runner, decoder=text_decoder, sink=self.transport, clock=self.clock, wall_clock=self.clock
+            self.args,
+            self.runner,
+            decoder=text_decoder,
+            sink=self.transport,
+            grammars=grammars,
+            clock=self.clock,
+            wall_clock=self.clock,
         )
         self.loop = SchedulerLoop(self.scheduler, self.transport, overlap=overlap)
         self.transport.may_wait = lambda: self.scheduler.wait_s != 0

@@ -27,8 +27,10 @@ from jaxserve.messages import (
     encode,
 )
 from jaxserve.scheduler.control.desk import ControlDesk
+from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, TokenPieces
 from jaxserve.server.detokenizer import Detokenizer, serve
-from jaxserve.server.stops import StopFilter
+from jaxserve.server.scheduler_process import TailDecoder
+from jaxserve.server.stops import StopStringFilter, stop_filter
 from jaxserve.server.tokenizer import RustDecoder
 from jaxserve.types import FinishReason
 
@@ -160,7 +162,7 @@ def test_everything_else_passes_through_the_wire() -> None:
 def test_stop_filter_never_shows_a_stop_string(text: str, stops: list[str], data: st.DataObject) -> None:
     """Cut where the first stop string is complete, as the scheduler does; nothing behind that place was ever given out."""
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
-    filter_, shown, start = StopFilter(stops), "", 0
+    filter_, shown, start = StopStringFilter(stops), "", 0
     end = min(ends, default=len(text))
     matched = next((stop for stop in stops if text[:end].endswith(stop)), None) if ends else None
     while start < end:
@@ -171,6 +173,83 @@ def test_stop_filter_never_shows_a_stop_string(text: str, stops: list[str], data
     expected = text[:end] if matched is None else text[: end - len(matched)]
     assert shown == expected if matched is None else expected.startswith(shown)
     assert not any(stop in shown for stop in stops)
+
+
+def end_of(ids: list[int], stops: list[str], patterns: list[str]) -> tuple[list[int], FinishReason]:
+    """The tokens up to the one with which the scheduler ends the request, and why it ends."""
+    text_decoder = TailDecoder(RustDecoder(byte_level()))
+    matcher: StopMatcher = StopPatternMatcher(text_decoder, [], stops, patterns) if patterns else StopStringMatcher(
+        TokenPieces(text_decoder), stops
+    )  # fmt: skip
+    for end in range(1, len(ids) + 1):
+        matched = matcher.match(np.array(ids[:end], np.int32))
+        if matched is not None:
+            return ids[:end], FinishReason.stop(matched)
+    return ids, FinishReason.length_limit(len(ids))
+
+
+def text_of_messages(
+    ids: list[int], sizes: list[int], reason: FinishReason, stops: list[str], patterns: list[str], flags: int
+) -> str:
+    detokenizer, text, start, turn = new_detokenizer(), "", 0, 0
+    while start < len(ids):
+        size = sizes[turn % len(sizes)]
+        piece, start, turn = ids[start : start + size], start + size, turn + 1
+        fields: dict[str, Any] = {"finished": {0: reason}} if start >= len(ids) else {}
+        if turn == 1:
+            fields |= {"stops": {0: stops}, "stop_patterns": {0: patterns}}
+        text += detokenizer.process(message({"r": piece}, flags, **fields)).texts[0]
+    return text
+
+
+SOME_PATTERNS = ["b", "bc", "b.d", "a.*c", "[^a]a+", "(ab|bcd)e", r"\bab\b", "(?s)c.*e", "é", "(?m)a$", "d|cde|abcdef"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.text("abcde é\n", min_size=1, max_size=5), min_size=1, max_size=12),
+    st.lists(st.sampled_from(SOME_PATTERNS), max_size=3),
+    st.lists(st.text("abcd é", min_size=1, max_size=4), min_size=1, max_size=2),
+    st.lists(st.integers(1, 4), min_size=1, max_size=5),
+)
+def test_the_text_is_the_same_however_tokens_are_cut_into_messages(
+    pieces: list[str], patterns: list[str], stops: list[str], sizes: list[int]
+) -> None:
+    ids, reason = end_of([token for piece in pieces for token in ids_of(piece)], stops, patterns)
+    whole = text_of_messages(ids, [len(ids)], reason, stops, patterns, SKIP_SPECIAL_TOKENS)
+    assert text_of_messages(ids, sizes, reason, stops, patterns, SKIP_SPECIAL_TOKENS) == whole
+    assert text_of_messages(ids, [1], reason, stops, patterns, SKIP_SPECIAL_TOKENS) == whole
+    everything = byte_level().decode(ids)
+    if isinstance(reason.matched, str):
+        assert everything.startswith(whole + reason.matched)
+        kept = text_of_messages(ids, sizes, reason, stops, patterns, SKIP_SPECIAL_TOKENS | NO_STOP_TRIM)
+        assert kept == everything
+    else:
+        assert whole == everything
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [3], [9]])
+def test_a_pattern_that_began_in_an_earlier_message_is_cut(sizes: list[int]) -> None:
+    ids, reason = end_of([token for letter in "abcde" for token in ids_of(letter)], [], ["c.e"])
+    assert reason == FinishReason.stop("cde")
+    assert text_of_messages(ids, sizes, reason, [], ["c.e"], SKIP_SPECIAL_TOKENS) == "ab"
+
+
+@pytest.mark.parametrize("sizes", [[1], [2], [9]])
+def test_what_only_looks_like_a_match_because_a_token_is_hidden(sizes: list[int]) -> None:
+    """The scheduler sees special tokens, clients do not."""
+    end = byte_level().token_to_id("<|end|>")
+    ids, reason = end_of([*ids_of("xa"), end, *ids_of("b-"), *ids_of("ab")], [], ["ab"])
+    assert reason == FinishReason.stop("ab")
+    assert text_of_messages(ids[:-1], sizes, FinishReason.length_limit(9), [], ["ab"], SKIP_SPECIAL_TOKENS).startswith("xab-")
+
+
+def test_a_pattern_holds_back_so_much_only() -> None:
+    held = stop_filter([], ["(?s)<.*>"])
+    assert held is not None
+    assert held.push("x<") == "x"
+    assert "".join(held.push("y" * 100) for _ in range(50)) == "<" + "y" * (5000 - 1024)
+    assert held.finish("z", None) == "y" * 1024 + "z"
 
 
 def test_256_sequences_cost_little() -> None:

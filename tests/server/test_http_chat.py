@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import openai.types.chat
 import pytest
 from fake_service import FakeService
 from http_harness import MODEL, app_client, events_of
+from openai.resources.chat.completions import Completions as Chat
+from openai.resources.completions import Completions
+
+from jaxserve.server.openai.foreign_fields import CHAT, COMPLETION
+from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -114,9 +121,7 @@ async def test_messages_reach_the_template_as_roles_and_texts() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call, broken]},
         {"role": "tool", "content": "1", "tool_call_id": "1"},
     ]
-    await chat(
-        service, messages=messages, tools=[TOOL], chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low"
-    )
+    await chat(service, messages=messages, chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
     seen = service.templated[0]
     assert seen["messages"] == [
         {"role": "system", "content": "be brief"},
@@ -128,16 +133,20 @@ async def test_messages_reach_the_template_as_roles_and_texts() -> None:
         },
         {"role": "tool", "content": "1", "tool_call_id": "1"},
     ]
-    assert seen["tools"] == [TOOL]
+    assert seen["tools"] is None
     assert (seen["enable_thinking"], seen["reasoning_effort"]) == (False, "low")
     assert (seen["add_generation_prompt"], seen["continue_final_message"]) == (True, False)
 
 
-async def test_tool_choice_none_hides_the_tools() -> None:
+async def test_without_a_parser_tools_are_refused_not_answered_as_text() -> None:
     service = FakeService()
-    for choice in (None, "auto", "none"):
-        await chat(service, tools=[TOOL], tool_choice=choice)
-    assert [seen["tools"] for seen in service.templated] == [[TOOL], [TOOL], None]
+    for fields in ({}, {"tool_choice": "auto"}, {"stream": True}, {"input_ids": [5]}):
+        error = await chat(service, expect=400, tools=[TOOL], **fields)
+        assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+        assert "without a tool-call parser" in error["message"]
+    await chat(service, tools=[TOOL], tool_choice="none")
+    await chat(service, tools=[], tool_choice="auto", parallel_tool_calls=True)
+    assert [seen["tools"] for seen in service.templated] == [None, None]
 
 
 async def test_continue_final_message() -> None:
@@ -197,13 +206,60 @@ async def test_token_ids_and_meta_info() -> None:
         ({"continue_final_message": True}, "continue_final_message", "role assistant"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "must not hold tokenize"),
         ({"chat_template": "{{ x }}"}, "chat_template", "not supported"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "must not hold self"),
         ({"input_ids": []}, "input_ids", "at least one token id"),
+        ({"thinking": {"type": "enabled"}}, "thinking", "thinking is not supported yet."),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "not supported yet"),
+        ({"sampling_logprobs_mode": "x"}, "sampling_logprobs_mode", "not supported yet"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported yet"),
+        ({"web_search_options": {}}, "web_search_options", "not supported yet"),
+        ({"verbosity": "low"}, "verbosity", "not supported yet"),
+        ({"temprature": 1}, "temprature", "temprature is not a field this server knows."),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "supported"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "stream_options.x is not a field"),
+        ({"messages": [{**HELLO[0], "prefix": True}]}, "messages", "messages[0].prefix is not supported yet"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "x", "phase": 1}]}, "messages", "messages[1].phase is not"),
+        ({"messages": [{**HELLO[0], "contents": "x"}]}, "messages", "messages[0].contents is not a field"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+            "messages",
+            "messages[0].content[0].x is not a field",
+        ),
+        ({"user": "u", "max_tokens": "3"}, "max_tokens", 'must be an integer or null, got "3"'),
     ],
 )  # fmt: skip
 async def test_bad_fields_are_named(body: dict[str, Any], param: str, words: str) -> None:
     error = await chat(expect=400, **body)
     assert words in error["message"]
     assert error["param"] == param
+
+
+async def test_what_asks_for_nothing_is_accepted() -> None:
+    await chat(
+        user="u", metadata={"a": "b"}, store=True, service_tier="auto", prompt_cache_key="k", safety_identifier="s",
+        modalities=["text"], verbosity="medium", separate_reasoning=True, stream_reasoning=True, parallel_tool_calls=False,
+        reasoning=None, thinking={"type": "disabled"}, function_call="none", routed_dp_rank=0, mm_processor_kwargs={},
+        use_audio_in_video=False, custom_labels=None, response_format={"type": "text"},
+    )  # fmt: skip
+
+
+async def test_the_message_of_a_reply_may_come_back() -> None:
+    message = (await chat())["choices"][0]["message"]
+    as_the_client_has_it = openai.types.chat.ChatCompletionMessage.model_validate(message).model_dump()
+    cached = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    await chat(messages=[*HELLO, message, as_the_client_has_it, {"role": "user", "content": [cached]}])
+
+
+def test_every_parameter_of_openais_client_is_known() -> None:
+    for create, struct, foreign in (
+        (Chat.create, ChatCompletionRequest, CHAT),
+        (Completions.create, CompletionRequest, COMPLETION),
+    ):
+        parameters = set(inspect.signature(create).parameters)
+        sent = parameters - {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+        assert sent <= {*struct.__struct_fields__, *foreign.unserved, *foreign.without_effect}
+        assert not set(struct.__struct_fields__) & {*foreign.unserved, *foreign.without_effect}
 
 
 async def test_a_prompt_that_is_too_long() -> None:

@@ -146,7 +146,64 @@ async def test_tokenize_and_detokenize(prefix: str) -> None:
         assert await post("/detokenize", tokens=[1000]) == (400, "tokens must be token ids in [0, 1000), got 1000.")
         assert await post("/detokenize", tokens=[-1]) == (400, "tokens must be token ids in [0, 1000), got -1.")
         assert (await post("/detokenize", tokens=[1, [2]]))[0] == 400
-        assert await post("/tokenize", prompt=5) == (400, "prompt must be a string or a list, got 5.")
+        assert await post("/tokenize", prompt=5) == (400, "prompt must be a string or a list or null, got 5.")
+
+
+HELLO = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+async def test_tokenize_renders_messages_as_chat_does(prefix: str) -> None:
+    service = FakeService()
+    shape = {"reasoning_effort": "low", "chat_template_kwargs": {"x": 1}}
+    async with app_client(service) as client:
+        reply = await client.post(prefix + "/tokenize", json={"messages": HELLO, **shape})
+        await client.post("/v1/chat/completions", json={"messages": HELLO, "max_tokens": 1, **shape})
+        await client.post(prefix + "/tokenize", json={"messages": HELLO, "tools": [TOOL], "add_generation_prompt": False})
+        await client.post(prefix + "/tokenize", json={"messages": HELLO, "tools": [TOOL], "tool_choice": "none"})
+    tokens = reply.json()["tokens"]
+    assert reply.json() == {"tokens": tokens, "count": len(tokens), "max_model_len": 100}
+    assert service.requests[0].input_ids == [tokens]
+    assert service.templated[0] == service.templated[1]
+    assert (service.templated[2]["tools"], service.templated[2]["add_generation_prompt"]) == ([TOOL], False)
+    assert service.templated[3]["tools"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({}, "Exactly one of prompt and messages must be given."),
+        ({"prompt": "a", "messages": HELLO}, "Exactly one of prompt and messages must be given."),
+        ({"messages": []}, "messages must hold at least one message"),
+        ({"messages": [{"role": "user", "content": "unrenderable"}]}, "cannot render"),
+        ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens must not be true with messages"),
+        ({"messages": HELLO, "continue_final_message": True}, "continue_final_message needs a last message of the role"),
+        (
+            {
+                "messages": [{"role": "assistant", "content": "x"}],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "exclude each other",
+        ),
+        ({"prompt": "a", "tools": []}, "tools needs messages instead of a prompt."),
+        ({"prompt": "a", "text": "b"}, "text is not a field this server knows."),
+    ],
+)
+async def test_what_cannot_be_tokenized(body: dict[str, Any], words: str) -> None:
+    async with app_client(FakeService()) as client:
+        reply = await client.post("/tokenize", json=body)
+    assert reply.status_code == 400, reply.text
+    assert words in reply.json()["error"]["message"]
+
+
+async def test_tokenizer_endpoints_know_one_model() -> None:
+    async with app_client(FakeService()) as client:
+        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+            assert (await client.post(path, json={**body, "model": "default"})).status_code == 200
+            assert (await client.post(path, json={**body, "model": "other"})).status_code == 404
+            assert (await client.post(path, json={**body, "modle": "x"})).status_code == 400
 
 
 async def test_the_api_is_described() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -21,6 +22,8 @@ JSON = {"content-type": "application/json"}
         (b"", "is empty"),
         (b"{", "not valid JSON"),
         (b'{"prompt": NaN}', "not valid JSON"),
+        (b'{"model": 5, "rid": [], "prompt": NaN}', "not valid JSON"),
+        (b'{"unknown": 5, "prompt": NaN}', "not valid JSON"),
         (b'{"text": "\\ud800"}', "not valid JSON"),
         (b'{"text": ' + b"[" * 100_000, "not valid JSON"),
         (b"[1, 2]", "must be"),
@@ -32,6 +35,28 @@ async def test_unreadable_bodies_are_400(path: str, raw: bytes, words: str) -> N
         reply = await client.post(path, content=raw, headers=JSON)
     assert reply.status_code == 400
     assert words in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, 970, 990])
+async def test_what_is_nested_deeply_is_no_server_error(depth: int) -> None:
+    nested = "[" * depth + "1" + "]" * depth
+    call = '{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": %s}}]}'
+    messages = ('{"role": %s}', '{"role": "user", "content": %s}', '{"role": "assistant", "tool_calls": {"a": %s}}', call)
+    bodies = [f'{{"messages": [{message % nested}]}}' for message in messages]
+    bodies.append(f'{{"messages": [{call % json.dumps("[" * 100_000)}]}}')
+    bodies.append(f'{{"messages": [{{"role": "user", "content": "a"}}], "tool_choice": {{"a": {nested}}}}}')
+    async with app_client(FakeService()) as client:
+        for body in bodies:
+            reply = await client.post(CHAT, content=body, headers=JSON)
+            assert reply.status_code in (200, 400), reply.text
+
+
+async def test_names_of_unknown_fields_are_cut() -> None:
+    async with app_client(FakeService()) as client:
+        for name in ("x" * 100_000, "", "a`b", "prompt[0]"):
+            reply = await client.post("/v1/completions", json={"prompt": "a", name: 1})
+            assert reply.status_code == 400
+            assert "is not a field this server knows." in reply.json()["message"] and len(reply.text) < 1000
 
 
 async def test_broken_text_is_400() -> None:

@@ -10,6 +10,8 @@ import pytest
 from fake_service import FakeService
 from http_harness import app_client
 
+from jaxserve.server.native.tokens import TokenizeRequest
+from jaxserve.server.openai.foreign_fields import CHAT, COMPLETION
 from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 from jaxserve.types import SamplingParams
 
@@ -19,9 +21,12 @@ NATIVE_FIELDS = (
 )  # fmt: skip
 TARGETS = {
     "/generate": ({"text": "x"}, NATIVE_FIELDS),
-    "/v1/completions": ({"prompt": "x"}, CompletionRequest.__struct_fields__),
-    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "x"}]}, ChatCompletionRequest.__struct_fields__),
-    "/tokenize": ({"prompt": "x"}, ("prompt", "add_special_tokens")),
+    "/v1/completions": ({"prompt": "x"}, (*CompletionRequest.__struct_fields__, *COMPLETION.unserved)),
+    "/v1/chat/completions": (
+        {"messages": [{"role": "user", "content": "x"}]},
+        (*ChatCompletionRequest.__struct_fields__, *CHAT.unserved, *CHAT.without_effect),
+    ),
+    "/tokenize": ({"prompt": "x"}, TokenizeRequest.__struct_fields__),
     "/detokenize": ({"tokens": [5]}, ("tokens", "skip_special_tokens")),
     "/set_internal_state": ({"server_args": {}}, ("server_args",)),
     "/slow_down": ({}, ("forward_sleep_time",)),

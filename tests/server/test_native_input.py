@@ -74,7 +74,9 @@ def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
         ({"input_ids": [[1], [2.5]]}, "input_ids[1][0] must be an integer, got a number.", "input_ids"),
         ({"text": "a", "stream": "yes"}, "stream must be true or false, got a string.", "stream"),
         ({"text": "a", "rid": 7}, "rid must be a string or a list, got an integer.", "rid"),
-        ({"text": "a", "lora_path": "x"}, "'lora_path' is not a field this server supports.", "lora_path"),
+        ({"text": "a", "lora_path": "x"}, "lora_path is not supported yet.", "lora_path"),
+        ({"text": "a", "input_embeds": np.zeros((2, 2))}, "input_embeds is not supported yet.", "input_embeds"),
+        ({"text": "a", "steram": False}, "steram is not a field this server knows.", "steram"),
         ({"text": "a", "logprob_start_len": 0}, "logprob_start_len must be -1", "logprob_start_len"),
         ({"text": "a", "sampling_params": 5}, "sampling_params must be an object or a list of objects.", "sampling_params"),
         ({"text": "a", "sampling_params": [{}, {}]}, "one entry per prompt: got 2 for 1 prompts.", "sampling_params"),
@@ -104,3 +106,10 @@ def test_wrong_requests_get_a_sentence(body: dict[str, Any], sentence: str, para
     assert sentence in caught.value.message
     assert caught.value.param == param
     assert caught.value.status_code == 400
+
+
+def test_what_asks_for_nothing_is_accepted() -> None:
+    build(
+        text="a", image_data=[], lora_path=None, return_hidden_states=False, session_params={}, routed_dp_rank=0,
+        custom_labels={"a": "b"}, no_such_field=None,
+    )  # fmt: skip

@@ -50,11 +50,30 @@ def test_seeds_of_samples_stay_64_bit() -> None:
 
 
 def test_namespaces_do_not_collide() -> None:
-    keys = [None, "", "a", "b", "ab"]
+    keys = [None, "", "a", "b", "ab", "a\x1fb", "\x1f", '"', 'a", "b', "null", "é"]
     made = [cache_namespace(*pair) for pair in itertools.product(keys, keys)]
     assert cache_namespace(None, None) is None
-    assert cache_namespace("a", None) == "a"
-    assert len(set(made)) == len(made) - 4, "only an absent and an empty extra_key are the same beside a salt"
+    assert len(set(made)) == len(made)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "sentence"),
+    [
+        (["ok", "é" * 129], "stop_regex patterns may have at most 256 bytes, got 'éééé"),
+        (["ok", "(a)\\1"], "stop_regex '(a)\\\\1' holds a back reference, which is not supported."),
+        (["ok", "a{2000}"], "stop_regex and stop are too large together"),
+        (["(" * 250], "is not a regular expression"),
+    ],
+)
+def test_patterns_are_checked_before_anything_is_tokenized(patterns: list[str], sentence: str) -> None:
+    req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(stop_regex=patterns)])
+    with pytest.raises(RequestError) as caught:
+        check_shape(req, limits())
+    assert sentence in caught.value.message and caught.value.param == "stop_regex"
+
+
+def test_a_pattern_of_256_bytes_is_served() -> None:
+    check_shape(GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(stop_regex=["é" * 128])]), limits())
 
 
 def test_a_request_cannot_ask_for_endless_sequences() -> None:

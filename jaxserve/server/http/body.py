@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from jaxserve.server.foreign_fields import ForeignFields, unknown_field
 from jaxserve.server.http.errors import uses_openai_envelope
 from jaxserve.server.requests import RequestError
 
@@ -28,6 +29,10 @@ _AT_PATH = re.compile(r"^(?P<problem>.*?) - at `(?P<path>.*)`$", re.DOTALL)
 _WRONG_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?P<bound> [<>]=? -?[\d.]+)?(?:, got `[^`]+`)?$")
 _MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+_UNKNOWN = re.compile(r"contains unknown field `(?P<field>[^`]*)`")
+
+
+NO_FOREIGN_FIELDS = ForeignFields()
 
 
 async def read_json_bytes(request: Request) -> bytes:
@@ -53,22 +58,39 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     return body
 
 
-async def read_struct(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-    return decode_struct(await read_json_bytes(request), decoder)
+async def read_struct(request: Request, decoder: msgspec.json.Decoder[T], foreign: ForeignFields = NO_FOREIGN_FIELDS) -> T:
+    return decode_struct(await read_json_bytes(request), decoder, foreign)
 
 
-def decode_struct(raw: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    try:
-        return decoder.decode(raw)
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error), raw) from None
+def decode_struct(raw: bytes, decoder: msgspec.json.Decoder[T], foreign: ForeignFields = NO_FOREIGN_FIELDS) -> T:
+    """The body as the decoder's struct. Where that forbids unknown fields, `foreign` are those to be treated otherwise."""
+    try:  # explaining an error reads the body again, to its end
+        try:
+            return decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            if _UNKNOWN.search(str(error)):
+                without: T = _without_foreign_fields(raw, decoder.type, foreign)
+                return without
+            raise _field_error(str(error), raw) from None
     except _MALFORMED as error:
         raise _malformed(error) from None
 
 
+def _without_foreign_fields(raw: bytes, kind: Any, foreign: ForeignFields) -> Any:
+    fields, served = msgspec.json.decode(raw), kind.__struct_fields__
+    foreign.check(fields, served)
+    try:
+        return msgspec.convert({name: value for name, value in fields.items() if name in served}, kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error), raw) from None
+
+
 def shown(value: Any) -> str:
     """A value for an error message, cut to a readable length."""
-    text = json.dumps(value, ensure_ascii=False)  # not msgspec: integers may be of any size here
+    try:
+        text = json.dumps(value, ensure_ascii=False)  # not msgspec: integers may be of any size here
+    except RecursionError:
+        return "a value that is nested too deeply"
     return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
 
 
@@ -86,6 +108,8 @@ def _field_error(message: str, raw: bytes) -> RequestError:
     if missing:
         field = f"{path}.{missing['field']}" if path else missing["field"]
         return RequestError(f"{field} is required.", param=field)
+    if unknown := _UNKNOWN.search(problem):
+        return unknown_field(f"{path}.{unknown['field']}" if path else unknown["field"])
     wrong_type = _WRONG_TYPE.match(problem)
     if wrong_type:
         kinds = [_TYPE_WORDS.get(kind, kind) for kind in wrong_type["expected"].split(" | ")]

@@ -34,10 +34,6 @@ _OPENAI_NAMES = {
 }
 
 
-def not_supported(field: str, what: str = "is not supported yet") -> RequestError:
-    return RequestError(f"{field} {what}.", param=field, code="unsupported_parameter")
-
-
 def internal_error() -> RequestError:
     return RequestError("Internal server error; the server's log says more.", 500, ERR_TYPES[500])
 

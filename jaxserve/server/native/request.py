@@ -15,15 +15,12 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from jaxserve.server.native.foreign_fields import GENERATE
 from jaxserve.server.requests import GenerateReqInput, RequestError
 from jaxserve.types import SamplingParams
 
 T = TypeVar("T")
 
-# SGLang's fields that ask for no change in what is generated.
-_WITHOUT_EFFECT = frozenset(
-    {"log_metrics", "no_logs", "custom_labels", "external_trace_header", "routing_key", "conversation_id"}
-)
 _KNOWN = frozenset(
     {"text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "top_logprobs_num",
      "return_text_in_logprobs", "logprob_start_len", "priority", "extra_key", "cache_salt"}
@@ -71,9 +68,7 @@ def build_generate_request(body: Mapping[str, Any], preferred_sampling_params: s
 
 
 def _check_names(fields: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        if name not in _KNOWN and name not in _WITHOUT_EFFECT and value is not False:
-            raise RequestError(f"{name!r} is not a field this server supports.", param=name)
+    GENERATE.check(fields, _KNOWN)
     if _one_for_all(fields, "logprob_start_len", int, -1) != -1:
         raise RequestError(
             "logprob_start_len must be -1: logprobs of prompt tokens are not supported.", param="logprob_start_len"

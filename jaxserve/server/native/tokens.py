@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize (also below /v1): the served model's tokenizer over HTTP, one text or many."""
+"""POST /tokenize and /detokenize (also below /v1): the served model's tokenizer over HTTP."""
 
 from __future__ import annotations
 
@@ -10,21 +10,36 @@ from fastapi import APIRouter, Request
 
 from jaxserve.server.http.body import read_struct, shown
 from jaxserve.server.http.docs import json_body
-from jaxserve.server.http.service import service_of
+from jaxserve.server.http.service import GenerationService, service_of
+from jaxserve.server.openai.conversation import Conversation
+from jaxserve.server.openai.params import check_model
 from jaxserve.server.requests import RequestError
 
 router = APIRouter(tags=["tokenizer"])
 
 
-class TokenizeRequest(msgspec.Struct):
-    """POST /tokenize: `prompt` is one text or a list."""
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize: `prompt` is one text or a list; `messages` are rendered as /v1/chat/completions renders them."""
 
-    prompt: str | list[str]
+    prompt: str | list[str] | None = None
     model: str | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None  # default: true for prompts; the template writes those of a conversation
+    # With messages
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | float | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(msgspec.Struct):
+_WITH_MESSAGES = (
+    "tools", "tool_choice", "add_generation_prompt", "continue_final_message", "reasoning_effort", "chat_template_kwargs",
+)  # fmt: skip
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /detokenize: `tokens` is a list of ids or a list of such lists."""
 
     tokens: list[int | list[int]]
@@ -39,19 +54,46 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest))
 @router.post("/v1/tokenize", openapi_extra=json_body(TokenizeRequest))
 async def tokenize(request: Request) -> dict[str, Any]:
-    """Text to token ids, with their count and the model's context length."""
+    """Text or a conversation to token ids, with their count and the model's context length."""
     body, service = await read_struct(request, _tokenize_decoder), service_of(request)
-    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    check_model(body.model, request.app.state.args)
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Exactly one of prompt and messages must be given.", param="prompt")
+    if body.messages is not None:
+        tokens: Any = await _conversation_tokens(body, body.messages, service)
+        count: Any = len(tokens)
+    else:
+        tokens = await _prompt_tokens(body, service)
+        count = len(tokens) if isinstance(body.prompt, str) else [len(one) for one in tokens]
+    return {"tokens": tokens, "count": count, "max_model_len": service.context_len}
+
+
+async def _conversation_tokens(body: TokenizeRequest, messages: list[dict[str, Any]], service: GenerationService) -> list[int]:
+    if body.add_special_tokens:
+        message = "add_special_tokens must not be true with messages: the chat template writes the special tokens."
+        raise RequestError(message, param="add_special_tokens")
+    conversation = Conversation.checked(
+        messages,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        reasoning_effort=body.reasoning_effort,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return await conversation.render(service)
+
+
+async def _prompt_tokens(body: TokenizeRequest, service: GenerationService) -> Any:
+    """The ids of one text, or a list of such lists."""
+    for field in _WITH_MESSAGES:
+        if getattr(body, field) is not None:
+            raise RequestError(f"{field} needs messages instead of a prompt.", param=field)
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
+    encode, special = service.tokenizer.encode, body.add_special_tokens is not False
     # Off the event loop: a long text takes a while, and other requests' tokens should not wait for it.
-    encode, special = service.tokenizer.encode, body.add_special_tokens
     ids = await asyncio.to_thread(lambda: [encode(text, add_special_tokens=special) for text in texts])
-    counts = [len(one) for one in ids]
-    single = isinstance(body.prompt, str)
-    return {
-        "tokens": ids[0] if single else ids,
-        "count": counts[0] if single else counts,
-        "max_model_len": service.context_len,
-    }
+    return ids[0] if isinstance(body.prompt, str) else ids
 
 
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
@@ -59,6 +101,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
 async def detokenize(request: Request) -> dict[str, Any]:
     """Token ids to text."""
     body, service = await read_struct(request, _detokenize_decoder), service_of(request)
+    check_model(body.model, request.app.state.args)
     single = all(isinstance(item, int) for item in body.tokens)
     lists: list[Any] = [body.tokens] if single else list(body.tokens)
     for ids in lists:

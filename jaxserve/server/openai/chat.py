@@ -2,14 +2,12 @@
 
     body -> ChatCompletionRequest -> template -> token ids -> GenerateReqInput -> chunks -> one reply, or events
 
-Tools are shown to the model by the template; what it answers comes back as text.
+Tools are refused: there is no parser for calls yet, and a call that comes back as text is what no client expects.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import functools
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,31 +16,29 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import DONE_EVENT, EventStream, unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
 from jaxserve.server.openai.context import OpenAIContext, context_of
+from jaxserve.server.openai.conversation import Conversation
+from jaxserve.server.openai.foreign_fields import CHAT
 from jaxserve.server.openai.logprobs import chat_logprobs
-from jaxserve.server.openai.messages import template_messages, template_tools
-from jaxserve.server.openai.params import check, check_model, model_defaults, rid_of, sampling_params
-from jaxserve.server.openai.protocol import ChatCompletionRequest, refuse_unsupported
+from jaxserve.server.openai.params import (
+    check,
+    check_model,
+    check_stream_options,
+    model_defaults,
+    rid_of,
+    sampling_params,
+)
+from jaxserve.server.openai.protocol import ChatCompletionRequest
 from jaxserve.server.openai.streaming import StreamWriter
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid, raise_if_failed
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
-
-# A conversation up to this length is rendered and tokenized on the loop, which is faster than waking a thread; a longer one
-# takes milliseconds that other streams should not wait for.
-INLINE_RENDER_CHARS = 2000
-
-# Arguments of the tokenizer's template function that are the server's business; all other names reach the template.
-_OWN_TEMPLATE_KWARGS = frozenset(
-    ("messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
-     "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-     "tokenizer_kwargs", "processor_kwargs")
-)  # fmt: skip
 
 _ROLE_DELTA = b'"delta":{"role":"assistant","content":""}'
 _EMPTY_DELTA = b'"delta":{}'
@@ -52,7 +48,7 @@ _EMPTY_DELTA = b'"delta":{}'
 async def chat_completions(request: Request) -> Response:
     """OpenAI's chat completions."""
     context = context_of(request)
-    job = await plan(await read_struct(request, _decoder), context)
+    job = await plan(await read_struct(request, _decoder, CHAT), context)
     if job.body.stream:
         return EventStream(job.events())
     return Response(await unless_disconnected(request, job.reply()), media_type="application/json")
@@ -158,7 +154,7 @@ class ChatJob:
 
 
 def _check(body: ChatCompletionRequest, max_top_logprobs: int) -> None:
-    refuse_unsupported(body)
+    check_stream_options(body)
     for field in ("max_tokens", "max_completion_tokens"):
         value = getattr(body, field)
         check(value is None or value >= 1, field, "at least 1", value)
@@ -166,38 +162,27 @@ def _check(body: ChatCompletionRequest, max_top_logprobs: int) -> None:
         check(0 <= body.top_logprobs <= max_top_logprobs, "top_logprobs", f"in [0, {max_top_logprobs}]", body.top_logprobs)
         if body.top_logprobs and not body.logprobs:
             raise RequestError(f"top_logprobs={body.top_logprobs} needs logprobs: true.", param="top_logprobs")
-    if body.continue_final_message and (not body.messages or body.messages[-1].get("role") != "assistant"):
-        raise RequestError("continue_final_message needs a last message of the role assistant.", param="continue_final_message")
 
 
 async def _prompt_ids(body: ChatCompletionRequest, context: OpenAIContext) -> list[int]:
-    messages = template_messages(body.messages)
-    tools = template_tools(body.tools, body.tool_choice)
+    conversation = Conversation.checked(
+        body.messages,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        continue_final_message=bool(body.continue_final_message),
+        reasoning_effort=body.reasoning_effort,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    if conversation.tools is not None:
+        raise not_supported(
+            "tools",
+            "is not supported yet: without a tool-call parser the model's calls would come back as text; "
+            'tool_choice "none" answers without tools',
+        )
     if body.input_ids is not None:
         check(bool(body.input_ids), "input_ids", "a list of at least one token id", body.input_ids)
         return body.input_ids
-    kwargs = _template_kwargs(body)
-    continues = bool(body.continue_final_message)
-    render = functools.partial(
-        context.service.apply_chat_template,
-        messages,
-        tools,
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
-        **kwargs,
-    )
-    if tools is None and sum(len(message["content"]) for message in messages) <= INLINE_RENDER_CHARS:
-        return render()
-    return await asyncio.to_thread(render)
-
-
-def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
-    kwargs = dict(body.chat_template_kwargs or {})
-    if refused := _OWN_TEMPLATE_KWARGS & kwargs.keys():
-        raise RequestError(f"chat_template_kwargs must not hold {', '.join(sorted(refused))}.", param="chat_template_kwargs")
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    return kwargs
+    return await conversation.render(context.service)
 
 
 def _meta_info(last: GenerationChunk) -> dict[str, Any]:

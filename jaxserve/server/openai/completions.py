@@ -16,15 +16,16 @@ from typing import Any, cast
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import DONE_EVENT, EventStream, unless_disconnected
 from jaxserve.server.http.docs import json_body
-from jaxserve.server.http.errors import not_supported
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
 from jaxserve.server.openai.context import OpenAIContext, context_of
+from jaxserve.server.openai.foreign_fields import COMPLETION
 from jaxserve.server.openai.logprobs import CompletionLogprobs
-from jaxserve.server.openai.params import check, check_model, rid_of, sampling_params
-from jaxserve.server.openai.protocol import CompletionRequest, refuse_unsupported
+from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
+from jaxserve.server.openai.protocol import CompletionRequest
 from jaxserve.server.openai.streaming import StreamWriter
 from jaxserve.server.requests import GenerateReqInput, RequestError, TokenLogprob, new_rid, raise_if_failed
 
@@ -38,7 +39,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 async def completions(request: Request) -> Response:
     """OpenAI's completions."""
     context = context_of(request)
-    job = _Job.plan(await read_struct(request, _decoder), context)
+    job = _Job.plan(await read_struct(request, _decoder, COMPLETION), context)
     if job.body.stream:
         return EventStream(job.events())
     return Response(await unless_disconnected(request, job.reply()), media_type="application/json")
@@ -140,7 +141,7 @@ class _Job:
 
 
 def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
-    refuse_unsupported(body)
+    check_stream_options(body)
     check(body.max_tokens is None or body.max_tokens >= 1, "max_tokens", "at least 1", body.max_tokens)
     if body.best_of not in (None, body.num_choices):
         raise not_supported(

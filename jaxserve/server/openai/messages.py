@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
-from jaxserve.server.http.errors import not_supported
+from jaxserve.server.openai.foreign_fields import MESSAGE, TEXT_PART
 from jaxserve.server.requests import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # What a template may read next to role and content.
 _PASSED_ON = ("name", "tool_call_id", "reasoning_content")
+_FIELDS = ("role", "content", "tool_calls", *_PASSED_ON)
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -25,6 +27,7 @@ def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _template_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    MESSAGE.check(message, _FIELDS, where)
     role = message.get("role")
     if not isinstance(role, str) or role.lower() not in ROLES:
         raise _wrong(f"{where}.role", f"one of {', '.join(ROLES)}", role)
@@ -57,6 +60,7 @@ def _part_text(part: Any, where: str) -> str:
     if kind == "text":
         if not isinstance(part.get("text"), str):
             raise _wrong(f"{where}.text", "a string", part.get("text"))
+        TEXT_PART.check(part, ("type", "text"), where)
         return str(part["text"])
     if not isinstance(kind, str):
         raise _wrong(f"{where}.type", "a string", kind)
@@ -81,13 +85,13 @@ def _arguments(arguments: Any) -> Any:
         return arguments
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments  # a model's own broken call, handed back as history
     return value if isinstance(value, dict) else arguments
 
 
 def template_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> list[dict[str, Any]] | None:
-    """The tools the template shows to the model. What it answers comes back as text; calls are not parsed yet."""
+    """The tools the template shows to the model."""
     if isinstance(choice, dict) or choice == "required":
         raise not_supported("tool_choice", f"must be auto or none, got {shown(choice)}; forcing a call is not supported yet")
     if choice not in (None, "auto", "none"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
 from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import RequestError
@@ -32,7 +33,18 @@ def check(ok: bool, field: str, rule: str, value: Any) -> None:
         raise RequestError(f"{field} must be {rule}, got {shown(value)}.", param=field)
 
 
+def check_stream_options(request: OpenAIRequest) -> None:
+    options = request.stream_options
+    if options is None:
+        return
+    if not request.stream:
+        raise RequestError("stream_options needs stream: true.", param="stream_options")
+    if options.include_obfuscation:
+        raise not_supported("stream_options.include_obfuscation")
+
+
 def rid_of(request: OpenAIRequest) -> str | None:
+    check(request.rid != "", "rid", "a string of at least one character", request.rid)
     if isinstance(request.rid, list):
         check(len(request.rid) == 1, "rid", "one string here", request.rid)
         return request.rid[0]

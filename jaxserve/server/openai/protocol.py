@@ -1,56 +1,28 @@
 """Request bodies of the OpenAI routes: OpenAI's fields, then SGLang's extensions.
 
-Plain data, parsed by msgspec. Null means "not given" everywhere. A field nobody knows is ignored, as OpenAI and SGLang do; a
-field that is known but not served yet is declared here as such, so that `refuse_unsupported` can answer 400 instead of
-pretending.
+Plain data, parsed by msgspec. Null means "not given" everywhere. What is done with all other fields stands in
+`jaxserve.server.openai.foreign_fields`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
-
-from jaxserve.server.http.errors import not_supported
 
 # What crosses to the scheduler must fit its messages: 64 bits, and 32 where it fills an array.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # refused if true
 
 
-class _UnsupportedFields(msgspec.Struct, kw_only=True):
-    """Known fields that are refused unless they hold a value that asks for nothing."""
-
-    response_format: Any = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
-    lora_path: Any = None
-    session_id: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
-    custom_params: Any = None
-    watermark: Any = None
-    return_hidden_states: Any = None
-    return_routed_experts: Any = None
-    return_sampling_mask: Any = None
-    return_cached_tokens_details: Any = None
-    return_spec_tokens_details: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-
-
-class OpenAIRequest(_UnsupportedFields, kw_only=True):
+class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat completions share."""
-
-    UNSUPPORTED: ClassVar[tuple[str, ...]] = ()
 
     model: str | None = None
     frequency_penalty: float | None = None
@@ -64,7 +36,6 @@ class OpenAIRequest(_UnsupportedFields, kw_only=True):
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    user: str | None = None
     # SGLang's extensions
     top_k: Int32 | None = None
     min_p: float | None = None
@@ -90,22 +61,14 @@ class OpenAIRequest(_UnsupportedFields, kw_only=True):
 class CompletionRequest(OpenAIRequest, kw_only=True):
     """POST /v1/completions."""
 
-    UNSUPPORTED: ClassVar[tuple[str, ...]] = (*_UnsupportedFields.__struct_fields__, "suffix")
-
     prompt: str | list[str | Int32 | list[Int32]]
     best_of: Int32 | None = None
     echo: bool | None = None
     logprobs: Int32 | None = None
-    suffix: Any = None
 
 
 class ChatCompletionRequest(OpenAIRequest, kw_only=True):
     """POST /v1/chat/completions. Messages stay dicts: the chat template reads them."""
-
-    UNSUPPORTED: ClassVar[tuple[str, ...]] = (
-        *_UnsupportedFields.__struct_fields__,
-        "functions", "function_call", "audio", "prediction", "web_search_options", "chat_template", "task",
-    )  # fmt: skip
 
     messages: list[dict[str, Any]]
     max_completion_tokens: Int32 | None = None
@@ -120,24 +83,3 @@ class ChatCompletionRequest(OpenAIRequest, kw_only=True):
     input_ids: list[Int32] | None = None
     return_prompt_token_ids: bool | None = None
     return_meta_info: bool | None = None
-    # Refused
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    task: Any = None
-
-
-def refuse_unsupported(request: OpenAIRequest) -> None:
-    """Raises RequestError for the first known field that asks for something this version does not do."""
-    for field in request.UNSUPPORTED:
-        value = getattr(request, field)
-        if not value:  # null, false, 0, "", [] and {} ask for nothing
-            continue
-        if field == "response_format" and isinstance(value, dict) and value.get("type") == "text":
-            continue
-        if field == "function_call" and value == "none":
-            continue
-        raise not_supported(field)

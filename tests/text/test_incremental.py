@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from text_tokenizers import byte_level, sentencepiece_like
 from tokenizers import Tokenizer
 
-from jaxserve.server.incremental import REPLACEMENT, DecodeBatch, advance, open_windows
+from jaxserve.text.incremental import REPLACEMENT, DecodeBatch, advance, open_windows
 
 SIZES = st.lists(st.integers(1, 7), min_size=1, max_size=5)
 EMOJI_TEXT = "Family 👩‍👩‍👧‍👦 and 🚀🚀🚀, 日本語 — naïve café 🙂."
