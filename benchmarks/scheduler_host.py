@@ -18,6 +18,7 @@ import numpy as np
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DetokenizerInput, TokenizedGenerateReqInput, TokenizerInput
 from jaxserve.runner import RunnerSpec, StepInput, StepOutput
+from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import ForwardMode, SamplingParams
 
@@ -82,7 +83,7 @@ def measure(num_running: int, num_steps: int, page_size: int, stream: bool) -> d
         began = time.thread_time()
         batch = scheduler.next_batch()
         scheduled = time.thread_time()
-        assert batch is not None
+        assert isinstance(batch, ScheduleBatch)
         scheduler.launch(batch)
         launched = time.thread_time()
         scheduler.process_results(keep=1)

@@ -248,8 +248,8 @@ def _largest(blueprint: Blueprint) -> tuple[Bucket, Bucket, SamplingKey]:
 
 
 def _name(key: Any) -> str:
-    """What a program is called in reports: a step's, a sampling program's, or that of one of the others."""
-    return key.name if isinstance(key, (Bucket, SamplingKey)) else str(key).replace("_", " ")
+    """What a program is called in reports."""
+    return key.name if isinstance(key, Bucket | SamplingKey) else str(key).replace("_", " ")
 
 
 def _notes(blueprint: Blueprint, target: Target) -> list[str]:

@@ -88,7 +88,7 @@ class MemoryBudget:
     total: int
     others: int  # held by something else when the weights were loaded: the runtime, other programs
     weights: int
-    row_tables: int
+    row_tables: int  # what is kept per request row: penalty counts, biases, histories that drafts are looked up in
     page_table: int
     steps: StepMemory | None  # None: not compiled
     page_bytes: int  # of a page in all layers
@@ -125,8 +125,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
     """Pages as --max-total-tokens says, or as many as fit and can be used. ValueError, with the numbers, if none fits."""
     weights, page_table = weight_bytes(blueprint), page_table_bytes(blueprint)
     spec = blueprint.spec(1)
-    history_len = spec.context_len if blueprint.drafter is not None else 0
-    row_tables = row_table_bytes(spec.max_rows, spec.vocab_size, history_len)
+    row_tables = _num_bytes(blueprint.programs(1).state_shapes()[1])
     num_pages = fitting_pages = _pages_asked_for(blueprint)
     if not num_pages:
         mem_fraction = blueprint.args.mem_fraction_static
@@ -189,19 +188,23 @@ def limit_to_use(pages: int, *, page_bytes: int, max_rows: int, max_pages_per_ro
 
 
 def weight_bytes(blueprint: Blueprint) -> int:
-    leaves = jax.tree.leaves(blueprint.abstract_params())
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+    return _num_bytes(blueprint.abstract_params())
 
 
-def row_table_bytes(max_rows: int, vocab_size: int, history_len: int = 0) -> int:
-    """Each device has them whole, with a row for padding. `history_len`: tokens kept per row, to look drafts up in."""
+def row_table_bytes(max_rows: int, vocab_size: int) -> int:
+    """The most of a row's tables, known without a blueprint. Each device has them whole, with a row for padding."""
     shapes = jax.tree.leaves(RowTables.shapes(max_rows + 1, vocab_size))
-    return sum(shape.size * shape.dtype.itemsize for shape in shapes) + (max_rows + 1) * history_len * 4
+    return sum(shape.size * shape.dtype.itemsize for shape in shapes)
 
 
 def page_table_bytes(blueprint: Blueprint) -> int:
-    spec = blueprint.spec(1)
-    return (spec.max_rows + 1) * spec.max_pages_per_row * 4
+    return _num_bytes(blueprint.programs(1).state_shapes()[0].page_table)
+
+
+def _num_bytes(shapes: Any) -> int:
+    """Of a pytree of ShapeDtypeStructs with shardings."""
+    leaves = jax.tree.leaves(shapes)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _pages_asked_for(blueprint: Blueprint) -> int:

@@ -126,9 +126,13 @@ class StepPrograms:
         """Of (row tables, a packed row) -> row tables."""
         return self._jit(write_row, donated=0).lower(self._sampling_state().tables, self._whole(packed_row_shape()))
 
+    def state_shapes(self) -> tuple[ForwardState, SamplingState]:
+        """ShapeDtypeStructs with shardings in place of arrays."""
+        return self._forward_state(), self._sampling_state()
+
     def empty_state(self) -> tuple[ForwardState, SamplingState]:
         """Zeros, on the mesh's devices."""
-        shapes = self._forward_state(), self._sampling_state()
+        shapes = self.state_shapes()
         make = jax.jit(
             lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
             out_shardings=jax.tree.map(lambda s: s.sharding, shapes),

@@ -20,6 +20,14 @@ NO_ROWS = np.zeros(0, np.int32)
 NO_ROWS.flags.writeable = False
 
 
+@dataclasses.dataclass(frozen=True)
+class NeedsResults:
+    """In place of a batch: who goes on depends on the results of launched steps. Take them in, then plan again."""
+
+
+NEEDS_RESULTS = NeedsResults()
+
+
 @dataclasses.dataclass
 class ScheduleBatch:
     decode_rows: np.ndarray  # int32

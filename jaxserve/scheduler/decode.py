@@ -7,7 +7,6 @@ need be: retracted requests go back to the front of the waiting queue with their
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 
@@ -73,9 +72,7 @@ class DecodeMemory:
         *,
         retraction_policy: str,
         num_draft_tokens: int,
-        settle: Callable[[], None],
     ) -> None:
-        """`settle` processes the results of all launched steps: who is retracted must not be in flight."""
         self._cache = cache
         self._table = table
         self._residents = residents
@@ -84,7 +81,6 @@ class DecodeMemory:
         self._ratio = ratio
         self._tokens_per_step = num_draft_tokens
         self._by_urgency = retraction_policy == "priority"
-        self._settle = settle
         self.num_retracted = 0
 
     def grow(self) -> bool:
@@ -93,14 +89,10 @@ class DecodeMemory:
         return self._cache.grow_rows(rows, self._table.longest_after_step(rows, self._tokens_per_step))
 
     def make_room(self) -> Req | None:
-        """Called when `grow` failed: waits for launched steps, then retracts until it succeeds.
+        """Called when `grow` failed: retracts until it succeeds. No step may be in flight, as it would name the retracted.
 
         At least one request stays. Returns it if there is no room even for that one alone; the caller ends it.
         """
-        self._settle()
-        self._decode.refresh()
-        if self.grow():
-            return None
         victims = self._retract_until_fits()
         rows = self._decode.rows
         self._ratio.after_retraction(

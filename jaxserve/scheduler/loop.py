@@ -1,7 +1,8 @@
 """The scheduler's loop: receive, schedule, launch, process results.
 
 Overlap (default): while the device runs step N, the host takes in the results of step N-1 and prepares N+1. Launching N never
-waits for N-1, because decode rows read their input token on the device.
+waits for N-1, because decode rows read their input token on the device. Only where the plan itself depends on the results
+(somebody has to give way, and who has just ended?) they are taken in first.
 Plain (--disable-overlap-schedule): each step's result is processed before the next step is scheduled. Same tokens.
 
 The loop knows a Transport, not sockets; it ends when a ShutdownReq came and all requests are answered.
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jaxserve.messages import DetokenizerInput, Message, ShutdownReq, TokenizerInput
+from jaxserve.scheduler.batch import NeedsResults
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.watchdog import Watchdog
 
@@ -68,6 +70,10 @@ class SchedulerLoop:
         scheduler = self._scheduler
         scheduler.check_timers()
         batch = scheduler.next_batch()
+        if isinstance(batch, NeedsResults):
+            scheduler.process_results()
+            batch = scheduler.next_batch()
+            assert not isinstance(batch, NeedsResults), "all results are in"
         if batch is not None:
             scheduler.launch(batch)
         scheduler.process_results(keep=1 if batch is not None else 0)

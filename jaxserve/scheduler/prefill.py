@@ -6,14 +6,12 @@ requests' decode rows ride along. Where priorities say so, running requests are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from jaxserve.cache.manager import CacheManager
 from jaxserve.config import ServerArgs
 from jaxserve.runner import RunnerSpec
-from jaxserve.scheduler.batch import NO_ROWS, ScheduleBatch
+from jaxserve.scheduler.batch import NEEDS_RESULTS, NO_ROWS, NeedsResults, ScheduleBatch
 from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill_adder import AddResult, PrefillAdder, PrefillLimits
@@ -66,7 +64,6 @@ class PrefillPlanner:
         decode: DecodeSet,
         memory: DecodeMemory,
         ratio: NewTokenRatio,
-        settle: Callable[[], None],
     ) -> None:
         self._limits = limits
         self._cache = cache
@@ -77,12 +74,12 @@ class PrefillPlanner:
         self._decode = decode
         self._memory = memory
         self._ratio = ratio
-        self._settle = settle
         self._mixes = args.enable_mixed_chunk
         self._preempts = policy.by_urgency and not args.disable_priority_preemption
         self._preemption_threshold = args.priority_scheduling_preemption_threshold
         self._open_chunk: Req | None = None
         self._blocked_at: tuple[int, ...] | None = None  # what the world looked like when the first request did not fit
+        self._must_settle = False  # the next plan may preempt, which it can only when no step is in flight
         self._num_decode_steps = 0
         self.deferred: list[Req] = []  # held back by the last plan only to find their prefix computed in the next one
         self.num_preempted = 0
@@ -94,8 +91,11 @@ class PrefillPlanner:
             self._open_chunk = None
         return self._open_chunk
 
-    def plan(self) -> ScheduleBatch | None:
-        """The next prefill (or mixed) step, with rows and pages taken for it, or None."""
+    def plan(self, *, is_settled: bool) -> ScheduleBatch | NeedsResults | None:
+        """The next prefill (or mixed) step, with rows and pages taken for it, or None. `is_settled`: no step is in flight."""
+        if self._must_settle and not is_settled:
+            return NEEDS_RESULTS
+        self._must_settle = False
         self.deferred = []
         chunk = self.open_chunk
         if chunk is None and (not len(self._waiting) or self._blocked_at == self._world()):
@@ -106,9 +106,9 @@ class PrefillPlanner:
         adder = self._adder(num_mixed)
         if chunk is not None and adder.resume(chunk, int(self._table.kv_len[chunk.row])) is not AddResult.ADDED:
             return None
-        self._add_waiting(adder)
+        self._add_waiting(adder, is_settled)
         if not adder.items:
-            return None
+            return NEEDS_RESULTS if self._must_settle else None
         self._open_chunk = adder.open_chunk
         self._waiting.drop_admitted([item.req for item in adder.items if item.is_new])
         return ScheduleBatch(decode_rows=self._decode.rows if num_mixed else NO_ROWS, items=adder.items)
@@ -134,11 +134,14 @@ class PrefillPlanner:
             is_alone=not len(self._residents),
         )
 
-    def _add_waiting(self, adder: PrefillAdder) -> None:
+    def _add_waiting(self, adder: PrefillAdder, is_settled: bool) -> None:
         for req in self._policy.order(self._waiting.items):
             result = adder.add(req)
-            if self._preempts and result in (AddResult.NO_TOKENS, AddResult.NO_ROW):
-                result = self._preempt_for(req, adder, result)
+            if result in (AddResult.NO_TOKENS, AddResult.NO_ROW) and self._may_preempt_for(req):
+                if not is_settled:  # what was added goes first; then all results come in, and it is this request's turn
+                    self._must_settle = True
+                    break
+                result = self._preempt_for(req, adder)
             if result is AddResult.DEFERRED and len(self.deferred) < MAX_DEFERRED:
                 self.deferred.append(req)
             elif result is not AddResult.ADDED:
@@ -154,16 +157,12 @@ class PrefillPlanner:
 
     # --- preemption
 
-    def _preempt_for(self, req: Req, adder: PrefillAdder, result: AddResult) -> AddResult:
+    def _preempt_for(self, req: Req, adder: PrefillAdder) -> AddResult:
         """Retracts less urgent running requests, the least urgent and latest first, until `req` fits."""
-        if not self._can_yield_enough(req):
-            return result
-        self._settle()
-        self._decode.refresh()
-        for victim in [None, *self._victims(req)]:
-            if victim is not None:
-                self._memory.retract([victim])
-                self.num_preempted += 1
+        result = AddResult.NO_TOKENS
+        for victim in self._victims(req):
+            self._memory.retract([victim])
+            self.num_preempted += 1
             adder.restart_memory(self._decode.reserved_tokens(self._ratio.value), is_alone=not len(self._residents))
             result = adder.add(req)
             if result not in (AddResult.NO_TOKENS, AddResult.NO_ROW):
@@ -175,9 +174,9 @@ class PrefillPlanner:
         victims = [other for other in running if req.urgency - other.urgency > self._preemption_threshold]
         return sorted(victims, key=lambda other: (other.urgency, -other.arrival))
 
-    def _can_yield_enough(self, req: Req) -> bool:
+    def _may_preempt_for(self, req: Req) -> bool:
         """Whether all victims together hold the memory that `req` needs (each at most; shared prefixes stay)."""
-        victims = self._victims(req)
+        victims = self._victims(req) if self._preempts else []
         if not victims:
             return False
         rows = np.array([victim.row for victim in victims], np.int32)

@@ -36,7 +36,7 @@ from jaxserve.messages import (
     WorkerAddress,
 )
 from jaxserve.runner import Runner, StepInput
-from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
+from jaxserve.scheduler.batch import NEEDS_RESULTS, NeedsResults, ScheduleBatch, StepBuilder
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.scheduler.control.set_internal_state import changeable
@@ -120,17 +120,18 @@ class Scheduler:
         self._builder = StepBuilder(self._table, spec.num_draft_tokens)
         self._memory = DecodeMemory(
             self.cache, self._table, self._residents, self._waiting, self._decode, self._ratio,
-            retraction_policy=args.retraction_policy, num_draft_tokens=spec.num_draft_tokens, settle=self.settle,
+            retraction_policy=args.retraction_policy, num_draft_tokens=spec.num_draft_tokens,
         )  # fmt: skip
         self._prefill = PrefillPlanner(
             args, self._limits, self.cache, self._table, self._residents, self._waiting,
             SchedulePolicy(args.schedule_policy, self.cache, by_urgency, np.random.default_rng(args.random_seed)),
-            self._decode, self._memory, self._ratio, self.settle,
+            self._decode, self._memory, self._ratio,
         )  # fmt: skip
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._live: dict[str, Req] = {}  # by rid: waiting or resident, not finished
         self._time_limits = TimeLimits(self._live, clock)
         self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
+        self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
         self._needs_masks = False  # the step launched last is not sampled yet
         self._control = ControlDesk(self, address, sink.send_reply)
         self._is_shutting_down = False
@@ -302,16 +303,22 @@ class Scheduler:
 
     # --- steps
 
-    def next_batch(self) -> ScheduleBatch | None:
-        """Who takes part in the next step. Rows and pages are taken: a batch returned must be launched."""
+    def next_batch(self) -> ScheduleBatch | NeedsResults | None:
+        """Who takes part in the next step. Rows and pages are taken: a batch returned must be launched.
+
+        Planning ends no request whose step is in flight and waits for none: where it would have to, it says NeedsResults.
+        """
         if self.pace.is_paused:
             self._refuse_beyond_limit()
         if not self.pace.may_launch:
             return None
         self._decode.refresh()
-        batch = None
-        if self._turns.prefill_may_run(len(self._decode)):
-            batch = self._prefill.plan()
+        batch: ScheduleBatch | NeedsResults | None = None
+        decode_lacks_pages, self._decode_lacks_pages = self._decode_lacks_pages, False
+        if self._turns.prefill_may_run(len(self._decode)) and not decode_lacks_pages:
+            batch = self._prefill.plan(is_settled=not self._in_flight)
+            if batch is NEEDS_RESULTS:
+                return batch
             self._refuse_beyond_limit()
         if batch is None and len(self._decode):
             batch = self._plan_decode()
@@ -365,8 +372,11 @@ class Scheduler:
             self._end_all(refused, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
             self._outputs.flush()
 
-    def _plan_decode(self) -> ScheduleBatch | None:
+    def _plan_decode(self) -> ScheduleBatch | NeedsResults | None:
         if not self._memory.grow():
+            if self._in_flight:
+                self._decode_lacks_pages = True
+                return NEEDS_RESULTS
             last = self._memory.make_room()
             if last is not None:
                 self._make_last_room(last)

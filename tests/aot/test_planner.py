@@ -14,6 +14,7 @@ from jaxserve.aot import planner
 from jaxserve.aot.planner import CapacityPlan, PlanOptions, plan_capacity
 from jaxserve.aot.report import plan_json, plan_text, table
 from jaxserve.config import ServerArgs
+from jaxserve.executor.sampler import SamplingMode
 
 OPTIONS = PlanOptions(show_progress=False)
 SMALL = {"max_running_requests": 4, "decode_row_buckets": (2, 4), "prefill_token_buckets": (16, 64), "chunked_prefill_size": 64}
@@ -37,7 +38,8 @@ def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
     buckets = [step.bucket.name for step in made.steps]
     assert buckets == ["extend T=64 R=4", "decode R=4"]
     names = [program.name for program in made.others]
-    assert len(names) == 4 + 2 and {"sample greedy R=4", "sample everything R=4", "page table", "row tables"} <= set(names)
+    assert len(names) == len(SamplingMode) + 2
+    assert {"sample greedy R=4", "sample everything R=4", "page table", "row tables"} <= set(names)
     for step in made.steps:
         program = step.program
         assert program is not None and program.error is None and program.compile_s > 0

@@ -139,6 +139,7 @@ class Harness:
         text_decoder: StopTextDecoder | None = None,
         step_delay_s: float = 0.0,
         nan_token: int | None = None,
+        grammars: Any = None,
         **spec: Any,
     ) -> None:
         self.args = ServerArgs(**({"random_seed": 1} | (args or {})))
@@ -146,7 +147,7 @@ class Harness:
         self.transport = MemoryTransport()
         self.clock = Clock()
         self.scheduler = Scheduler(
-            self.args, self.runner, text_decoder, self.transport, clock=self.clock, wall_clock=self.clock
+            self.args, self.runner, text_decoder, self.transport, grammars=grammars, clock=self.clock, wall_clock=self.clock
         )
         self.loop = SchedulerLoop(self.scheduler, self.transport, overlap=overlap)
         self.transport.may_wait = lambda: self.scheduler.wait_s != 0

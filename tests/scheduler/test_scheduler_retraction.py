@@ -10,6 +10,8 @@ import pytest
 from scheduler_harness import Harness, LetterDecoder, prompt_of
 
 from jaxserve.cache.manager import CacheManager
+from jaxserve.scheduler.batch import NeedsResults, ScheduleBatch
+from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.token_ratio import NewTokenRatio
 
 # Reserves nothing for running requests, so that too many are admitted. (For those that ignore eos it always reserves
@@ -88,6 +90,30 @@ def test_of_equal_requests_the_youngest_give_way_and_return_in_order(make_harnes
     assert retractions[0] == 0 and sum(retractions) > 1 and retractions == sorted(retractions)
     finished = [time.finished_s for time in times if time]
     assert finished == sorted(finished)
+
+
+@pytest.mark.parametrize("way", ["retraction", "preemption"])
+def test_planning_asks_for_results_instead_of_taking_them(make_harness: Callable[..., Harness], way: str) -> None:
+    preempts = way == "preemption"
+    args = {"enable_priority_scheduling": True} if preempts else CARELESS
+    harness = make_harness(args, eos_token_ids=NO_EOS, num_pages=400 if preempts else 100, max_rows=2 if preempts else 4)
+    asked: list[int] = []  # steps in flight when planning asked for their results
+
+    def next_batch() -> ScheduleBatch | NeedsResults | None:
+        num_in_flight, num_answers = harness.scheduler.num_in_flight, len(harness.transport.answers)
+        plan = Scheduler.next_batch(harness.scheduler)
+        assert (harness.scheduler.num_in_flight, len(harness.transport.answers)) == (num_in_flight, num_answers)
+        if isinstance(plan, NeedsResults):
+            asked.append(num_in_flight)
+        return plan
+
+    with mock.patch.object(harness.scheduler, "next_batch", next_batch):
+        submit_spread(harness, 2 if preempts else 3, max_new=50, priority=0)
+        harness.submit(prompt_of(20, 9), max_new=10, priority=50)
+        harness.run()
+    harness.assert_as_expected()
+    assert asked and min(asked) > 0
+    assert harness.scheduler.internal_state()["num_preemptions" if preempts else "num_retractions"] > 0
 
 
 def test_retracted_requests_do_not_count_as_queued(make_harness: Callable[..., Harness]) -> None:
