@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 from scheduler_harness import Harness
 
-from jaxserve.scheduler.grammar_queue import GrammarQueue
 from jaxserve.types import Grammar
 
 MESSAGE = "The grammar is too complex to follow: out of fuel."
@@ -53,8 +52,7 @@ class ComplexGrammars:
 
 
 def test_it_is_no_stop(make_harness: Callable[..., Harness]) -> None:
-    harness = make_harness()
-    harness.scheduler._compiling = GrammarQueue(ComplexGrammars())  # type: ignore[arg-type]
+    harness = make_harness(grammars=ComplexGrammars())
     rid = harness.submit([1, 2, 3], regex="a*")
     harness.run()
     answer = harness.answer(rid)
