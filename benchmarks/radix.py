@@ -101,14 +101,16 @@ def manager_cases(
     page_size: int, prompts: Prompts, tree_tokens: int
 ) -> Iterator[tuple[str, Callable[[], Callable[[], object]]]]:
     pages_per_prompt = prompts.num_tokens // page_size + 1
-    full = CacheManager(tree_tokens // page_size, page_size, ROWS, pages_per_prompt)
+    full = CacheManager(
+        num_pages=tree_tokens // page_size, page_size=page_size, max_rows=ROWS, max_pages_per_row=pages_per_prompt
+    )
     whole_life(full, prompts.fresh())
     while full.free_tokens >= prompts.num_tokens:
         whole_life(full, prompts.fresh())
     yield "a request's life, evicting others", lambda: bind(whole_life, full, prompts.fresh())
 
     pages_per_row = 4 * REPEATS
-    decoding = CacheManager(ROWS * pages_per_row, page_size, ROWS, pages_per_row)
+    decoding = CacheManager(num_pages=ROWS * pages_per_row, page_size=page_size, max_rows=ROWS, max_pages_per_row=pages_per_row)
     leases = [decoding.admit(prompts.fresh()) for _ in range(ROWS)]
     rows = np.asarray([lease.row for lease in leases if lease is not None], np.int32)
     length = np.zeros(1, np.int32)

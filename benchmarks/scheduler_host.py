@@ -66,7 +66,7 @@ def measure(num_running: int, num_steps: int, page_size: int, stream: bool) -> d
         max_top_logprobs=20,
     )
     runner, sink = ConstantRunner(spec), CountingSink()
-    scheduler = Scheduler(ServerArgs(schedule_conservativeness=0.0), runner, None, sink)
+    scheduler = Scheduler(ServerArgs(schedule_conservativeness=0.0), runner, decoder=None, sink=sink)
     rng = np.random.default_rng(0)
     for i in range(num_running):
         scheduler.handle(

@@ -2,9 +2,9 @@
 
     .venv-aot/bin/python -m benchmarks.weights_hlo [--model llama-8b] [--quantization int8wo] [h200 v6e:1x1 tpu7x:1x1x1]
 
-It needs the target's compiler (pip install 'jax[tpu]' or 'jax[cuda13]'), no device. Two layers of the model, one device. Printed
-are the kinds of weights that the program takes, and every array of at least a weight's elements that it writes to memory: of a
-quantized model there must be none but the KV cache and the logits.
+It needs the target's compiler (pip install 'jax[tpu]' or 'jax[cuda13]'), no device. Two layers of the model, one device. It
+prints the kinds of weights that the program takes, and every array of at least a weight's elements that it writes to memory: of
+a quantized model there must be none but the KV cache and the logits.
 """
 
 from __future__ import annotations

@@ -40,7 +40,12 @@ class ProgramReport:
 
     @property
     def memory(self) -> ProgramMemory:
-        return ProgramMemory(self.argument_bytes, self.temp_bytes, self.new_output_bytes, self.code_bytes)
+        return ProgramMemory(
+            arguments=self.argument_bytes,
+            temporaries=self.temp_bytes,
+            new_outputs=self.new_output_bytes,
+            code=self.code_bytes,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

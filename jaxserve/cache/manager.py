@@ -54,11 +54,11 @@ class Lease:
 class CacheManager:
     def __init__(
         self,
+        *,
         num_pages: int,
         page_size: int,
         max_rows: int,
         max_pages_per_row: int,
-        *,
         eviction_policy: str = "lru",
         disable_radix: bool = False,
     ) -> None:
@@ -67,7 +67,7 @@ class CacheManager:
         self.disable_radix = disable_radix
         self.allocator = PageAllocator(num_pages)
         self.tree = RadixCache(page_size, eviction_policy)
-        self.rows = ReqToTokenPool(max_rows, max_pages_per_row)
+        self.req_to_token = ReqToTokenPool(max_rows, max_pages_per_row)
         self._leases: dict[int, Lease] = {}  # by row
 
     # --- how full it is, in tokens
@@ -98,16 +98,16 @@ class CacheManager:
 
     @property
     def free_rows(self) -> int:
-        return self.rows.free_rows
+        return self.req_to_token.free_rows
 
     @property
     def page_table(self) -> np.ndarray:
         """int32 [max_rows, max_pages_per_row]; what the device's table holds once all updates are drained."""
-        return self.rows.page_table
+        return self.req_to_token.page_table
 
     def drain_page_updates(self) -> PageUpdates:
         """The page-table entries written since the last call. An entry may occur twice, then with the same page."""
-        return self.rows.drain_updates()
+        return self.req_to_token.drain_updates()
 
     # --- the life of a request
 
@@ -122,12 +122,12 @@ class CacheManager:
 
         At least one token is left to compute: its logits are what the first output token is sampled from.
         """
-        if self.rows.free_rows == 0:
+        if self.req_to_token.free_rows == 0:
             return None
         limit = 0 if self.disable_radix else max(len(token_ids) - 1, 0)
         prefix = self.tree.acquire(token_ids[:limit], extra_key, priority)
-        row = self.rows.take_row()
-        self.rows.append(row, prefix.pages)
+        row = self.req_to_token.take_row()
+        self.req_to_token.append(row, prefix.pages)
         prefix_len = len(prefix.pages) * self.page_size
         lease = Lease(
             row=row,
@@ -137,7 +137,7 @@ class CacheManager:
             shared_len=prefix_len,
             node=prefix.node,
             page_size=self.page_size,
-            row_num_pages=self.rows.num_pages,
+            row_num_pages=self.req_to_token.num_pages,
         )
         self._leases[row] = lease
         return lease
@@ -145,12 +145,12 @@ class CacheManager:
     def grow(self, lease: Lease, new_len: int) -> bool:
         """Gives a row pages for tokens [0, new_len). False, and nothing changed, if even eviction does not yield enough."""
         assert lease.is_open, f"grow of row {lease.row} after its release"
-        missing = -(-new_len // self.page_size) - int(self.rows.num_pages[lease.row])
+        missing = -(-new_len // self.page_size) - int(self.req_to_token.num_pages[lease.row])
         if missing <= 0:
             return True
         if not self._make_room(missing):
             return False
-        self.rows.append(lease.row, self.allocator.alloc(missing))
+        self.req_to_token.append(lease.row, self.allocator.alloc(missing))
         return True
 
     def pages_needed_rows(self, rows: np.ndarray, lengths: np.ndarray) -> int:
@@ -168,7 +168,7 @@ class CacheManager:
             rows = rows[missing > 0]
             if not self._make_room(len(rows)):
                 return False
-            self.rows.append_one_each(rows, self.allocator.alloc(len(rows)))
+            self.req_to_token.append_one_each(rows, self.allocator.alloc(len(rows)))
             return True
         return self._grow_rows_by_many(rows, np.maximum(missing, 0))
 
@@ -192,7 +192,7 @@ class CacheManager:
         self.allocator.give_to_tree(own[num_existing:])
         if lease.given_from is None and num_existing < len(own):
             lease.given_from = lease.shared_len + num_existing * self.page_size
-        self.rows.replace(lease.row, first, result.existing_pages)
+        self.req_to_token.replace(lease.row, first, result.existing_pages)
         self.tree.lock(result.node, until=lease.node)
         lease.node = result.node
         lease.shared_len = shared_end
@@ -218,10 +218,10 @@ class CacheManager:
         assert lease.is_open, f"row {lease.row} released twice"
         if token_ids is not None:
             self.commit(lease, token_ids)
-        own = self.rows.row_pages(lease.row, lease.shared_len // self.page_size)
+        own = self.req_to_token.row_pages(lease.row, lease.shared_len // self.page_size)
         self.allocator.free(own, PageOwner.LEASED)
         self.allocator.free(self.tree.unlock(lease.node), PageOwner.TREE)
-        self.rows.return_row(lease.row)
+        self.req_to_token.return_row(lease.row)
         del self._leases[lease.row]
         lease.is_open = False
 
@@ -237,7 +237,7 @@ class CacheManager:
 
     def check(self) -> LeakReport:
         """Compares the books; only meaningful when no lease should be out."""
-        return audit(self.tree, self.allocator, self.rows)
+        return audit(self.tree, self.allocator, self.req_to_token)
 
     def repair(self, report: LeakReport) -> None:
         """Makes the books right: ends leases nobody released, drops prefixes whose pages had a second owner (their KV may have
@@ -245,14 +245,14 @@ class CacheManager:
         for lease in self._leases.values():
             lease.is_open = False
         self._leases = {}
-        self.rows.reset_rows()
+        self.req_to_token.reset_rows()
         self.tree.rebuild(bad_pages=np.concatenate([report.shared_pages, report.foreign_pages]))
         self.allocator.rebuild(tree_pages(self.tree))
 
     # --- pages
 
     def _missing_pages(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        return (lengths + (self.page_size - 1)) // self.page_size - self.rows.num_pages[rows]
+        return (lengths + (self.page_size - 1)) // self.page_size - self.req_to_token.num_pages[rows]
 
     def _make_room(self, num_pages: int) -> bool:
         """Evicts until `num_pages` pages are free. False, and nothing evicted, if that cannot be."""
@@ -269,5 +269,5 @@ class CacheManager:
             return False
         for row, count in zip(rows.tolist(), missing.tolist(), strict=True):
             if count:
-                self.rows.append(row, self.allocator.alloc(count))
+                self.req_to_token.append(row, self.allocator.alloc(count))
         return True

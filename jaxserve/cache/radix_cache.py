@@ -140,7 +140,7 @@ class RadixCache:
                     gone.append(current.pages)
                 else:
                     self.evictable_pages += len(current.pages)
-                    self._settle(current)
+                    self._offer_if_free(current)
             current = parent
         return _concatenate(gone)
 
@@ -161,7 +161,7 @@ class RadixCache:
                 self.evictable_pages -= len(current.pages)
                 _cut_off(current)
                 gone.append(current.pages)
-        self._settle(node.parent)
+        self._offer_if_free(node.parent)
         return _concatenate(gone)
 
     def evict(self, num_pages: int) -> np.ndarray:
@@ -200,7 +200,7 @@ class RadixCache:
         for node in list(self.nodes()):
             node.lock_count = 0
             self.evictable_pages += len(node.pages)
-            self._settle(node)
+            self._offer_if_free(node)
 
     # --- the tree's shape
 
@@ -254,7 +254,7 @@ class RadixCache:
         leaf.discarded = parent.discarded
         parent.children[leaf.edge] = leaf
         self.evictable_pages += len(pages)
-        self._settle(leaf)
+        self._offer_if_free(leaf)
         return leaf
 
     def _drop_tail(self, leaf: TreeNode, num_pages: int) -> np.ndarray:
@@ -264,16 +264,16 @@ class RadixCache:
             dropped = leaf.pages[keep:]
             leaf.key = leaf.key[: keep * self._page_bytes]
             leaf.pages = leaf.pages[:keep].copy()
-            self._settle(leaf)
+            self._offer_if_free(leaf)
         else:
             dropped = leaf.pages
             assert leaf.parent is not None, "the top node was in the eviction queue"
             del leaf.parent.children[leaf.edge]
-            self._settle(leaf.parent)
+            self._offer_if_free(leaf.parent)
         self.evictable_pages -= len(dropped)
         return dropped
 
-    def _settle(self, node: TreeNode) -> None:
+    def _offer_if_free(self, node: TreeNode) -> None:
         """Called when a node may have become an unlocked leaf: it can be evicted, and an empty namespace is forgotten."""
         if node.parent is None or not is_evictable_leaf(node):
             return
@@ -288,7 +288,7 @@ class RadixCache:
             node.last_access = tick
 
     def _new_node(self, parent: TreeNode | None, edge: bytes | str | None, key: bytes, pages: np.ndarray) -> TreeNode:
-        return TreeNode(next(self._ids), parent, edge, key, pages, next(self._ticks))
+        return TreeNode(id=next(self._ids), parent=parent, edge=edge, key=key, pages=pages, tick=next(self._ticks))
 
     def _page_aligned_bytes(self, token_ids: np.ndarray) -> bytes:
         whole = len(token_ids) // self.page_size * self.page_size

@@ -15,7 +15,7 @@ class TreeNode:
     )  # fmt: skip
 
     def __init__(
-        self, id: int, parent: TreeNode | None, edge: bytes | str | None, key: bytes, pages: np.ndarray, tick: int
+        self, *, id: int, parent: TreeNode | None, edge: bytes | str | None, key: bytes, pages: np.ndarray, tick: int
     ) -> None:
         self.id = id  # never used twice
         self.parent = parent  # None for the one node above all namespaces

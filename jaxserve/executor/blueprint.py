@@ -28,7 +28,7 @@ from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, bu
 from jaxserve.runner import RunnerSpec
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Blueprint:
     args: ServerArgs  # without an "auto" left
     config: ModelConfig
@@ -58,7 +58,7 @@ class Blueprint:
         args = resolve_args(
             args, platform=chip.platform, model_context_len=config.context_len, page_size=backend.spec.page_size
         )
-        return Blueprint(args, config, mesh, backend)
+        return Blueprint(args=args, config=config, mesh=mesh, backend=backend)
 
     @property
     def platform(self) -> str:

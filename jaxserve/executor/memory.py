@@ -31,7 +31,7 @@ class DeviceMemory:
     free: int  # with the weights loaded
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramMemory:
     """What the compiler says of one program, in bytes of one device."""
 
@@ -44,7 +44,7 @@ class ProgramMemory:
     def of(analysis: Any) -> ProgramMemory:
         """From the memory_analysis() of a compiled program; a backend may have none."""
         if analysis is None:
-            return ProgramMemory(0, 0, 0, 0)
+            return ProgramMemory(arguments=0, temporaries=0, new_outputs=0, code=0)
         return ProgramMemory(
             arguments=analysis.argument_size_in_bytes,
             temporaries=analysis.temp_size_in_bytes,
@@ -81,7 +81,7 @@ class StepMemory:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryBudget:
     """What one device's memory is for, in bytes."""
 

@@ -1,7 +1,8 @@
 """The running requests: which rows decode next, what they may still need, and who gives way when the KV cache is full.
 
-DecodeSet is an ordered array of rows. DecodeMemory makes sure that each of them has a page for its next token, by retraction if
-need be: retracted requests go back to the front of the waiting queue with their outputs and are computed again later.
+RunningBatch is an ordered array of request rows. DecodeMemory makes sure that each of them has a page for its next token, by
+retraction if need be: retracted requests go back to the front of the waiting queue with their outputs and are computed again
+later.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jaxserve.scheduler.waiting import WaitingQueue
 logger = logging.getLogger(__name__)
 
 
-class DecodeSet:
+class RunningBatch:
     """The running requests whose prompt was launched, in the order they joined. `rows` holds those that can take part in the
     next step; it is replaced, never written to: launched steps refer to it.
 
@@ -63,13 +64,13 @@ class DecodeSet:
 class DecodeMemory:
     def __init__(
         self,
+        *,
         cache: CacheManager,
         table: RowTable,
         residents: Residents,
         waiting: WaitingQueue,
-        decode: DecodeSet,
+        running: RunningBatch,
         ratio: NewTokenRatio,
-        *,
         retraction_policy: str,
         num_draft_tokens: int,
     ) -> None:
@@ -77,7 +78,7 @@ class DecodeMemory:
         self._table = table
         self._residents = residents
         self._waiting = waiting
-        self._decode = decode
+        self._running = running
         self._ratio = ratio
         self._tokens_per_step = num_draft_tokens
         self._by_urgency = retraction_policy == "priority"
@@ -85,7 +86,7 @@ class DecodeMemory:
 
     def grow(self) -> bool:
         """Pages for what the next step may add to every decode row, or False and nothing happened."""
-        rows = self._decode.rows
+        rows = self._running.rows
         return self._cache.grow_rows(rows, self._table.longest_after_step(rows, self._tokens_per_step))
 
     def make_room(self) -> Req | None:
@@ -94,7 +95,7 @@ class DecodeMemory:
         At least one request stays. Returns it if there is no room even for that one alone; the caller ends it.
         """
         victims = self._retract_until_fits()
-        rows = self._decode.rows
+        rows = self._running.rows
         self._ratio.after_retraction(
             int((self._table.known_len[rows] - self._table.prompt_len[rows]).sum()),
             int((self._table.max_len[rows] - self._table.prompt_len[rows]).sum()),
@@ -109,7 +110,7 @@ class DecodeMemory:
     def retract(self, reqs: list[Req]) -> None:
         """Back to the front of the waiting queue. No launched step may name them."""
         for req in reqs:
-            self._decode.remove(req.row)
+            self._running.remove(req.row)
             self._residents.retract(req)
         self._waiting.push_front(reqs)
         self.num_retracted += len(reqs)
@@ -117,7 +118,7 @@ class DecodeMemory:
     def _retract_until_fits(self) -> list[Req]:
         victims: list[Req] = []
         for req in self._in_retraction_order():
-            if len(self._decode) == 1 or self._fits(RETRACT_DECODE_STEPS):
+            if len(self._running) == 1 or self._fits(RETRACT_DECODE_STEPS):
                 break
             self.retract([req])
             victims.append(req)
@@ -125,13 +126,13 @@ class DecodeMemory:
 
     def _fits(self, num_steps: int) -> bool:
         """Room for that many steps: retracting for one step only would have to be repeated at the next."""
-        rows = self._decode.rows
+        rows = self._running.rows
         lengths = self._table.longest_after_step(rows, max(num_steps, self._tokens_per_step))
         return self._cache.pages_needed_rows(rows, lengths) * self._cache.page_size <= self._cache.available_tokens
 
     def _in_retraction_order(self) -> list[Req]:
         """Fewest output tokens first (least work lost), then longest prompt (most memory won), then the youngest."""
-        table, rows = self._table, self._decode.rows
+        table, rows = self._table, self._running.rows
 
         def cost(req: Req) -> tuple[int, int, int, int]:
             output_len = int(table.known_len[req.row]) - req.prompt_len

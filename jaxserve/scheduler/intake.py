@@ -27,6 +27,7 @@ class Intake:
         self,
         args: ServerArgs,
         spec: RunnerSpec,
+        *,
         decoder: StopTextDecoder | None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,

@@ -23,7 +23,7 @@ MAX_MATCHED_REQUESTS = 128
 
 
 class SchedulePolicy:
-    def __init__(self, name: str, cache: CacheManager, by_urgency: bool, rng: np.random.Generator) -> None:
+    def __init__(self, name: str, cache: CacheManager, *, by_urgency: bool, rng: np.random.Generator) -> None:
         self._cache = cache
         self._rng = rng
         self._by_urgency = by_urgency or name == "priority"

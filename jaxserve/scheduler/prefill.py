@@ -1,7 +1,8 @@
 """PrefillPlanner: decides what the next prefill step holds.
 
-The open chunk first, then waiting requests in the policy's order as long as the adder takes them; with mixed chunks the running
-requests' decode rows ride along. Where priorities say so, running requests are preempted (retracted) for more urgent ones.
+The chunked request first, then waiting requests in the policy's order as long as the adder takes them; with mixed chunks the
+running requests' decode rows ride along. Where priorities say so, running requests are preempted (retracted) for more urgent
+ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from jaxserve.cache.manager import CacheManager
 from jaxserve.config import ServerArgs
 from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NO_ROWS, NeedsResults, ScheduleBatch
-from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
+from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill_adder import AddResult, PrefillAdder, PrefillLimits
 from jaxserve.scheduler.req import Req, RequestState
@@ -54,6 +55,7 @@ def prefill_limits(args: ServerArgs, spec: RunnerSpec) -> PrefillLimits:
 class PrefillPlanner:
     def __init__(
         self,
+        *,
         args: ServerArgs,
         limits: PrefillLimits,
         cache: CacheManager,
@@ -61,7 +63,7 @@ class PrefillPlanner:
         residents: Residents,
         waiting: WaitingQueue,
         policy: SchedulePolicy,
-        decode: DecodeSet,
+        running: RunningBatch,
         memory: DecodeMemory,
         ratio: NewTokenRatio,
     ) -> None:
@@ -71,13 +73,13 @@ class PrefillPlanner:
         self._residents = residents
         self._waiting = waiting
         self._policy = policy
-        self._decode = decode
+        self._running = running
         self._memory = memory
         self._ratio = ratio
         self._mixes = args.enable_mixed_chunk
         self._preempts = policy.by_urgency and not args.disable_priority_preemption
         self._preemption_threshold = args.priority_scheduling_preemption_threshold
-        self._open_chunk: Req | None = None
+        self._chunked_req: Req | None = None
         self._blocked_at: tuple[int, ...] | None = None  # what the world looked like when the first request did not fit
         self._must_settle = False  # the next plan may preempt, which it can only when no step is in flight
         self._num_decode_steps = 0
@@ -85,11 +87,11 @@ class PrefillPlanner:
         self.num_preempted = 0
 
     @property
-    def open_chunk(self) -> Req | None:
+    def chunked_req(self) -> Req | None:
         """The request whose prompt is partly computed, if it still is one."""
-        if self._open_chunk is not None and self._open_chunk.state is not RequestState.PREFILL:
-            self._open_chunk = None
-        return self._open_chunk
+        if self._chunked_req is not None and self._chunked_req.state is not RequestState.PREFILL:
+            self._chunked_req = None
+        return self._chunked_req
 
     def plan(self, *, is_settled: bool) -> ScheduleBatch | NeedsResults | None:
         """The next prefill (or mixed) step, with rows and pages taken for it, or None. `is_settled`: no step is in flight."""
@@ -97,7 +99,7 @@ class PrefillPlanner:
             return NEEDS_RESULTS
         self._must_settle = False
         self.deferred = []
-        chunk = self.open_chunk
+        chunk = self.chunked_req
         if chunk is None and (not len(self._waiting) or self._blocked_at == self._world()):
             return None
         num_mixed = self._num_rows_to_mix()
@@ -109,16 +111,16 @@ class PrefillPlanner:
         self._add_waiting(adder, is_settled)
         if not adder.items:
             return NEEDS_RESULTS if self._must_settle else None
-        self._open_chunk = adder.open_chunk
+        self._chunked_req = adder.chunked_req
         self._waiting.drop_admitted([item.req for item in adder.items if item.is_new])
-        return ScheduleBatch(decode_rows=self._decode.rows if num_mixed else NO_ROWS, items=adder.items)
+        return ScheduleBatch(decode_rows=self._running.rows if num_mixed else NO_ROWS, items=adder.items)
 
     def after_decode(self) -> None:
         self._num_decode_steps += 1
 
     def _num_rows_to_mix(self) -> int:
         """Decode rows ride along if they leave at least half of the step to prompts; else both kinds of step take turns."""
-        count = len(self._decode)
+        count = len(self._running)
         if not self._mixes or not count:
             return 0
         enough = max(self._limits.step_tokens // 2, self._cache.page_size)
@@ -130,7 +132,7 @@ class PrefillPlanner:
             self._residents,
             self._limits,
             num_decode_rows=num_mixed,
-            reserved_tokens=self._decode.reserved_tokens(self._ratio.value),
+            reserved_tokens=self._running.reserved_tokens(self._ratio.value),
             is_alone=not len(self._residents),
         )
 
@@ -163,14 +165,14 @@ class PrefillPlanner:
         for victim in self._victims(req):
             self._memory.retract([victim])
             self.num_preempted += 1
-            adder.restart_memory(self._decode.reserved_tokens(self._ratio.value), is_alone=not len(self._residents))
+            adder.restart_memory(self._running.reserved_tokens(self._ratio.value), is_alone=not len(self._residents))
             result = adder.add(req)
             if result not in (AddResult.NO_TOKENS, AddResult.NO_ROW):
                 break
         return result
 
     def _victims(self, req: Req) -> list[Req]:
-        running = [self._table.req(row) for row in self._decode.rows.tolist() if self._table.alive[row]]
+        running = [self._table.req(row) for row in self._running.rows.tolist() if self._table.alive[row]]
         victims = [other for other in running if req.urgency - other.urgency > self._preemption_threshold]
         return sorted(victims, key=lambda other: (other.urgency, -other.arrival))
 

@@ -84,7 +84,7 @@ class PrefillAdder:
         reserved_tokens: int,
         is_alone: bool,
     ) -> None:
-        """`num_decode_rows` share this step; `reserved_tokens` are held free for running requests (an open chunk's come with
+        """`num_decode_rows` share this step; `reserved_tokens` are held free for running requests (a chunked one's come with
         `resume`); `is_alone`: nothing runs that could ever give memory back."""
         self._cache = cache
         self._residents = residents
@@ -96,7 +96,7 @@ class PrefillAdder:
         self._is_alone = is_alone
         self._shared_keys: set[tuple[str | None, bytes]] = set()
         self.items: list[PrefillItem] = []
-        self.open_chunk: Req | None = None  # the request whose prompt is not complete after this step
+        self.chunked_req: Req | None = None  # the request whose prompt is not complete after this step
 
     def restart_memory(self, reserved_tokens: int, is_alone: bool) -> None:
         """After a preemption: other requests run than before."""
@@ -104,7 +104,7 @@ class PrefillAdder:
         self._is_alone = is_alone and not self.items
 
     def resume(self, req: Req, start: int) -> AddResult:
-        """The next chunk of the open request, which holds [0, start) already."""
+        """The next chunk of the chunked request, which holds [0, start) already."""
         assert req.lease is not None and not self.items, f"{req.rid} must be resumed before others are added"
         end = self._chunk_end(req, start)
         if end <= start:
@@ -165,7 +165,7 @@ class PrefillAdder:
         if not self._may_split(req, extend_len):
             fits = not self.items and extend_len <= self._hard_left
             return fill_len if fits else start
-        if self.open_chunk is not None:
+        if self.chunked_req is not None:
             return start
         return max((start + self._step_left) // self._page_size * self._page_size, start)
 
@@ -181,7 +181,7 @@ class PrefillAdder:
         self._reserved += self._still_wanted(req, end)
         if not item.is_last:
             assert end % self._page_size == 0, f"chunk of {req.rid} ends at {end}, inside a page of {self._page_size}"
-            self.open_chunk = req
+            self.chunked_req = req
         self._note_shareable(req, start, end)
 
     def _still_wanted(self, req: Req, end: int) -> int:

@@ -33,6 +33,7 @@ NAN_MESSAGE = "The model's logits were not numbers (NaN) for this request."
 class ResultProcessor:
     def __init__(
         self,
+        *,
         spec: RunnerSpec,
         table: RowTable,
         residents: Residents,

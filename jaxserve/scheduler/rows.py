@@ -41,7 +41,7 @@ class RowFlag(enum.IntFlag):
 
 
 class RowTable:
-    def __init__(self, max_rows: int, context_len: int, default_stream_interval: int, num_draft_tokens: int = 1) -> None:
+    def __init__(self, *, max_rows: int, context_len: int, default_stream_interval: int, num_draft_tokens: int = 1) -> None:
         self._default_stream_interval = default_stream_interval
         # Not cleared: the operating system provides pages of this large table only where rows were really used.
         self.tokens = np.empty((max_rows, context_len), np.int32)

@@ -40,7 +40,7 @@ from jaxserve.scheduler.batch import NEEDS_RESULTS, NeedsResults, ScheduleBatch,
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.scheduler.control.set_internal_state import changeable
-from jaxserve.scheduler.decode import DecodeMemory, DecodeSet
+from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
 from jaxserve.scheduler.grammar_queue import POLL_INTERVAL_S, Compiler, GrammarQueue
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.outputs import OutputSender
@@ -77,9 +77,9 @@ class Scheduler:
         self,
         args: ServerArgs,
         runner: Runner,
+        *,
         decoder: StopTextDecoder | None,
         sink: OutputSink,
-        *,
         grammars: Compiler | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -97,21 +97,26 @@ class Scheduler:
         self._limits = prefill_limits(args, spec)
         by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
         self.cache = CacheManager(
-            spec.num_pages,
-            spec.page_size,
-            spec.max_rows,
-            spec.max_pages_per_row,
+            num_pages=spec.num_pages,
+            page_size=spec.page_size,
+            max_rows=spec.max_rows,
+            max_pages_per_row=spec.max_pages_per_row,
             eviction_policy=args.radix_eviction_policy,
             disable_radix=args.disable_radix_cache,
         )
-        self._table = RowTable(spec.max_rows, spec.context_len, args.stream_interval, spec.num_draft_tokens)
+        self._table = RowTable(
+            max_rows=spec.max_rows,
+            context_len=spec.context_len,
+            default_stream_interval=args.stream_interval,
+            num_draft_tokens=spec.num_draft_tokens,
+        )
         self._compiling = GrammarQueue(grammars)
         self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
         self._residents = Residents(self.cache, self._table)
-        self._decode = DecodeSet(self._table)
+        self._running = RunningBatch(self._table)
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
         self._turns = Turns(args.prefill_decode_interval)
-        self._intake = Intake(args, spec, decoder, clock, wall_clock)
+        self._intake = Intake(args, spec, decoder=decoder, clock=clock, wall_clock=wall_clock)
         self._outputs = OutputSender(self._table, sink.send_output, wall_clock, num_draft_tokens=spec.num_draft_tokens)
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._requests = Requests(
@@ -119,18 +124,39 @@ class Scheduler:
         )
         self._constraints = Constraints(self._table, spec)
         self._results = ResultProcessor(
-            spec, self._table, self._residents, self._outputs, self._constraints, self._requests.finish, wall_clock
+            spec=spec,
+            table=self._table,
+            residents=self._residents,
+            outputs=self._outputs,
+            constraints=self._constraints,
+            finish=self._requests.finish,
+            wall_clock=wall_clock,
         )
         self._builder = StepBuilder(self._table, spec.num_draft_tokens)
         self._memory = DecodeMemory(
-            self.cache, self._table, self._residents, self._waiting, self._decode, self._ratio,
-            retraction_policy=args.retraction_policy, num_draft_tokens=spec.num_draft_tokens,
-        )  # fmt: skip
+            cache=self.cache,
+            table=self._table,
+            residents=self._residents,
+            waiting=self._waiting,
+            running=self._running,
+            ratio=self._ratio,
+            retraction_policy=args.retraction_policy,
+            num_draft_tokens=spec.num_draft_tokens,
+        )
         self._prefill = PrefillPlanner(
-            args, self._limits, self.cache, self._table, self._residents, self._waiting,
-            SchedulePolicy(args.schedule_policy, self.cache, by_urgency, np.random.default_rng(args.random_seed)),
-            self._decode, self._memory, self._ratio,
-        )  # fmt: skip
+            args=args,
+            limits=self._limits,
+            cache=self.cache,
+            table=self._table,
+            residents=self._residents,
+            waiting=self._waiting,
+            policy=SchedulePolicy(
+                args.schedule_policy, self.cache, by_urgency=by_urgency, rng=np.random.default_rng(args.random_seed)
+            ),
+            running=self._running,
+            memory=self._memory,
+            ratio=self._ratio,
+        )
         self._time_limits = TimeLimits(self._requests.live, clock)
         self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
         self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
@@ -283,17 +309,17 @@ class Scheduler:
             self._refuse_beyond_limit()
         if not self.pace.may_launch:
             return None
-        self._decode.refresh()
+        self._running.refresh()
         batch: ScheduleBatch | NeedsResults | None = None
         decode_lacks_pages, self._decode_lacks_pages = self._decode_lacks_pages, False
-        if self._turns.prefill_may_run(len(self._decode)) and not decode_lacks_pages:
+        if self._turns.prefill_may_run(len(self._running)) and not decode_lacks_pages:
             batch = self._prefill.plan(is_settled=not self._in_flight)
             if batch is NEEDS_RESULTS:
                 return batch
             self._refuse_beyond_limit()
-        if batch is None and len(self._decode):
+        if batch is None and len(self._running):
             batch = self._plan_decode()
-        if batch is None and not self._in_flight and not len(self._decode):
+        if batch is None and not self._in_flight and not len(self._running):
             self._end_stuck_request()
         return batch
 
@@ -314,7 +340,7 @@ class Scheduler:
             self._ratio.after_decode()
             self._turns.after_decode()
             self._prefill.after_decode()
-        self._decode.refresh()
+        self._running.refresh()
         self._log.launched(batch)
 
     def finish_launch(self) -> None:
@@ -351,19 +377,19 @@ class Scheduler:
             last = self._memory.make_room()
             if last is not None:
                 self._make_last_room(last)
-        return ScheduleBatch(decode_rows=self._decode.rows) if len(self._decode) else None
+        return ScheduleBatch(decode_rows=self._running.rows) if len(self._running) else None
 
     def _make_last_room(self, last: Req) -> None:
-        """One running request is left and lacks a page. A half-computed prompt gives way; else it cannot go on."""
-        chunk = self._prefill.open_chunk
-        if chunk is not None:
-            self._memory.retract([chunk])
+        """One running request is left and lacks a page. A chunked request gives way; else it cannot go on."""
+        chunked_req = self._prefill.chunked_req
+        if chunked_req is not None:
+            self._memory.retract([chunked_req])
             if self._memory.grow():
                 return
         self._end(
             last, FinishReason.abort("The KV cache is full even with all other requests retracted.", 500, "OutOfMemoryError")
         )
-        self._decode.refresh()
+        self._running.refresh()
         self._outputs.flush()
 
     def _book_prefill(self, batch: ScheduleBatch) -> None:
@@ -379,13 +405,13 @@ class Scheduler:
             if item.is_last:
                 req.move_to(RequestState.DECODE)
                 complete.append(item.row)
-        self._decode.join(complete)
+        self._running.join(complete)
         self._turns.after_prefill(has_decode_rows=len(batch.decode_rows) > 0)
 
     def _end_stuck_request(self) -> None:
         """Nothing runs and nothing could be scheduled: whoever is first in line can never be served. Intake refuses such
         requests, so this is a bug; one clear answer is better than a server that hangs."""
-        first = self._prefill.open_chunk or next(iter(self._waiting), None)
+        first = self._prefill.chunked_req or next(iter(self._waiting), None)
         if first is None:
             return
         logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self.load())

@@ -107,7 +107,7 @@ def serve(
             timeout_s = args.grammar_compile_timeout_s
             grammars = GrammarCompiler(tokenizer_json, spec.vocab_size, spec.eos_token_ids, timeout_s=timeout_s)
         loop = SchedulerLoop(
-            Scheduler(args, runner, decoder, transport, grammars=grammars, address=context.address),
+            Scheduler(args, runner, decoder=decoder, sink=transport, grammars=grammars, address=context.address),
             transport,
             overlap=not args.disable_overlap_schedule,
             sleep_on_idle=args.sleep_on_idle,

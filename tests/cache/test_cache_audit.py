@@ -9,7 +9,7 @@ def tokens(*values: int) -> np.ndarray:
 
 def cached() -> CacheManager:
     """8 pages of one token: [1, 2] cached on two of them, [5] in namespace "a" on a third, the rest free."""
-    cache = CacheManager(8, 1, 4, 8)
+    cache = CacheManager(num_pages=8, page_size=1, max_rows=4, max_pages_per_row=8)
     for prompt, extra_key in ((tokens(1, 2), None), (tokens(5), "a")):
         lease = cache.admit(prompt, extra_key)
         assert lease is not None
@@ -114,7 +114,7 @@ def test_wrong_counters_are_counted_again() -> None:
 
 
 def test_a_long_list_is_shortened() -> None:
-    cache = CacheManager(100, 1, 4, 8)
+    cache = CacheManager(num_pages=100, page_size=1, max_rows=4, max_pages_per_row=8)
     cache.allocator.alloc(100)
     assert "100 leaked pages (0, 1, 2, 3, 4, 5, 6, 7, ...)" in cache.check().describe()
 

@@ -9,7 +9,7 @@ def tokens(*values: int) -> np.ndarray:
 
 
 def manager(num_pages: int = 16, page_size: int = 2, **options: object) -> CacheManager:
-    return CacheManager(num_pages, page_size, 4, 8, **options)  # type: ignore[arg-type]
+    return CacheManager(num_pages=num_pages, page_size=page_size, max_rows=4, max_pages_per_row=8, **options)  # type: ignore[arg-type]
 
 
 def start(cache: CacheManager, prompt: np.ndarray, extra_key: str | None = None) -> Lease:
@@ -178,7 +178,7 @@ def test_rows_run_out() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 3])
 def test_grow_rows_is_all_or_nothing(page_size: int) -> None:
-    cache = CacheManager(9, page_size, 4, 8)
+    cache = CacheManager(num_pages=9, page_size=page_size, max_rows=4, max_pages_per_row=8)
     leases = [admitted(cache, tokens(i)) for i in range(3)]
     rows = np.array([lease.row for lease in leases], np.int32)
     first = np.full(3, page_size, np.int32)
@@ -200,7 +200,7 @@ def test_grow_rows_is_all_or_nothing(page_size: int) -> None:
 
 
 def test_page_updates_rebuild_the_table() -> None:
-    cache = CacheManager(64, 1, 4, 16)
+    cache = CacheManager(num_pages=64, page_size=1, max_rows=4, max_pages_per_row=16)
     device = np.full((4, 16), -1, np.int32)
     first, second = admitted(cache, np.arange(6, dtype=np.int32)), admitted(cache, np.arange(6, dtype=np.int32))
     for step in range(1, 9):
@@ -265,7 +265,7 @@ def test_only_tokens_with_pages_can_be_committed() -> None:
 
 
 def test_priority_reaches_the_tree() -> None:
-    cache = CacheManager(4, 1, 4, 8, eviction_policy="priority")
+    cache = CacheManager(num_pages=4, page_size=1, max_rows=4, max_pages_per_row=8, eviction_policy="priority")
     for token, priority in ((1, 3), (2, 1)):
         lease = cache.admit(tokens(token), priority=priority)
         assert lease is not None

@@ -93,10 +93,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.page_size = page_size
         self.num_pages = -(-num_tokens // page_size)
         self.cache = CacheManager(
-            self.num_pages,
-            page_size,
-            MAX_ROWS,
-            -(-MAX_LEN // page_size),
+            num_pages=self.num_pages,
+            page_size=page_size,
+            max_rows=MAX_ROWS,
+            max_pages_per_row=-(-MAX_LEN // page_size),
             eviction_policy=self.policy,
             disable_radix=self.disable_radix,
         )

@@ -147,7 +147,13 @@ class Harness:
         self.transport = MemoryTransport()
         self.clock = Clock()
         self.scheduler = Scheduler(
-            self.args, self.runner, text_decoder, self.transport, grammars=grammars, clock=self.clock, wall_clock=self.clock
+            self.args,
+            self.runner,
+            decoder=text_decoder,
+            sink=self.transport,
+            grammars=grammars,
+            clock=self.clock,
+            wall_clock=self.clock,
         )
         self.loop = SchedulerLoop(self.scheduler, self.transport, overlap=overlap)
         self.transport.may_wait = lambda: self.scheduler.wait_s != 0

@@ -35,7 +35,7 @@ def test_waiting(make_harness: Callable[..., Harness]) -> None:
 
 
 @both_loops
-def test_open_chunk(make_harness: Callable[..., Harness], overlap: bool) -> None:
+def test_chunked_request(make_harness: Callable[..., Harness], overlap: bool) -> None:
     harness = make_harness({"chunked_prefill_size": 16}, overlap=overlap, page_size=4, num_pages=64)
     chunked, other = harness.submit(prompt_of(100)), harness.submit(prompt_of(30, 1))
     harness.turn(3)

@@ -20,7 +20,7 @@ def make_req(rid: str, tokens: list[int], **fields: Any) -> Req:
 
 
 def make_cache(*prefixes: list[int], disable_radix: bool = False) -> CacheManager:
-    cache = CacheManager(256, 1, 8, 64, disable_radix=disable_radix)
+    cache = CacheManager(num_pages=256, page_size=1, max_rows=8, max_pages_per_row=64, disable_radix=disable_radix)
     for prefix in prefixes:
         tokens = np.array(prefix, np.int32)
         lease = cache.admit(tokens)
@@ -31,7 +31,7 @@ def make_cache(*prefixes: list[int], disable_radix: bool = False) -> CacheManage
 
 def order(name: str, cache: CacheManager, reqs: list[Req], by_urgency: bool = False) -> str:
     before = list(reqs)
-    policy = SchedulePolicy(name, cache, by_urgency, np.random.default_rng(0))
+    policy = SchedulePolicy(name, cache, by_urgency=by_urgency, rng=np.random.default_rng(0))
     ordered = policy.order(reqs)
     assert reqs == before, "the queue itself must not change"
     assert sorted(req.rid for req in ordered) == sorted(req.rid for req in reqs)
@@ -70,7 +70,7 @@ def test_without_a_tree_cache_aware_policies_are_fcfs(name: str) -> None:
     cache = make_cache([1, 2, 3, 4], disable_radix=True)
     reqs = [make_req("a", [9, 9]), make_req("b", [1, 2, 3, 4])]
     assert order(name, cache, reqs) == "ab"
-    assert not SchedulePolicy(name, cache, False, np.random.default_rng(0)).reorders
+    assert not SchedulePolicy(name, cache, by_urgency=False, rng=np.random.default_rng(0)).reorders
 
 
 def test_dfs_weight_keeps_subtrees_together_the_heaviest_first() -> None:
@@ -110,6 +110,6 @@ def test_urgency_before_output_length() -> None:
 
 def test_which_policies_let_newcomers_overtake() -> None:
     rng = np.random.default_rng(0)
-    assert not SchedulePolicy("fcfs", make_cache(), False, rng).reorders
+    assert not SchedulePolicy("fcfs", make_cache(), by_urgency=False, rng=rng).reorders
     for name, by_urgency in (("fcfs", True), ("priority", False), ("lof", False), ("random", False), ("lpm", False)):
-        assert SchedulePolicy(name, make_cache(), by_urgency, rng).reorders
+        assert SchedulePolicy(name, make_cache(), by_urgency=by_urgency, rng=rng).reorders

@@ -115,8 +115,8 @@ def test_one_prompt_at_a_time_is_split(make_harness: Callable[..., Harness]) -> 
     harness.run()
     harness.assert_as_expected()
     assert harness.prefill_lens() == [[40], [40], [20, 20], [40], [40], [40], [40], [20]]
-    open_chunks = [int((~step.sample).sum()) for step in harness.steps]
-    assert max(open_chunks) == 1
+    chunked = [int((~step.sample).sum()) for step in harness.steps]
+    assert max(chunked) == 1
 
 
 def test_prompts_are_never_split_if_told_so(make_harness: Callable[..., Harness]) -> None:
