@@ -71,7 +71,7 @@ COVERING_SET = [
     Served("gemma2", page_size=16, chunk=32, mixed=True, buckets=SEVERAL),
     Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False),
     Served("gemma3", page_size=1, chunk=48, tp=2, mixed=True),
-    Served("gemma3-images", page_size=16, chunk=-1, mixed=True, overlap=False),
+    Served("gemma3-images", page_size=16, chunk=-1, overlap=False),
 ]
 
 
