@@ -57,6 +57,7 @@ def _rope(kind: str, **params: Any) -> dict[str, Any]:
 _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 
 CASES: dict[str, Case] = {
     "llama": Case("Llama"),
@@ -74,6 +75,10 @@ CASES: dict[str, Case] = {
     "qwen2-yarn": Case("Qwen2", {"rope_parameters": _YARN, "num_key_value_heads": 1}),
     "qwen3": Case("Qwen3", {"head_dim": 64, "num_attention_heads": 8}),
     "qwen3-biases": Case("Qwen3", {**_QWEN_WINDOW, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 80}),
+    "qwen3-moe": Case("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-some-layers": Case(
+        "Qwen3Moe", {**_EXPERTS, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from jaxserve.models.families.common import FamilyTraits, required_int
 from jaxserve.models.families.llama import read_llama, read_mistral
 from jaxserve.models.families.qwen import read_qwen2, read_qwen3
+from jaxserve.models.families.qwen_moe import read_qwen3_moe
 
 __all__ = ["FAMILIES", "Family", "FamilyTraits", "find_family", "required_int"]
 
@@ -29,6 +30,7 @@ FAMILIES = (
     Family("MistralForCausalLM", "mistral", read_mistral),
     Family("Qwen2ForCausalLM", "qwen2", read_qwen2),
     Family("Qwen3ForCausalLM", "qwen3", read_qwen3),
+    Family("Qwen3MoeForCausalLM", "qwen3_moe", read_qwen3_moe),
 )
 
 
