@@ -34,7 +34,8 @@ class Int8Weight:
         return (product * self.scales).astype(out_dtype or x.dtype)
 
     def project_groups(self, x: jax.Array, groups: Groups) -> jax.Array:
-        product = grouped_matmul(x, self.values, groups, jnp.float32)
+        # Of x's type: for float32 results, XLA on GPUs would make the rows float32, too.
+        product = grouped_matmul(x, self.values, groups, x.dtype)
         return (product * self.scales.at[groups.of_row].get(mode="clip")).astype(x.dtype)
 
     @staticmethod
