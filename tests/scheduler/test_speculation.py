@@ -33,7 +33,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "disable_radix_cache": True, "speculative_num_draft_tokens": 6,
     },
     "plain loop": {
-        "page_size": 4, "max_total_tokens": 1024, "chunked_prefill_size": -1, "max_prefill_tokens": 64, "disable_overlap_schedule": True,
+        "page_size": 4, "max_total_tokens": 1024, "chunked_prefill_size": -1, "max_prefill_tokens": 64,
+        "disable_overlap_schedule": True,
         "speculative_ngram_min_match_window_size": 2, "speculative_num_draft_tokens": 2,
     },
 }  # fmt: skip
@@ -77,7 +78,8 @@ def answers(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPath
         state = harness.scheduler.internal_state()
         assert state["runner"]["compiles_after_ready_total"] == 0
         assert algorithm is None or state["avg_spec_accept_length"] > 1.05, state["avg_spec_accept_length"]
-        assert name != "radix, chunks, retraction" or (state["num_retractions"] > 0 and state["cached_tokens"] > 0)
+        hard_cases = state["num_retractions"], state["cached_tokens"]
+        assert name != "radix, chunks, retraction" or all(hard_cases), hard_cases
     return found
 
 
