@@ -19,6 +19,7 @@ DEVICES = ("auto", "cpu", "cuda", "tpu")
 ATTENTION_BACKENDS = ("auto", "pallas", "reference")
 # Name of an option -> dtype of the stored keys and values; "auto": the model's.
 KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
+QUANTIZATIONS = ("int8wo",)
 SPECULATIVE_ALGORITHMS = ("NGRAM",)
 GRAMMAR_BACKENDS = ("llguidance", "none")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -41,6 +42,11 @@ class ServerArgs:
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
     dtype: str = arg("auto", "Type of weights and activations; auto: float32 on CPU, else bfloat16.", choices=DTYPES)
+    quantization: str | None = arg(
+        None,
+        "Quantize matrices while they are loaded; int8wo: int8 weights, a scale per output channel, activations as they are.",
+        choices=QUANTIZATIONS,
+    )
     context_length: int | None = arg(None, "Longest sequence; default: the model's max_position_embeddings.")
     trust_remote_code: bool = arg(False, "Allow a tokenizer that brings its own Python code.")
     json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.")

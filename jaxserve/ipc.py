@@ -1,6 +1,6 @@
 """The sockets between the processes: where they lie, how a message is sent, and how it reaches its handler.
 
-Three ZMQ PULL sockets, one per receiving process, in a folder that only this user can open. Senders connect with PUSH and
+A ZMQ PULL socket per receiving process, in a folder that only this user can open. Senders connect with PUSH and
 never block: there is no high-water mark, because a sender that waits for its receiver could wait for itself. The contents of
 messages are none of this module's business; it only knows `jaxserve.messages.encode` and `decoder`.
 """

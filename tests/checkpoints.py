@@ -34,6 +34,7 @@ class Case:
 
     family: str
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    takes_images: bool = False  # the language model is part of a larger one
 
 
 _BASE: dict[str, Any] = {
@@ -50,12 +51,30 @@ _BASE: dict[str, Any] = {
 }
 
 
+_TINY_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+
+
 def _rope(kind: str, **params: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": 10000.0, **params}
 
 
 _LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
 _YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
+_GEMMA: dict[str, Any] = {
+    "sliding_window": 8, "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+_GEMMA3: dict[str, Any] = {
+    **_GEMMA,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": _rope("linear", factor=8.0) | {"rope_theta": 1e6},
+        "sliding_attention": _rope("default"),
+    },
+}
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
 
 CASES: dict[str, Case] = {
@@ -74,6 +93,19 @@ CASES: dict[str, Case] = {
     "qwen2-yarn": Case("Qwen2", {"rope_parameters": _YARN, "num_key_value_heads": 1}),
     "qwen3": Case("Qwen3", {"head_dim": 64, "num_attention_heads": 8}),
     "qwen3-biases": Case("Qwen3", {**_QWEN_WINDOW, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 80}),
+    "gemma2": Case("Gemma2", {**_GEMMA, "num_hidden_layers": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0}),
+    "gemma2-uncapped": Case(
+        "Gemma2",
+        {
+            **_GEMMA,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "num_key_value_heads": 1,
+            "vocab_size": 503,
+        },
+    ),
+    "gemma3": Case("Gemma3", {**_GEMMA3, "head_dim": 64, "num_attention_heads": 8}),
+    "gemma3-images": Case("Gemma3", {**_GEMMA3, "attention_bias": True, "num_key_value_heads": 4}, takes_images=True),
 }
 
 
@@ -96,17 +128,22 @@ def build_model(case: Case, bos_token_id: int | None = None, eos_token_id: int |
     import torch
     import transformers
 
-    config_class = getattr(transformers, f"{case.family}Config")
     kwargs = {**_BASE, **case.kwargs}
     if case.family == "Qwen2":  # has no head_dim option of its own: hidden_size / heads
         kwargs.pop("head_dim")
+    config_class = getattr(transformers, "Gemma3TextConfig" if case.family == "Gemma3" else f"{case.family}Config")
     config = config_class(**kwargs, bos_token_id=bos_token_id, eos_token_id=eos_token_id)
+    if case.takes_images:
+        whole_class = getattr(transformers, f"{case.family}Config")
+        config = whole_class(text_config=config, vision_config=_TINY_VISION, eos_token_id=eos_token_id)
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{case.family}ForCausalLM")(config).eval()
+    model_class = f"{case.family}ForConditionalGeneration" if case.takes_images else f"{case.family}ForCausalLM"
+    model = getattr(transformers, model_class)(config).eval()
+    has_centered_norms = case.family.startswith("Gemma")  # they multiply with 1 + weight
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                mean = 0.0 if parameter_name.endswith("bias") else 1.0
+                mean = 0.0 if has_centered_norms or parameter_name.endswith("bias") else 1.0
                 parameter.normal_(mean, 0.1)
     return model
 

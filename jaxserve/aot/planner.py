@@ -100,6 +100,7 @@ def plan_capacity(args: ServerArgs, config: ModelConfig, target: Target, options
     if args.tp_size > target.num_devices:
         raise ValueError(f"--tp-size {args.tp_size} needs as many devices; {target.name} has {target.num_devices}.")
     without_devices()
+    config = config.replace(quantization=args.quantization)
     demand = _demand(args, config, target)
     too_large = weights_too_large(demand, target, args.tp_size)
     if too_large:

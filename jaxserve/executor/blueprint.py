@@ -38,6 +38,7 @@ class Blueprint:
     @staticmethod
     def draw(args: ServerArgs, config: ModelConfig, mesh: Mesh) -> Blueprint:
         """ValueError with the reason if the model cannot be split so, or if no attention backend serves it."""
+        config = config.replace(quantization=args.quantization)
         check_tp(config, args.tp_size)
         chip = Chip.of(mesh.devices.flat[0])
         dtype = resolve_dtype(args, chip.platform)

@@ -43,7 +43,7 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
     mesh = make_mesh(args.tp_size)
     config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
     blueprint = Blueprint.draw(args, config, mesh)
-    args = blueprint.args
+    args, config = blueprint.args, blueprint.config
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
     started_s = time.monotonic()
     params = load_params(

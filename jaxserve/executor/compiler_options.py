@@ -20,9 +20,15 @@ _GPU: dict[str, str | bool] = {
 }
 
 
-def compiler_options(platform: str) -> dict[str, str | bool] | None:
-    """For jax.jit. What the variable XLA_FLAGS speaks of is left to it."""
+# cuBLASLt reads no int8 beside bfloat16: in front of it, every step would write its weights out as bfloat16. Triton's kernels
+# convert what they have loaded.
+_NOT_IF_QUANTIZED = ("xla_gpu_enable_triton_gemm",)
+
+
+def compiler_options(platform: str, *, quantized: bool = False) -> dict[str, str | bool] | None:
+    """For jax.jit; `quantized` says that matrices are (`--quantization`). What XLA_FLAGS speaks of is left to it."""
     if platform != "gpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in _GPU.items() if f"--{name}" not in flags}
+    unsaid = _NOT_IF_QUANTIZED if quantized else ()
+    return {name: value for name, value in _GPU.items() if f"--{name}" not in flags and name not in unsaid}

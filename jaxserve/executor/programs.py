@@ -140,7 +140,9 @@ class StepPrograms:
         return make()
 
     def _jit(self, function: Any, *, donated: int) -> Any:
-        return jax.jit(function, donate_argnums=donated, compiler_options=compiler_options(platform_of(self._mesh)))
+        quantized = self._step.decoder.config.quantization is not None
+        options = compiler_options(platform_of(self._mesh), quantized=quantized)
+        return jax.jit(function, donate_argnums=donated, compiler_options=options)
 
     @property
     def _num_rows(self) -> int:

@@ -34,9 +34,12 @@ def allow_only(mask: np.ndarray, token_ids: Iterable[int]) -> None:
 
 def hold_back(mask: np.ndarray, token_ids: Iterable[int]) -> None:
     """Forbids tokens (stop tokens before min_new_tokens), unless no other token would be left."""
-    before = mask.copy()
     words = mask.view(np.uint32)
+    before: dict[int, np.uint32] = {}
     for token_id in token_ids:
-        words[token_id // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token_id % 32))
+        word = token_id // 32
+        before.setdefault(word, words[word])
+        words[word] &= np.uint32(0xFFFFFFFF ^ (1 << token_id % 32))
     if not mask.any():
-        mask[:] = before
+        for word, bits in before.items():
+            words[word] = bits

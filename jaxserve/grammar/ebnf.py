@@ -137,6 +137,8 @@ class _Parser:
             if not self._take("sign", ")"):
                 raise self._error("a closing parenthesis is expected")
             return group
+        if self._text.startswith(('"', "["), self._at):
+            raise self._error("a literal or a character class does not end in its line")
         return None
 
     def _repeated(self, item: Expression) -> Expression:

@@ -146,6 +146,8 @@ def _serve(timeout_s: float, memory_bytes: int, requests: IO[bytes], replies: IO
             problem = ""
         except GrammarError as error:
             problem = str(error)
+        except Exception as error:
+            problem = f"{grammar.kind}: the grammar cannot be compiled: {error}."
         signal.setitimer(signal.ITIMER_REAL, 0)
         _write(replies, problem)
 

@@ -37,6 +37,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint, as config.json says
     eos_token_ids: tuple[int, ...] = ()
+    quantization: str | None = None  # what matrices become while they are loaded (`Declare.weight`); the server's option
 
     @property
     def num_layers(self) -> int:
@@ -79,7 +80,7 @@ class ModelConfig:
     def from_pretrained(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
         """Reads `path`/config.json; `overrides` replaces keys of it. ValueError says what is missing or not supported."""
         folder = Path(path)
-        raw = merge_overrides(read_json(folder / "config.json", required=True), overrides or {})
+        raw = merge_overrides(_text_part(read_json(folder / "config.json", required=True)), _text_part(overrides or {}))
         generation = read_json(folder / "generation_config.json", required=False)
         if overrides and "eos_token_id" in overrides:
             generation = {**generation, "eos_token_id": None}
@@ -119,8 +120,14 @@ def read_json(path: Path, *, required: bool) -> dict[str, Any]:
     return value
 
 
+def _text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Models that also take images keep what describes the language model in `text_config`. What stands outside goes first."""
+    return {**(raw.get("text_config") or {}), **raw}
+
+
 def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     family = find_family(raw)
+    raw = {**family.defaults, **raw}
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ValueError(f"quantized weights (quant_method {method!r}) are not supported; use an unquantized checkpoint.")
@@ -134,7 +141,7 @@ def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         final_norm=traits.layers[-1].norm,
         embedding_scale=traits.embedding_scale,
         logit_soft_cap=traits.logit_soft_cap,
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", traits.ties_embeddings)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
         eos_token_ids=_read_eos(raw, generation),
     )

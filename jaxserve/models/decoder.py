@@ -111,7 +111,7 @@ def check_tp(config: ModelConfig, tp_size: int) -> None:
 
 def _declare(config: ModelConfig, dtype: Any, tp_size: int) -> Declare:
     check_tp(config, tp_size)
-    return Declare(config.hidden_size, np.dtype(dtype), tp_size)
+    return Declare(config.hidden_size, np.dtype(dtype), tp_size, config.quantization)
 
 
 def _described(module: nnx.Module) -> ParamTree:

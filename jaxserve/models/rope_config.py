@@ -22,6 +22,7 @@ class RopeConfig:
     theta: float = DEFAULT_THETA
     kind: str = "default"
     factor: float = 1.0  # every kind but default: how much longer the context gets
+    max_len_is_scaled: bool = False  # linear, dynamic: max_position_embeddings is the context length after the extension
     original_max_len: int | None = None  # llama3, yarn: context length before the extension
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
@@ -42,7 +43,7 @@ class RopeConfig:
 
     def extended_len(self, max_position_embeddings: int) -> int:
         """The context length with this scaling. llama3's max_position_embeddings is the scaled length, yarn's may be either."""
-        if self.kind in ("linear", "dynamic"):
+        if self.kind in ("linear", "dynamic") and not self.max_len_is_scaled:
             return int(max_position_embeddings * self.factor)
         if self.kind == "yarn" and self.original_max_len is not None:
             return max(max_position_embeddings, int(self.original_max_len * self.factor))
@@ -91,7 +92,7 @@ def _scaling_fields(kind: str, params: Mapping[str, Any], raw: Mapping[str, Any]
 def merge_overrides(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """config.json with the user's keys on top, so that either spelling of rope overrides either spelling in the file.
 
-    New scaling replaces the file's scaling but keeps its theta, and a bare `rope_theta` replaces only the theta.
+    New scaling replaces the file's scaling but keeps its thetas, and a bare `rope_theta` replaces only the theta.
     """
     merged = {**raw, **overrides}
     if not {"rope_theta", "rope_scaling", "rope_parameters"} & overrides.keys():
@@ -99,9 +100,18 @@ def merge_overrides(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dic
     in_file = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
     in_file.setdefault("rope_theta", raw.get("rope_theta"))
     replaces_scaling = "rope_scaling" in overrides or "rope_parameters" in overrides
-    params = {"rope_theta": in_file["rope_theta"]} if replaces_scaling else in_file
+    params = _thetas(in_file) if replaces_scaling else in_file
     params.update(overrides.get("rope_parameters") or {})
     params.update(overrides.get("rope_scaling") or {})
     if overrides.get("rope_theta") is not None:
         params["rope_theta"] = overrides["rope_theta"]
     return {**merged, "rope_theta": None, "rope_scaling": None, "rope_parameters": params}
+
+
+def _thetas(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing but rope_theta, also of objects per type of layer."""
+    return {
+        name: _thetas(value) if isinstance(value, Mapping) else value
+        for name, value in params.items()
+        if name == "rope_theta" or isinstance(value, Mapping)
+    }

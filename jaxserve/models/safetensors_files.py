@@ -16,6 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# How names of a language model's tensors begin, and how instead in files of models that also take images.
+_TEXT_PREFIX = "model."
+_TEXT_PREFIXES_BESIDE_IMAGES = ("language_model.model.", "model.language_model.")
 _READABLE_TYPES = ("F64", "F32", "F16", "BF16")
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
 
@@ -52,6 +55,7 @@ class SafetensorsCheckpoint:
             raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}") from error
 
     def _tensor(self, name: str) -> tuple[Path, Any]:
+        name = self._name_in_file(name)
         path = self._file_of.get(name)
         if path is None:
             raise CheckpointError(f"{self._listing}: tensor {name} is missing.")
@@ -60,6 +64,14 @@ class SafetensorsCheckpoint:
             return path, handle.get_slice(name)
         except SafetensorError as error:
             raise CheckpointError(f"{path}: tensor {name} is missing ({error}).") from error
+
+    def _name_in_file(self, name: str) -> str:
+        """Of the tensor that is called `name` in a checkpoint of nothing but the language model."""
+        if name not in self._file_of and name.startswith(_TEXT_PREFIX):
+            for prefix in _TEXT_PREFIXES_BESIDE_IMAGES:
+                if (other := prefix + name.removeprefix(_TEXT_PREFIX)) in self._file_of:
+                    return other
+        return name
 
     def _open(self, path: Path) -> Any:
         with self._lock:

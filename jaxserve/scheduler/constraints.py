@@ -50,5 +50,11 @@ class Constraints:
         if matcher is None:
             return None
         if not matcher.accept(token_id):
-            return FinishReason.abort(matcher.error or _REFUSED, 400, "BadRequestError")
+            return Constraints.failure(req) or FinishReason.abort(_REFUSED, 400, "BadRequestError")
         return FinishReason.stop(None) if matcher.is_terminated else None
+
+    @staticmethod
+    def failure(req: Req) -> FinishReason | None:
+        """Why a request ends whose grammar grew too complex: its mask allows eos alone, but the output is not whole."""
+        error = None if req.matcher is None else req.matcher.error
+        return None if error is None else FinishReason.abort(error, 400, "BadRequestError")

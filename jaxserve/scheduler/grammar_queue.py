@@ -7,12 +7,15 @@ exactly once: ready, failed, or removed by whoever ends it (abort, time-out).
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from jaxserve.grammar import CompiledGrammar, GrammarError
-from jaxserve.scheduler.req import Req, RequestState
+from jaxserve.scheduler.req import Req, RequestState, unexpected
 from jaxserve.types import FinishReason, Grammar
+
+logger = logging.getLogger(__name__)
 
 # How long the loop may wait for messages while grammars compile and there is nothing else to do.
 POLL_INTERVAL_S = 0.005
@@ -72,6 +75,9 @@ class GrammarQueue:
                 req.matcher = pending.result().matcher(ignore_eos=req.sampling.ignore_eos)
             except GrammarError as error:
                 compiled.failed.append((req, FinishReason.abort(str(error), 400, "BadRequestError")))
+            except Exception as error:
+                logger.exception("The grammar of request %s could not be compiled.", req.rid)
+                compiled.failed.append((req, unexpected("compile the grammar", error)))
             else:
                 req.move_to(RequestState.WAITING)
                 compiled.ready.append(req)

@@ -138,3 +138,9 @@ class Req:
     def finish(self, reason: FinishReason) -> None:
         self.move_to(RequestState.FINISHED)
         self.finish_reason = reason
+
+
+def unexpected(what: str, error: Exception) -> FinishReason:
+    """The end of one request because of an error that nobody thought of."""
+    text = f"The scheduler failed to {what}: {type(error).__name__}: {error}"
+    return FinishReason.abort(text, 500, "InternalServerError")

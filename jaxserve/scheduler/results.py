@@ -20,7 +20,7 @@ from jaxserve.runner import RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.outputs import OutputSender
-from jaxserve.scheduler.req import Req
+from jaxserve.scheduler.req import Req, unexpected
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.types import FinishReason
@@ -152,9 +152,9 @@ class ResultProcessor:
             req = self._table.req(row)
             reason: FinishReason | None
             if ends_by_token[i]:
-                reason = FinishReason.stop(int(tokens[i]))
+                reason = self._constraints.failure(req) or FinishReason.stop(int(tokens[i]))
             else:
-                reason = self._match_text(req, row) or self._constraints.follow(req, int(tokens[i]))
+                reason = self._text_or_grammar_end(req, row, int(tokens[i]))
             if reason is None and ends_by_length[i]:
                 reason = FinishReason.length_limit(len(self._table.output_ids(row)))
             if reason is not None:
@@ -162,15 +162,17 @@ class ResultProcessor:
                 goes_on[i] = False
         return rows[goes_on]
 
+    def _text_or_grammar_end(self, req: Req, row: int, token_id: int) -> FinishReason | None:
+        try:
+            return self._match_text(req, row) or self._constraints.follow(req, token_id)
+        except Exception as err:  # of the tokenizer's decoder or the grammar library: one request's, not everybody's
+            logger.exception("The newest token of request %s could not be looked at.", req.rid)
+            return unexpected("look at the newest token", err)
+
     def _match_text(self, req: Req, row: int) -> FinishReason | None:
         if req.stop_text is None:
             return None
-        try:
-            matched = req.stop_text.match(self._table.output_ids(row))
-        except Exception as err:  # of the tokenizer's decoder: one request's, not everybody's
-            logger.exception("The stop strings of request %s could not be looked for.", req.rid)
-            text = f"The scheduler failed to look for stop strings: {type(err).__name__}: {err}"
-            return FinishReason.abort(text, 500, "InternalServerError")
+        matched = req.stop_text.match(self._table.output_ids(row))
         return None if matched is None else FinishReason.stop(matched)
 
     def _take_logprobs(

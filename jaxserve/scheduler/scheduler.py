@@ -15,7 +15,7 @@ from __future__ import annotations
 import collections
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +48,7 @@ from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
 from jaxserve.scheduler.req import Req, RequestState
+from jaxserve.scheduler.requests import UNAVAILABLE, Requests
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
@@ -63,7 +64,6 @@ logger = logging.getLogger(__name__)
 
 QUEUE_FULL_MESSAGE = "The request queue is full."
 ABORT_MESSAGE = "The request was aborted."
-UNAVAILABLE = "ServiceUnavailableError"
 
 
 class OutputSink(Protocol):
@@ -118,6 +118,10 @@ class Scheduler:
         self._turns = Turns(args.prefill_decode_interval)
         self._intake = Intake(args, spec, decoder=decoder, clock=clock, wall_clock=wall_clock)
         self._outputs = OutputSender(self._table, sink.send_output, wall_clock, num_draft_tokens=spec.num_draft_tokens)
+        self._log = StepLog(args.decode_log_interval, self.load, clock)
+        self._requests = Requests(
+            self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters
+        )
         self._constraints = Constraints(self._table, spec)
         self._results = ResultProcessor(
             spec=spec,
@@ -125,7 +129,7 @@ class Scheduler:
             residents=self._residents,
             outputs=self._outputs,
             constraints=self._constraints,
-            finish=self._finish,
+            finish=self._requests.finish,
             wall_clock=wall_clock,
         )
         self._builder = StepBuilder(self._table, spec.num_draft_tokens)
@@ -153,17 +157,14 @@ class Scheduler:
             memory=self._memory,
             ratio=self._ratio,
         )
-        self._log = StepLog(args.decode_log_interval, self.load, clock)
-        self._live: dict[str, Req] = {}  # by rid: waiting or resident, not finished
-        self._time_limits = TimeLimits(self._live, clock)
+        self._time_limits = TimeLimits(self._requests.live, clock)
         self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
         self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
         self._needs_masks = False  # the step launched last is not sampled yet
         self._control = ControlDesk(self, address, sink.send_reply)
-        self._is_shutting_down = False
         self._dispatch = Dispatcher(
             {
-                TokenizedGenerateReqInput: self._on_request,
+                TokenizedGenerateReqInput: self._requests.add,
                 BatchTokenizedGenerateReqInput: self._on_batch,
                 AbortReq: self._on_abort,
                 ControlRequest: self._control.receive,
@@ -180,12 +181,12 @@ class Scheduler:
 
     @property
     def _holds_nothing(self) -> bool:
-        return not self._in_flight and not self._live and not len(self._residents)
+        return not self._in_flight and not self._requests.live and not len(self._residents)
 
     @property
     def is_drained(self) -> bool:
         """Shutdown was asked for and all is answered."""
-        return self._is_shutting_down and self._holds_nothing and not self._control
+        return self._requests.is_closed and self._holds_nothing and not self._control
 
     @property
     def wait_s(self) -> float | None:
@@ -194,7 +195,7 @@ class Scheduler:
             return None
         if self._in_flight:
             return 0.0
-        if len(self._compiling) == len(self._live):
+        if len(self._compiling) == len(self._requests.live):
             return POLL_INTERVAL_S
         is_held = self._holds_nothing or self.pace.is_paused  # then only control requests wait, and look now and then
         return TIMER_INTERVAL_S if is_held else min(self.pace.wait_s, TIMER_INTERVAL_S)
@@ -251,53 +252,23 @@ class Scheduler:
 
     def _on_batch(self, message: BatchTokenizedGenerateReqInput) -> None:
         for one in message.batch:
-            self._on_request(one)
-
-    def _on_request(self, message: TokenizedGenerateReqInput) -> None:
-        for sequence in message.sequences():
-            reason = self._add_request(sequence)
-            if reason is not None:
-                self._log.counters.num_aborted += 1
-                self._outputs.add_rejected(sequence.rid, len(sequence.input_ids), reason)
-
-    def _add_request(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
-        """Into the waiting queue; else why not."""
-        self._log.counters.num_requests += 1
-        if self._is_shutting_down:
-            return FinishReason.abort("The server is shutting down.", 503, UNAVAILABLE)
-        if message.rid in self._live:
-            logger.error("Request id %s is in use; the newcomer is refused.", message.rid)
-            return FinishReason.abort(f"The request id {message.rid!r} is in use.", 400, "BadRequestError")
-        try:
-            req = self._intake.build(message)
-        except ValueError as err:
-            return FinishReason.abort(str(err), 400, "BadRequestError")
-        except Exception as err:
-            logger.exception("Request %s could not be taken in.", message.rid)
-            text = f"The scheduler failed to take the request in: {type(err).__name__}: {err}"
-            return FinishReason.abort(text, 500, "InternalServerError")
-        self._live[req.rid] = req
-        grammar = req.sampling.grammar
-        if grammar is None:
-            self._waiting.push(req)
-        else:
-            self._compiling.push(req, grammar)
-        return None
+            self._requests.add(one)
 
     def _on_abort(self, message: AbortReq) -> None:
-        if message.rid in self._live:
-            self._end(self._live[message.rid], FinishReason.abort(ABORT_MESSAGE))
+        req = self._requests.live.get(message.rid)
+        if req is not None:
+            self._end(req, FinishReason.abort(ABORT_MESSAGE))
 
     def _on_shutdown(self, message: ShutdownReq) -> None:
-        self._is_shutting_down = True
+        self._requests.is_closed = True
         self.resume()  # what is still held is to be finished
 
     # --- what control requests do
 
     def abort(self, rid_prefix: str) -> None:
         """Ends every request whose rid begins so."""
-        wanted = [req for rid, req in self._live.items() if rid.startswith(rid_prefix)]
-        self._end_all(wanted, FinishReason.abort(ABORT_MESSAGE))
+        wanted = [req for rid, req in self._requests.live.items() if rid.startswith(rid_prefix)]
+        self._requests.end(wanted, FinishReason.abort(ABORT_MESSAGE))
 
     def flush_cache(self) -> bool:
         """Whether nothing used the cache, so that it is empty now. Requests that a pause keeps waiting do not use it."""
@@ -306,7 +277,7 @@ class Scheduler:
 
     def pause(self, mode: PauseMode) -> None:
         """After this no step is in flight, and none is launched until `resume`."""
-        self.settle()
+        self.process_results()
         if mode == "abort":
             self.abort("")
         elif mode == "retract":
@@ -394,7 +365,7 @@ class Scheduler:
         """After everybody was tried: only who has to wait takes a place in the queue."""
         refused = self._waiting.beyond_limit(not_counted=self._prefill.deferred)
         if refused:
-            self._end_all(refused, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
+            self._requests.end(refused, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
             self._outputs.flush()
 
     def _plan_decode(self) -> ScheduleBatch | NeedsResults | None:
@@ -446,35 +417,8 @@ class Scheduler:
         self._end(first, FinishReason.abort("The request could not be scheduled.", 500, "InternalServerError"))
         self._outputs.flush()
 
-    # --- the end of requests
-
     def _end(self, req: Req, reason: FinishReason) -> None:
-        self._end_all([req], reason)
-
-    def _end_all(self, reqs: Sequence[Req], reason: FinishReason) -> None:
-        """In whatever state they are."""
-        waiting = [req for req in reqs if req.state is RequestState.WAITING]
-        if waiting:
-            self._waiting.remove(waiting)
-        self._compiling.remove([req for req in reqs if req.state is RequestState.COMPILING])
-        for req in reqs:
-            self._finish(req, reason)
-
-    def _finish(self, req: Req, reason: FinishReason) -> None:
-        """The one way out for every request: its terminal message, the books, and its row as soon as no step needs it."""
-        del self._live[req.rid]
-        self._outputs.add_ended(req, reason)
-        counters = self._log.counters
-        if reason.type == "abort":
-            counters.num_aborted += 1
-        else:
-            counters.num_finished += 1
-            counters.prompt_tokens += req.prompt_len
-            counters.cached_tokens += req.cached_len
-        if req.lease is not None:
-            self._residents.finish(req, reason)
-        else:
-            req.finish(reason)
+        self._requests.end([req], reason)
 
     # --- timers and idleness
 
@@ -482,20 +426,13 @@ class Scheduler:
         """Time-outs of requests, and control requests that wait; cheap, meant for every round of the loop."""
         self._control.serve()
         if len(self._compiling):
-            self._collect_compiled()
+            self._requests.collect_compiled()
+            self._outputs.flush()
         if self.pace.is_paused:
             return
         for late, message in self._time_limits.overdue(self.args):
-            self._end_all(late, FinishReason.abort(message, 503, UNAVAILABLE))
+            self._requests.end(late, FinishReason.abort(message, 503, UNAVAILABLE))
             self._outputs.flush()
-
-    def _collect_compiled(self) -> None:
-        compiled = self._compiling.poll()
-        for req in compiled.ready:
-            self._waiting.push(req)
-        for req, reason in compiled.failed:
-            self._finish(req, reason)
-        self._outputs.flush()
 
     def on_idle(self) -> None:
         """Once after all requests are done: resets what adapts to load and compares the cache's books."""

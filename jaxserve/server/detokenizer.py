@@ -137,8 +137,12 @@ class Detokenizer:
         for kind, indices in new.items():
             windows = self._open_windows(out, kind, indices, failed)
             for i, window in zip(indices, windows, strict=True):
-                stops = None if flags[i] & NO_STOP_TRIM else stop_filter(out.stops.get(i, []), out.stop_patterns.get(i, []))
-                states[out.rids[i]] = SequenceState(window, stops)
+                state = states[out.rids[i]] = SequenceState(window, None)
+                try:
+                    if not flags[i] & NO_STOP_TRIM:
+                        state.stops = stop_filter(out.stops.get(i, []), out.stop_patterns.get(i, []))
+                except Exception as error:
+                    failed[i] = error
         self._forget_oldest(len(states) - max(self._max_sequences, len(out.rids)))
 
     def _open_windows(

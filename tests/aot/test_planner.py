@@ -62,6 +62,17 @@ def test_the_pool_is_what_a_server_would_take(tmp_path: Path) -> None:
     assert "there is room for" in plan_text(made)
 
 
+def test_int8_weights_are_counted_as_the_compiler_counts_them(tmp_path: Path) -> None:
+    plain, made = plan(tmp_path, dtype="bfloat16"), plan(tmp_path, dtype="bfloat16", quantization="int8wo", compile="largest")
+    assert plain.memory is not None and made.memory is not None and made.failure is None
+    assert made.memory.weights < 0.75 * plain.memory.weights  # the embedding and norms stay
+    assert made.config.quantization == "int8wo"
+    program = made.steps[-1].program
+    assert program is not None
+    tables = made.memory.row_tables + made.memory.page_table
+    assert program.argument_bytes < made.memory.weights + made.memory.kv_pool + tables
+
+
 def test_a_pool_that_leaves_no_room_is_cut(tmp_path: Path) -> None:
     """With all memory promised to weights and cache, the steps' temporaries are measured and taken off."""
     promised, cut = (plan(tmp_path, 550_000, mem_fraction_static=1.0, compile=compile) for compile in ("none", "largest"))

@@ -35,6 +35,18 @@ def test_weights_of_one_device(tied: bool, tmp_path: Path) -> None:
     assert weight_bytes(config, "bfloat16", 2) == (whole - norms) // 2 + norms
 
 
+def test_int8_weights_take_a_byte_and_their_scales_four(tmp_path: Path) -> None:
+    plain = config_of(tmp_path, TINY)
+    int8 = plain.replace(quantization="int8wo")
+    matrices = [info for info in jax.tree.leaves(abstract_params(plain, "bfloat16", 1)) if len(info.shape) == 2]
+    of_embedding = 100 * 32  # stays as it is
+    saved = sum(info.shape[0] * info.shape[1] - 4 * info.shape[1] for info in matrices) - of_embedding + 4 * 32
+    assert weight_bytes(plain, "bfloat16", 1) - weight_bytes(int8, "bfloat16", 1) == saved
+    works = [step_work(ModelShard(config, "bfloat16", 1, 64), StepShape(2, 1, 8)) for config in (plain, int8)]
+    assert works[0].weight_bytes - works[1].weight_bytes == saved
+    assert works[0].matmul_flops == works[1].matmul_flops
+
+
 def test_a_decode_step_counted_by_hand(tmp_path: Path) -> None:
     config = config_of(tmp_path, TINY)
     rows, context, token_bytes = 3, 10, 2 * 1 * 8 * 2  # K and V of one of the two KV heads

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.model_configs import LLAMA_70B, write_config
+from benchmarks.model_configs import GEMMA_3_12B, LLAMA_70B, write_config
 from jaxserve.aot import planner, targets
 from jaxserve.cli.main import run
 
@@ -89,3 +89,15 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu: None) -> 
     assert run([*line, "--max-total-tokens", "100000000"]) == 1
     printed = capsys.readouterr()
     assert not json.loads(printed.out)["fits"] and "are missing on each device" in printed.err
+
+
+def test_a_model_of_two_kinds_of_layers_beside_a_part_for_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu: None
+) -> None:
+    tiny = {name: TINY[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "head_dim", "vocab_size")}
+    tiny |= {"num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 8, "num_key_value_heads": 2}
+    line = ["compile", str(write_config(tmp_path, GEMMA_3_12B)), "--topology", "any", "--json", "--programs", "largest"]
+    line += ["--json-model-override-args", json.dumps(tiny), "--context-length", "64"]
+    assert run([*line, *SMALL]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] and plan["kv_cache"]["tokens"] > 0

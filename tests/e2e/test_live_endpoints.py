@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import time
+
+import pytest
 from live_server import LiveServer
 
 from jaxserve.demo import demo_model_path
@@ -48,6 +52,37 @@ def test_cached_tokens_until_the_cache_is_flushed(demo_server: LiveServer) -> No
     salted = {**request, "cache_salt": "mine"}
     assert demo_server.generate(**salted)["meta_info"]["cached_tokens"] == 0
     assert demo_server.generate(**salted)["meta_info"]["cached_tokens"] == 64
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_pause_changes_no_tokens(demo_server: LiveServer, mode: str) -> None:
+    sampling = {"max_new_tokens": 300, "temperature": 0.8, "sampling_seed": 5, "ignore_eos": True}
+    request = {"input_ids": list(range(200, 240)), "sampling_params": sampling}
+    whole = demo_server.generate(**request)["output_ids"]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        running = [pool.submit(demo_server.generate, **request) for _ in range(2)]
+        deadline_s = time.monotonic() + 30
+        while demo_server.internal_state()["num_running_reqs"] < 2:
+            assert time.monotonic() < deadline_s
+        assert demo_server.post("/pause_generation", {"mode": mode}).json()["status"] == "ok"
+        state = demo_server.internal_state()
+        assert (state["is_paused"], state["num_running_reqs"]) == (True, 0 if mode == "retract" else 2)
+        assert demo_server.post("/flush_cache", {}).status_code == (200 if mode == "retract" else 400)
+        late = pool.submit(demo_server.generate, **request)
+        assert [demo_server.get(path).status_code for path in ("/health", "/health_generate", "/ready")] == [200, 200, 503]
+        assert not any(one.done() for one in [*running, late])
+        assert demo_server.post("/continue_generation", {}).status_code == 200
+        assert [one.result()["output_ids"] for one in [*running, late]] == [whole] * 3
+    demo_server.assert_whole()
+
+
+def test_freeze_gc_and_live_options(demo_server: LiveServer) -> None:
+    assert demo_server.post("/freeze_gc", {}).text == "Garbage collection frozen.\n"
+    assert demo_server.post("/set_internal_state", {"server_args": {"max_queued_requests": 1000}}).json() == [True]
+    assert demo_server.internal_state()["max_queued_requests"] == 1000
+    refused = demo_server.post("/set_internal_state", {"server_args": {"page_size": 1}})
+    assert "server_args.page_size cannot be changed" in refused.json()["error"]["message"]
+    assert demo_server.post("/set_internal_state", {"server_args": {"max_queued_requests": None}}).json() == [True]
 
 
 def test_generate_replies_in_sglangs_shape(demo_server: LiveServer) -> None:

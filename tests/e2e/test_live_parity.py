@@ -68,6 +68,10 @@ COVERING_SET = [
     Served("qwen2-yarn", page_size=16, chunk=64, tp=2),
     Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False, buckets=SEVERAL),
     Served("qwen3-biases", page_size=64, chunk=64, tp=1),
+    Served("gemma2", page_size=16, chunk=32, mixed=True, buckets=SEVERAL),
+    Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False),
+    Served("gemma3", page_size=1, chunk=48, tp=2, mixed=True),
+    Served("gemma3-images", page_size=16, chunk=-1, mixed=True, overlap=False),
 ]
 
 
@@ -90,7 +94,7 @@ class Oracle:
 
     def __init__(self, folder: Path) -> None:
         self.model = load_model(folder)
-        self.config = self.model.config
+        self.config = self.model.config.get_text_config()
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:

@@ -19,3 +19,11 @@ def test_what_the_user_sets_is_left_to_the_user(monkeypatch: pytest.MonkeyPatch)
     told = compiler_options("gpu")
     assert told is not None and "xla_gpu_enable_command_buffer" not in told
     assert told["xla_gpu_enable_triton_gemm"] is False
+
+
+def test_int8_weights_are_not_left_to_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    plain, quantized = compiler_options("gpu"), compiler_options("gpu", quantized=True)
+    assert plain is not None and quantized is not None
+    assert plain.keys() - quantized.keys() == {"xla_gpu_enable_triton_gemm"}
+    assert compiler_options("tpu", quantized=True) is None

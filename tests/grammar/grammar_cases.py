@@ -24,11 +24,15 @@ class Case:
     check: Callable[[str], None]
 
 
-def _regex_case(name: str, pattern: str) -> Case:
+def _matches(pattern: str, flags: int = regex.ASCII) -> Callable[[str], None]:
     def check(text: str) -> None:
-        assert regex.fullmatch(pattern, text), f"{text!r} does not match {pattern!r}"
+        assert regex.fullmatch(pattern, text, flags), f"{text!r} does not match {pattern!r}"
 
-    return Case(name, Grammar("regex", pattern), check)
+    return check
+
+
+def _regex_case(name: str, pattern: str, flags: int = regex.ASCII) -> Case:
+    return Case(name, Grammar("regex", pattern), _matches(pattern, flags))
 
 
 def _schema_case(name: str, schema: dict[str, Any]) -> Case:
@@ -56,7 +60,7 @@ REGEX_CASES = [
     _regex_case("email", r"[a-z0-9._]{1,12}@[a-z0-9]{1,8}\.(com|org|net)"),
     _regex_case("hex colour", r"#[0-9a-fA-F]{6}"),
     _regex_case("anchored", r"^yes|no$"),
-    _regex_case("case insensitive", r"(?i)true|false"),
+    _regex_case("case insensitive", r"(?i)true|false", regex.UNICODE),
     _regex_case("number", r"-?(0|[1-9]\d{0,8})(\.\d{1,4})?([eE][+-]?\d{1,2})?"),
     _regex_case("accents", r"[à-ü]{1,8}"),
     _regex_case("cyrillic", r"[а-яА-Я]{2,5}( [а-я]{2,5})?"),
@@ -171,13 +175,6 @@ def _check_brackets(text: str) -> None:
         depth += 1 if character == "(" else -1
         assert depth >= 0, text
     assert depth == 0, text
-
-
-def _matches(pattern: str) -> Callable[[str], None]:
-    def check(text: str) -> None:
-        assert regex.fullmatch(pattern, text), f"{text!r} does not match {pattern!r}"
-
-    return check
 
 
 EBNF_CASES = [

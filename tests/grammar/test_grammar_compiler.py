@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import time
@@ -45,6 +46,7 @@ def problem(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> str:
     [
         ("regex", "(ab", "regex: the regular expression is not valid: unclosed group."),
         ("regex", "a(?=b)", "look-around, including look-ahead and look-behind, is not supported."),
+        ("regex", "a" + 3 * "\\", "regex: the regular expression is not valid: it ends with a lone backslash."),
         ("regex", r"(a)\1", "backreferences are not supported."),
         ("regex", r"\bfoo", "regex: the regular expression is not valid: lookarounds not supported yet"),
         ("regex", "(" * 3000 + ")" * 3000, "regex: the regular expression is not valid: "),
@@ -68,6 +70,7 @@ def problem(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> str:
         ("ebnf", 'root ::= "a"\nroot ::= "b"', "ebnf: rule root is defined twice"),
         ("ebnf", 'root ::= ("a" | "b"', "ebnf: a closing parenthesis is expected (line 1, at the end)."),
         ("ebnf", 'root ::= "a" (="b") "b"', "ebnf: a closing parenthesis is expected (line 1, before '=\"b\") \"b\"')."),
+        ("ebnf", 'root ::= "a\nb"', "ebnf: a literal or a character class does not end in its line (line 1, before '\"a')."),
         ("ebnf", "root ::= [z-a]", "ebnf: the range z-a is empty"),
         ("ebnf", r'root ::= "\ud800"', r"ebnf: \ud800 is not a character"),
         ("ebnf", 'root ::= "a"{3,2}', "ebnf: {3,2} asks for at least 3 and at most 2"),
@@ -88,6 +91,17 @@ def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
     again = compiler.submit(Grammar("regex", "[a-f]{1,4}"))
     assert again.done and again.result() is first
     assert compiler.submit(Grammar("ebnf", "root ::= [a-f]{1,4}")).result() is not first
+
+
+def test_the_grammars_not_asked_for_longest_are_forgotten(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxserve.grammar.compiler._CACHE_ENTRIES", 3)
+    monkeypatch.setattr(compiler, "_cache", collections.OrderedDict())
+    first = [compiler.submit(Grammar("regex", f"y{i}")).result() for i in range(3)]
+    compiler.submit(Grammar("regex", "y0"))
+    compiler.submit(Grammar("regex", "y3")).result()
+    assert [grammar.text for grammar in compiler._cache] == ["y2", "y0", "y3"]
+    assert compiler.submit(Grammar("regex", "y0")).result() is first[0]
+    assert compiler.submit(Grammar("regex", "y1")).result() is not first[1]
 
 
 def test_a_grammar_that_takes_too_long_is_given_up_and_delays_only_its_like(own_compiler: GrammarCompiler) -> None:

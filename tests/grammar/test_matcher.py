@@ -201,3 +201,18 @@ def test_a_grammar_that_grows_too_complex_says_so(compiler: GrammarCompiler, ids
     assert matcher.error and matcher.error.startswith("The grammar is too complex to follow: lexer error: ")
     assert matcher.error.endswith(".") and not matcher.is_terminated
     assert not matcher.accept(ids("a")[0]) and not matcher.accept(EOS[0])
+
+
+def test_digits_and_word_characters_are_asciis(match: MakeMatcher, tokenizer: Tokenizer) -> None:
+    for text, is_taken in ("7_", True), ("7a", True), ("７a", False), ("7é", False), ("٣a", False):
+        ids = tokenizer.encode(text).ids
+        assert (match(r"[\d]\w").accept_all(ids) == len(ids)) is is_taken, text
+
+
+@pytest.mark.parametrize("schema", ['{"type": "array", "items": {"type": "integer"}}', "{}", "true"])
+def test_white_space_in_json_comes_to_an_end(compiler: GrammarCompiler, tokenizer: Tokenizer, schema: str) -> None:
+    compiled = compiler.submit(Grammar("json_schema", schema)).result()
+    for count, is_taken in (0, True), (32, True), (33, False):
+        ids = tokenizer.encode(f"[{' ' * count}1,\n2]").ids
+        matcher = compiled.matcher()
+        assert (matcher.accept_all(ids) == len(ids)) is is_taken, count

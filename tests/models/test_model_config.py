@@ -63,8 +63,9 @@ def test_what_transformers_writes_is_read_back(name: str, tmp_path: Path) -> Non
     model.config.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
     write(tmp_path, {**raw, "architectures": [type(model).__name__]})
-    theirs, ours = model.config, ModelConfig.from_pretrained(tmp_path)
-    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    theirs, ours = model.config.get_text_config(), ModelConfig.from_pretrained(tmp_path)
+    layer = getattr(model.model, "language_model", model.model).layers[0]
+    attention, mlp = layer.self_attn, layer.mlp
     spec = ours.layers[0]
     assert ours.head_dim == attention.head_dim
     assert spec.attention.group_size == attention.num_key_value_groups
@@ -73,9 +74,11 @@ def test_what_transformers_writes_is_read_back(name: str, tmp_path: Path) -> Non
     assert spec.mlp.bias == (mlp.up_proj.bias is not None)
     assert (spec.attention.qk_norm is not None) == hasattr(attention, "q_norm")
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert spec.attention.rope.kind == theirs.rope_parameters["rope_type"]
-    assert spec.attention.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert spec.attention.scale == pytest.approx(attention.scaling)
     types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * ours.num_layers
+    for kind, layer_spec in zip(types, ours.layers, strict=True):
+        rope = theirs.rope_parameters.get(kind, theirs.rope_parameters)
+        assert (layer_spec.attention.rope.kind, layer_spec.attention.rope.theta) == (rope["rope_type"], rope["rope_theta"])
     window = getattr(theirs, "sliding_window", None)
     assert ours.windows == tuple(window if kind == "sliding_attention" else None for kind in types)
 

@@ -32,9 +32,9 @@ def test_logits_equal_those_of_transformers(name: str, tp_size: int, checkpoint:
     np.testing.assert_allclose(logits, expected, atol=ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llama-llama3", "llama-yarn", "llama-linear", "qwen2-yarn"])
+@pytest.mark.parametrize("name", ["llama-llama3", "llama-yarn", "llama-linear", "qwen2-yarn", "gemma3"])
 def test_long_positions(name: str, checkpoint: CheckpointOf) -> None:
-    """Beyond the context length before the extension, which is 64 tokens in these cases."""
+    """Beyond the context length before the extension, which is 64 tokens in these cases (or what is stretched: Gemma)."""
     folder = checkpoint(name)
     ids = prompt(300, 300)
     np.testing.assert_allclose(folder_logits(folder, ids), oracle_logits(folder, ids), atol=3e-4, rtol=0)
@@ -56,9 +56,9 @@ def test_dynamic_rope_equals_generation_step_by_step(checkpoint: CheckpointOf) -
     np.testing.assert_allclose(folder_logits(folder, ids)[60:], np.stack(expected), atol=ATOL, rtol=0)
 
 
-@pytest.mark.parametrize("tp_size", [1, 4])
-def test_bfloat16_is_near_float32(tp_size: int, checkpoint: CheckpointOf) -> None:
-    folder = checkpoint("qwen3")
+@pytest.mark.parametrize(("name", "tp_size"), [("qwen3", 1), ("qwen3", 4), ("gemma2", 1), ("gemma3", 2)])
+def test_bfloat16_is_near_float32(name: str, tp_size: int, checkpoint: CheckpointOf) -> None:
+    folder = checkpoint(name)
     ids = prompt(PROMPT_LEN, 300)
     expected = oracle_logits(folder, ids)
     logits = folder_logits(folder, ids, tp_size, dtype=jnp.bfloat16)

@@ -25,7 +25,7 @@ class FakeFuture:
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
         self.done = False
-        self.error: GrammarError | None = None
+        self.error: Exception | None = None
         self.is_abandoned = False
 
     def result(self) -> CompiledGrammar:
@@ -100,6 +100,16 @@ def test_a_grammar_that_cannot_be_used_is_a_400(made: Queue) -> None:
     assert (reason.type, reason.status_code, reason.message) == ("abort", 400, "regex: unclosed group.")
     req.finish(reason)
     assert len(made.queue) == 0 and req.is_finished
+
+
+def test_an_unexpected_error_is_a_500_of_that_request(made: Queue) -> None:
+    req, good = made.push("a"), made.push("b")
+    made.compile("a", "b")
+    made.compiler.futures["a"].error = RuntimeError("the library is broken")
+    compiled = made.queue.poll()
+    ((failed, reason),) = compiled.failed
+    assert failed is req and compiled.ready == [good]
+    assert reason.status_code == 500 and "RuntimeError: the library is broken" in (reason.message or "")
 
 
 def test_who_is_aborted_or_late_leaves_at_once(made: Queue) -> None:

@@ -57,7 +57,7 @@ def test_an_unexpected_error_in_the_intake(make_harness: Callable[..., Harness])
     after = harness.submit(prompt_of(5, 2))
     harness.run()
     harness.assert_as_expected(before, after)
-    assert_failed(harness, "bad", "RuntimeError: out of luck")
+    assert_failed(harness, "bad", "failed to take the request in: RuntimeError: out of luck")
     assert harness.answer("bad").prompt_tokens == 5
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from scheduler_harness import Harness, prompt_of
+from scheduler_harness import Harness, LetterDecoder, prompt_of
 
 from jaxserve.cache.manager import CacheManager
 from jaxserve.scheduler.batch import NeedsResults, ScheduleBatch
@@ -57,6 +57,17 @@ def test_streams_go_on_where_they_stood(make_harness: Callable[..., Harness]) ->
     harness.run()
     harness.assert_as_expected()  # the transport checks that no token is sent twice
     assert all(sum(len(part.logprobs) for part in answer.logprobs) == 50 for answer in harness.transport.answers.values())
+
+
+def test_patterns_are_looked_for_across_a_retraction(make_harness: Callable[..., Harness]) -> None:
+    """Nothing is scanned twice and nothing is left out: a request ends where the whole text first has 45 letters."""
+    harness = make_harness(CARELESS, eos_token_ids=NO_EOS, num_pages=96, text_decoder=LetterDecoder())
+    submit_spread(harness, 6, max_new=50, stop_regex=["^[a-z]{45}", "[0-9]"])
+    harness.run()
+    answers = harness.transport.answers.values()
+    assert [len(answer.token_ids) for answer in answers] == [45] * 6
+    assert all(answer.finish and answer.finish.matched == LetterDecoder().decode(answer.token_ids) for answer in answers)
+    assert sum(answer.times.num_retractions for answer in answers if answer.times) > 0
 
 
 def test_the_fewest_outputs_give_way_first(make_harness: Callable[..., Harness]) -> None:

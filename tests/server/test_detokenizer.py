@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -311,6 +313,23 @@ def test_a_failing_last_token_or_prompt_needs_no_abort() -> None:
     out = detokenizer.process(message({"r": [7], "s": ids_of("b")}, prompt_tails={0: [POISON], 1: [7]}, finished=done))
     assert (out.finished, out.abandoned, out.texts) == ({0: FAILED}, [], ["", "b"])
     assert detokenizer.num_sequences == 1
+
+
+def test_a_stop_filter_that_fails_ends_its_row() -> None:
+    class NoFilter(StopStringFilter):
+        def __init__(self, stops: Sequence[str]) -> None:
+            raise MemoryError(stops[0])
+
+    class BrokenFilter(StopStringFilter):
+        def push(self, text: str) -> str:
+            raise KeyError(text)
+
+    detokenizer = new_detokenizer()
+    for broken, words in ((NoFilter, "MemoryError: s"), (BrokenFilter, "KeyError: 'b'")):
+        with mock.patch("jaxserve.server.stops.StopStringFilter", broken):
+            out = detokenizer.process(message({broken.__name__: ids_of("b"), "good": ids_of("x")}, stops={0: ["s"]}))
+        assert (out.texts, out.abandoned) == (["", "x"], [broken.__name__])
+        assert words in (out.finished[0].message or "")
 
 
 def test_a_message_that_cannot_be_handled_at_all_is_answered_row_by_row() -> None:

@@ -19,7 +19,6 @@ JSON = {"content-type": "application/json"}
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
-        (b"", "is empty"),
         (b"{", "not valid JSON"),
         (b'{"prompt": NaN}', "not valid JSON"),
         (b'{"model": 5, "rid": [], "prompt": NaN}', "not valid JSON"),
@@ -57,6 +56,16 @@ async def test_names_of_unknown_fields_are_cut() -> None:
             reply = await client.post("/v1/completions", json={"prompt": "a", name: 1})
             assert reply.status_code == 400
             assert "is not a field this server knows." in reply.json()["message"] and len(reply.text) < 1000
+
+
+async def test_an_empty_body_is_400_where_something_must_be_in_it() -> None:
+    async with app_client(FakeService()) as client:
+        for path in ("/generate", "/v1/completions", CHAT, "/tokenize"):
+            reply = await client.post(path, content=b"", headers=JSON)
+            assert reply.status_code == 400
+            assert "is empty" in reply.json()["error"]["message"]
+        reply = await client.post("/set_internal_state", content=b"", headers=JSON)
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "server_args is required.")
 
 
 async def test_broken_text_is_400() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.models.arrays import ArrayInfo, KVGroups, Rows, Source
+from jaxserve.models.quantized_weight import Int8Weight
 from jaxserve.models.specs import NormSpec
 from jaxserve.models.weight import PlainWeight, Weight
 
@@ -26,10 +27,14 @@ class Declare:
     hidden_size: int
     dtype: np.dtype[Any]
     tp_size: int
+    quantization: str | None = None
 
     def weight(self, matrix: ArrayInfo) -> Weight:
         """How a matrix is stored and multiplied: the one place that chooses."""
-        return PlainWeight(matrix)
+        if self.quantization is None:
+            return PlainWeight(matrix)
+        assert self.quantization == "int8wo", self.quantization
+        return Int8Weight.of(matrix)
 
     def vector(self, name: str, size: int, axis: str) -> nnx.Param[Any]:
         source = Source((name,), ((size,),), (Rows(0, 0, size),), transposed=False)

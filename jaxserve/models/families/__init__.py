@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxserve.models.families.common import FamilyTraits, required_int
+from jaxserve.models.families.gemma import GEMMA2_DEFAULTS, GEMMA3_DEFAULTS, read_gemma2, read_gemma3
 from jaxserve.models.families.llama import read_llama, read_mistral
 from jaxserve.models.families.qwen import read_qwen2, read_qwen3
 
@@ -22,6 +23,7 @@ class Family:
     architecture: str  # as in config.json's `architectures`
     model_type: str  # as in config.json's `model_type`, for files without `architectures`
     read: Callable[[Mapping[str, Any]], FamilyTraits]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of keys that published files leave out
 
 
 FAMILIES = (
@@ -29,6 +31,9 @@ FAMILIES = (
     Family("MistralForCausalLM", "mistral", read_mistral),
     Family("Qwen2ForCausalLM", "qwen2", read_qwen2),
     Family("Qwen3ForCausalLM", "qwen3", read_qwen3),
+    Family("Gemma2ForCausalLM", "gemma2", read_gemma2, GEMMA2_DEFAULTS),
+    Family("Gemma3ForCausalLM", "gemma3_text", read_gemma3, GEMMA3_DEFAULTS),
+    Family("Gemma3ForConditionalGeneration", "gemma3", read_gemma3, GEMMA3_DEFAULTS),  # its text part
 )
 
 

@@ -19,7 +19,6 @@ class FamilyTraits:
     layers: tuple[LayerSpec, ...]
     embedding_scale: float = 1.0
     logit_soft_cap: float | None = None
-    ties_embeddings: bool = False  # where config.json does not say
 
 
 def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = None, **traits: Any) -> SelfAttentionSpec:

@@ -42,6 +42,8 @@ class ControlDesk:
 
     def serve(self) -> None:
         """Asks those that wait whether they can reply now."""
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             self._advance(one)

@@ -1,0 +1,110 @@
+"""Requests: every request of a scheduler, from its message to its one terminal message.
+
+Whatever goes wrong with one of them ends that one. Which of them runs, and with which pages, is not decided here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from jaxserve.messages import TokenizedGenerateReqInput
+from jaxserve.scheduler.grammar_queue import GrammarQueue
+from jaxserve.scheduler.intake import Intake
+from jaxserve.scheduler.outputs import OutputSender
+from jaxserve.scheduler.req import Req, RequestState, unexpected
+from jaxserve.scheduler.residents import Residents
+from jaxserve.scheduler.step_log import Counters
+from jaxserve.scheduler.waiting import WaitingQueue
+from jaxserve.types import FinishReason
+
+logger = logging.getLogger(__name__)
+
+UNAVAILABLE = "ServiceUnavailableError"
+
+
+class Requests:
+    def __init__(
+        self,
+        intake: Intake,
+        compiling: GrammarQueue,
+        waiting: WaitingQueue,
+        residents: Residents,
+        outputs: OutputSender,
+        counters: Counters,
+    ) -> None:
+        self._intake = intake
+        self._compiling = compiling
+        self._waiting = waiting
+        self._residents = residents
+        self._outputs = outputs
+        self._counters = counters
+        self.is_closed = False  # no more are taken
+        self.live: dict[str, Req] = {}  # by rid: compiling, waiting or resident, not finished
+
+    def add(self, message: TokenizedGenerateReqInput) -> None:
+        """Its sequences go into the waiting queue, or first to have their grammar compiled, or get their refusal."""
+        for sequence in message.sequences():
+            self._counters.num_requests += 1
+            reason = self._refusal(sequence) or self._take_in(sequence)
+            if reason is not None:
+                self._counters.num_aborted += 1
+                self._outputs.add_rejected(sequence.rid, len(sequence.input_ids), reason)
+
+    def _refusal(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
+        if self.is_closed:
+            return FinishReason.abort("The server is shutting down.", 503, UNAVAILABLE)
+        if message.rid in self.live:
+            logger.error("Request id %s is in use; the newcomer is refused.", message.rid)
+            return FinishReason.abort(f"The request id {message.rid!r} is in use.", 400, "BadRequestError")
+        return None
+
+    def _take_in(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
+        """Why that is not possible, if it is not."""
+        try:
+            req = self._intake.build(message)
+            if req.sampling.grammar is None:
+                self._waiting.push(req)
+            else:
+                self._compiling.push(req, req.sampling.grammar)
+        except ValueError as err:
+            return FinishReason.abort(str(err), 400, "BadRequestError")
+        except Exception as err:
+            logger.exception("Request %s could not be taken in.", message.rid)
+            return unexpected("take the request in", err)
+        self.live[req.rid] = req
+        return None
+
+    def collect_compiled(self) -> None:
+        """Those whose grammar is ready go on to the waiting queue."""
+        compiled = self._compiling.poll()
+        for req in compiled.ready:
+            self._waiting.push(req)
+        for req, reason in compiled.failed:
+            self.finish(req, reason)
+
+    def end(self, reqs: Sequence[Req], reason: FinishReason) -> None:
+        """In whatever state they are."""
+        waiting = [req for req in reqs if req.state is RequestState.WAITING]
+        if waiting:
+            self._waiting.remove(waiting)
+        self._compiling.remove([req for req in reqs if req.state is RequestState.COMPILING])
+        for req in reqs:
+            self.finish(req, reason)
+
+    def finish(self, req: Req, reason: FinishReason) -> None:
+        """The one way out for every request that is in no queue: its terminal message, the books, and its row as soon as no
+        step needs it."""
+        del self.live[req.rid]
+        self._outputs.add_ended(req, reason)
+        counters = self._counters
+        if reason.type == "abort":
+            counters.num_aborted += 1
+        else:
+            counters.num_finished += 1
+            counters.prompt_tokens += req.prompt_len
+            counters.cached_tokens += req.cached_len
+        if req.lease is not None:
+            self._residents.finish(req, reason)
+        else:
+            req.finish(reason)

@@ -1,0 +1,60 @@
+"""A grammar that grows too complex on the way ends its request with the reason, although the last mask allowed eos alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scheduler_harness import Harness
+
+from jaxserve.types import Grammar
+
+MESSAGE = "The grammar is too complex to follow: out of fuel."
+
+
+class ComplexMatcher:
+    """Takes three tokens, then is in error."""
+
+    is_terminated = False
+
+    def __init__(self) -> None:
+        self.num_accepted = 0
+        self.state = self
+
+    @property
+    def error(self) -> str | None:
+        return MESSAGE if self.num_accepted == 3 else None
+
+    def accept(self, token_id: int) -> bool:
+        self.num_accepted += 1
+        return True
+
+    def fill_mask(self, out: np.ndarray) -> None:
+        out[:] = -1 if self.error is None else 0
+        out[0] |= 1  # eos, token 0 of the fake runner
+        if self.error is None:
+            out[0] ^= 1
+
+
+class ComplexGrammars:
+    """Compiler, future and compiled grammar in one."""
+
+    done = True
+
+    def submit(self, grammar: Grammar) -> ComplexGrammars:
+        return self
+
+    def result(self) -> ComplexGrammars:
+        return self
+
+    def matcher(self, *, ignore_eos: bool) -> ComplexMatcher:
+        return ComplexMatcher()
+
+
+def test_it_is_no_stop(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness(grammars=ComplexGrammars())
+    rid = harness.submit([1, 2, 3], regex="a*")
+    harness.run()
+    answer = harness.answer(rid)
+    assert answer.finish is not None and (answer.finish.type, answer.finish.message) == ("abort", MESSAGE)
+    assert answer.finish.status_code == 400
