@@ -113,6 +113,22 @@ GEMMA_3_27B = {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
     },
 }
+QWEN3_30B_A3B = {
+    **QWEN3_32B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 48,
+}
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> Path:

@@ -31,11 +31,14 @@ class ConstantRunner:
     def __init__(self, spec: RunnerSpec) -> None:
         self.spec = spec
 
-    def launch(self, step: StepInput) -> int:
+    def forward(self, step: StepInput) -> int:
         return step.num_rows
 
+    def sample(self, handle: int, masks: np.ndarray | None = None) -> None:
+        pass
+
     def fetch(self, handle: int) -> StepOutput:
-        return StepOutput(np.ones(handle, np.int32))
+        return StepOutput(np.ones((handle, 1), np.int32), np.ones(handle, np.int32))
 
     def internal_state(self) -> dict[str, Any]:
         return {}
@@ -87,6 +90,7 @@ def measure(num_running: int, num_steps: int, page_size: int, stream: bool) -> d
         scheduler.launch(batch)
         launched = time.thread_time()
         scheduler.process_results(keep=1)
+        scheduler.finish_launch()
         processed = time.thread_time()
         if batch.mode is not ForwardMode.DECODE:
             admission_s += launched - began

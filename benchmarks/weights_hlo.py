@@ -2,9 +2,9 @@
 
     .venv-aot/bin/python -m benchmarks.weights_hlo [--model llama-8b] [--quantization int8wo] [h200 v6e:1x1 tpu7x:1x1x1]
 
-It needs the target's compiler (pip install 'jax[tpu]' or 'jax[cuda13]'), no device. Two layers of the model, one device. It
-prints the kinds of weights that the program takes, and every array of at least a weight's elements that it writes to memory: of
-a quantized model there must be none but the KV cache and the logits.
+It needs the compiler of the target (pip install 'jax[tpu]' or 'jax[cuda13]'), no device. Two layers, one device. Printed
+are the kinds of weights that the program takes, and every array of at least a weight's elements that it writes to memory: of a
+quantized model there must be none but the KV cache and the logits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.model_configs import LLAMA_8B, QWEN3_32B, write_config
+from benchmarks.model_configs import LLAMA_8B, QWEN3_30B_A3B, QWEN3_32B, write_config
 from jaxserve.aot import targets
 from jaxserve.config import QUANTIZATIONS, ServerArgs
 from jaxserve.executor.blueprint import Blueprint
@@ -26,7 +26,7 @@ from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.models import ModelConfig
 
-MODELS: dict[str, dict[str, Any]] = {"llama-8b": LLAMA_8B, "qwen3-32b": QWEN3_32B}
+MODELS: dict[str, dict[str, Any]] = {"llama-8b": LLAMA_8B, "qwen3-32b": QWEN3_32B, "qwen3-30b-a3b": QWEN3_30B_A3B}
 NUM_PAGES = 64
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.-]+) = (\w+)\[([\d,]+)\](\{[^ ]*)? ([\w-]+)\(")
 _VIEWS = ("parameter", "bitcast", "get-tuple-element", "copy-done")

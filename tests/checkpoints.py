@@ -76,6 +76,7 @@ _GEMMA3: dict[str, Any] = {
     },
 }
 _QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
 
 CASES: dict[str, Case] = {
     "llama": Case("Llama"),
@@ -106,6 +107,10 @@ CASES: dict[str, Case] = {
     ),
     "gemma3": Case("Gemma3", {**_GEMMA3, "head_dim": 64, "num_attention_heads": 8}),
     "gemma3-images": Case("Gemma3", {**_GEMMA3, "attention_bias": True, "num_key_value_heads": 4}, takes_images=True),
+    "qwen3-moe": Case("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-some-layers": Case(
+        "Qwen3Moe", {**_EXPERTS, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+    ),
 }
 
 

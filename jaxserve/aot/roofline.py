@@ -2,7 +2,8 @@
 
 Counted by us, since XLA's own numbers leave out what kernels do: weights read once, keys and values read and written, logits;
 products with weights and of attention; what all-reduces and the logits' all-gather send. Not counted: activations, norms,
-sampling, the latency of a collective or a launch. So a step takes longer than said here; how much, only the chip can tell.
+sampling, the latency of a collective or a launch. Of experts, those that the tokens choose are read and multiplied; supposed is
+that tokens choose independently and all experts alike. So a step takes longer than said here; how much, only the chip can tell.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.aot.chips import ChipSpec
-from jaxserve.models import TENSOR_AXIS, ArrayInfo, ModelConfig, abstract_params
+from jaxserve.models import TENSOR_AXIS, ArrayInfo, LayerSpec, ModelConfig, MoESpec, abstract_params
 
 LOGITS_BYTES = 4  # float32
 
@@ -98,18 +99,20 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
     tokens = step.num_rows * step.new_tokens
     arrays = shard.arrays()
     embed, head = arrays["embed"], arrays.get("lm_head", arrays["embed"])
-    layer_params, head_params = (_matrix_params(tree, tp_size) for tree in (arrays["layers"], head))
+    layers = list(zip(cfg.layers, arrays["layers"], strict=True))
+    layer_params = sum(_matrix_params(tree, tp_size) + _chosen_params(layer, tree, tp_size) for layer, tree in layers)
+    idle_bytes = sum(_idle_expert_bytes(layer, tree, tokens, tp_size) for layer, tree in layers)
     # The rows that are looked up; a table that is the output head too is read whole anyway.
     embed_rows = 0 if "lm_head" not in arrays else tokens * cfg.hidden_size * shard.itemsize
     untied_embed = 0 if "lm_head" not in arrays else _shard(embed, embed.num_bytes, tp_size)
     pairs, keys = _attended(cfg.windows, step)
     sharded = tp_size > 1
     return StepWork(
-        weight_bytes=shard.weight_bytes - untied_embed + embed_rows,
+        weight_bytes=shard.weight_bytes - untied_embed + embed_rows - idle_bytes,
         kv_read_bytes=round(step.num_rows * keys * shard.kv_token_bytes),
         kv_write_bytes=round(tokens * cfg.num_layers * shard.kv_token_bytes),
         logits_bytes=step.num_rows * cfg.vocab_size * LOGITS_BYTES,
-        matmul_flops=2 * (tokens * layer_params + step.num_rows * head_params),
+        matmul_flops=2 * (tokens * layer_params + step.num_rows * _matrix_params(head, tp_size)),
         attention_flops=4 * step.num_rows * pairs * shard.num_heads * cfg.head_dim,
         all_reduce_bytes=sharded * (2 * cfg.num_layers + 1) * tokens * cfg.hidden_size * shard.itemsize,
         all_gather_bytes=sharded * step.num_rows * cfg.vocab_size * LOGITS_BYTES,
@@ -117,9 +120,29 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
 
 
 def _matrix_params(tree: Any, tp_size: int) -> int:
-    """Of one device."""
-    matrices: list[ArrayInfo] = [info for info in jax.tree.leaves(tree) if len(info.shape) == 2]
+    """Of one device, without experts."""
+    matrices: list[ArrayInfo] = [info for info in jax.tree.leaves(tree) if len(info.shape) == 2 and not _is_of_experts(info)]
     return sum(_shard(info, math.prod(info.shape), tp_size) for info in matrices)
+
+
+def _chosen_params(layer: LayerSpec, tree: Any, tp_size: int) -> int:
+    """Of the experts of one token, a device's share."""
+    if not isinstance(layer.mlp, MoESpec):
+        return 0
+    matrices: list[ArrayInfo] = [info for info in jax.tree.leaves(tree) if len(info.shape) == 3]
+    return sum(math.prod(info.shape[1:]) for info in matrices) * layer.mlp.experts_per_token // tp_size
+
+
+def _idle_expert_bytes(layer: LayerSpec, tree: Any, tokens: int, tp_size: int) -> int:
+    """Of the experts that none of so many tokens chooses, on average."""
+    if not isinstance(layer.mlp, MoESpec):
+        return 0
+    held = sum(_shard(info, info.num_bytes, tp_size) for info in jax.tree.leaves(tree) if _is_of_experts(info))
+    return round(held * (1 - layer.mlp.experts_per_token / layer.mlp.num_experts) ** tokens)
+
+
+def _is_of_experts(info: ArrayInfo) -> bool:
+    return info.logical_axes[0] == "experts"
 
 
 def _attended(windows: Iterable[int | None], step: StepShape) -> tuple[int, int]:

@@ -220,7 +220,8 @@ class CacheManager:
             self.commit(lease, token_ids)
         own = self.req_to_token.row_pages(lease.row, lease.shared_len // self.page_size)
         self.allocator.free(own, PageOwner.LEASED)
-        self.allocator.free(self.tree.unlock(lease.node), PageOwner.TREE)
+        if len(discarded := self.tree.unlock(lease.node)):
+            self.allocator.free(discarded, PageOwner.TREE)
         self.req_to_token.return_row(lease.row)
         del self._leases[lease.row]
         lease.is_open = False

@@ -72,7 +72,7 @@ class Step:
             return out, kv
 
         x = self.decoder.embed(params, token_ids)
-        context = self.decoder.context(placement.positions)
+        context = self.decoder.context(placement.positions, placement.is_live)
         hidden, kv = self.decoder.forward(params, x, context, state.kv, attend)
         with jax.named_scope("logits"):
             logits = self.decoder.logits(params, hidden[_sampled_tokens(placement, bucket)])

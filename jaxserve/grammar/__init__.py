@@ -8,7 +8,6 @@
 Knows nothing of requests, batches or devices.
 """
 
-from jaxserve.grammar.bits import allow_all, hold_back, mask_words
 from jaxserve.grammar.compiler import GrammarCompiler, GrammarFuture
 from jaxserve.grammar.errors import GrammarError
 from jaxserve.grammar.masks import MaskFiller
@@ -21,7 +20,4 @@ __all__ = [
     "GrammarFuture",
     "MaskFiller",
     "Matcher",
-    "allow_all",
-    "hold_back",
-    "mask_words",
 ]

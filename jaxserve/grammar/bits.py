@@ -1,4 +1,4 @@
-"""Token masks: one bit per token of the vocabulary, packed into int32 words.
+"""Token masks: one bit per token of the vocabulary, packed into ceil(V / 32) int32 words.
 
 Token t is bit t % 32 (least significant first) of word t // 32; a set bit means that the token may come next. Bits beyond the
 vocabulary are unset, except where everything is allowed.
@@ -9,16 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-
-
-def mask_words(vocab_size: int) -> int:
-    """Words of one mask."""
-    return -(-vocab_size // 32)
-
-
-def allow_all(rows: int, vocab_size: int) -> np.ndarray:
-    """int32 [rows, words], every token allowed: rows without a grammar stay like this."""
-    return np.full((rows, mask_words(vocab_size)), -1, np.int32)
 
 
 def is_allowed(mask: np.ndarray, token_id: int) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxserve.models.config import ModelConfig, generation_defaults
 from jaxserve.models.families import FAMILIES, Family, FamilyTraits
 from jaxserve.models.rope_config import RopeConfig
-from jaxserve.models.specs import DenseMLPSpec, LayerSpec, NormSpec, SelfAttentionSpec
+from jaxserve.models.specs import DenseMLPSpec, LayerSpec, MoESpec, NormSpec, SelfAttentionSpec
 
 if TYPE_CHECKING:
     from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
@@ -46,6 +46,7 @@ __all__ = [
     "Family",
     "FamilyTraits",
     "LayerSpec",
+    "MoESpec",
     "ModelConfig",
     "NormSpec",
     "ParamTree",

@@ -16,13 +16,16 @@ from jax.sharding import PartitionSpec
 TENSOR_AXIS = "tensor"
 
 # The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
-# the fused gate and up matrix.
+# the fused gate and up matrix; experts: a device holds whole experts; expert_mlp: columns inside of one.
 LOGICAL_TO_MESH: dict[str, str | None] = {
     "vocab": TENSOR_AXIS,
     "heads": TENSOR_AXIS,
     "kv_groups": TENSOR_AXIS,
     "gate_up": TENSOR_AXIS,
     "mlp": TENSOR_AXIS,
+    "experts": TENSOR_AXIS,
+    "expert_mlp": None,
+    "routes": None,
     "hidden": None,
     "head_dim": None,
 }
@@ -48,6 +51,14 @@ class Source:
     shapes: tuple[tuple[int, ...], ...]
     rows: tuple[Rows, ...]
     transposed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacked:
+    """Matrices [experts, in, out], each out of tensors of its own, or all of them the tensor `fused` [experts, out, in]."""
+
+    parts: tuple[Source, ...]
+    fused: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +89,7 @@ class ArrayInfo:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     logical_axes: tuple[str, ...]
-    source: Source | Derived
+    source: Source | Stacked | Derived
     mean: float = 0.0
     std: float = 0.0
     groups: KVGroups | None = None
@@ -86,7 +97,7 @@ class ArrayInfo:
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.logical_axes), (self.shape, self.logical_axes)
         assert (self.groups is not None) == ("kv_groups" in self.logical_axes), self
-        assert not isinstance(self.source, Derived) or isinstance(self.source.base.source, Source), self
+        assert not isinstance(self.source, Derived) or isinstance(self.source.base.source, Source | Stacked), self
 
     @property
     def spec(self) -> PartitionSpec:

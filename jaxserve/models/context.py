@@ -20,14 +20,17 @@ class StepContext:
     """Layers close over it while they are traced."""
 
     positions: jax.Array  # int32 [T]
+    is_live: jax.Array | None  # bool [T]; False for slots without a token, None: all have one
     rope_tables: Mapping[tuple[RopeConfig, int], CosSin]  # per kind of rope and head_dim: float32 [T, head_dim / 2] each
 
     @staticmethod
-    def of(positions: jax.Array, layers: Sequence[LayerSpec], max_position_embeddings: int) -> StepContext:
+    def of(
+        positions: jax.Array, is_live: jax.Array | None, layers: Sequence[LayerSpec], max_position_embeddings: int
+    ) -> StepContext:
         with jax.named_scope("rope_tables"):
             kinds = dict.fromkeys((layer.attention.rope, layer.attention.head_dim) for layer in layers)
             tables = {(rope, dim): rope_cos_sin(positions, rope, dim, max_position_embeddings) for rope, dim in kinds}
-        return StepContext(positions, tables)
+        return StepContext(positions, is_live, tables)
 
     def cos_sin(self, attention: SelfAttentionSpec) -> CosSin:
         return self.rope_tables[attention.rope, attention.head_dim]

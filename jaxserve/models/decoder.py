@@ -60,9 +60,9 @@ class Decoder:
         with jax.named_scope("embed"):
             return embed(self._ends(params).embed, token_ids, self.config.embedding_scale)
 
-    def context(self, positions: jax.Array) -> StepContext:
-        """What `forward` needs to know of a step: positions int32 [T]."""
-        return StepContext.of(positions, self.config.layers, self.config.max_position_embeddings)
+    def context(self, positions: jax.Array, is_live: jax.Array | None = None) -> StepContext:
+        """What `forward` needs to know of a step: positions int32 [T], and which slots hold a token, bool [T]."""
+        return StepContext.of(positions, is_live, self.config.layers, self.config.max_position_embeddings)
 
     def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> tuple[jax.Array, Any]:
         """Embedded tokens [T, hidden_size] -> (hidden states after the final norm [T, hidden_size], kv)."""

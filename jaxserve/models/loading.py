@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from tqdm import tqdm
 
-from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Source
+from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Source, Stacked
 from jaxserve.models.assembly import Assembly
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import ParamTree, abstract_params
@@ -26,6 +26,8 @@ from jaxserve.models.dummy import make_dummy
 from jaxserve.models.names import stored_arrays
 from jaxserve.models.orbax_files import find_orbax, restore
 from jaxserve.models.safetensors_files import SafetensorsCheckpoint
+
+Bounds: TypeAlias = tuple[tuple[int, int], ...]  # per axis, [start, stop)
 
 _MOST_THREADS = 8
 # Transposing this many rows at a time keeps both sides in the cache: 3 times as fast as the whole matrix.
@@ -83,8 +85,7 @@ def read_safetensors(folder: Path, stored: Mapping[str, ArrayInfo], mesh: Mesh, 
     """Gives `take` every array of `stored` by name, from several threads. All tensors are checked before any is read."""
     checkpoint = SafetensorsCheckpoint(folder)
     for info in stored.values():
-        source = _source(info)
-        for name, shape in zip(source.names, source.shapes, strict=True):
+        for name, shape in _tensors(checkpoint, info):
             checkpoint.check(name, shape)
 
     def load(name: str, info: ArrayInfo) -> None:
@@ -97,13 +98,19 @@ def read_safetensors(folder: Path, stored: Mapping[str, ArrayInfo], mesh: Mesh, 
         pool.shutdown(cancel_futures=True)
 
 
-def _source(info: ArrayInfo) -> Source:
-    assert isinstance(info.source, Source), info  # stored arrays are not derived
-    return info.source
+def _tensors(checkpoint: SafetensorsCheckpoint, info: ArrayInfo) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of what an array is read from."""
+    assert isinstance(info.source, Source | Stacked), info  # stored arrays are not derived
+    if isinstance(info.source, Stacked) and checkpoint.has(info.source.fused):
+        experts, size_in, size_out = info.shape
+        yield info.source.fused, (experts, size_out, size_in)
+        return
+    for source in info.source.parts if isinstance(info.source, Stacked) else (info.source,):
+        yield from zip(source.names, source.shapes, strict=True)
 
 
 def _load_array(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, sharding: NamedSharding) -> jax.Array:
-    blocks: dict[tuple[tuple[int, int], ...], np.ndarray] = {}  # devices that hold the same slice share the reading
+    blocks: dict[Bounds, np.ndarray] = {}  # devices that hold the same slice share the reading
     shards = []
     for device, index in sharding.addressable_devices_indices_map(info.shape).items():
         assert index is not None
@@ -114,10 +121,25 @@ def _load_array(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, sharding: Na
     return jax.block_until_ready(jax.make_array_from_single_device_arrays(info.shape, sharding, shards))
 
 
-def _read_block(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+def _read_block(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, bounds: Bounds) -> np.ndarray:
     """Elements [start, stop) per axis of the array, in a fresh buffer: JAX may keep the buffer itself on CPU."""
-    source = _source(info)
-    block = np.empty([stop - start for start, stop in bounds], info.dtype)
+    block, source = np.empty([stop - start for start, stop in bounds], info.dtype), info.source
+    if isinstance(source, Source):
+        _fill(block, checkpoint, source, bounds)
+        return block
+    assert isinstance(source, Stacked), info
+    experts, *of_matrix = bounds
+    columns = tuple(slice(*bound) for bound in reversed(of_matrix))
+    is_fused = checkpoint.has(source.fused)
+    for expert, matrix in zip(range(*experts), block, strict=True):
+        if is_fused:
+            _copy(matrix.T, checkpoint.read(source.fused, (slice(expert, expert + 1), *columns))[0])
+        else:
+            _fill(matrix, checkpoint, source.parts[expert], tuple(of_matrix))
+    return block
+
+
+def _fill(block: np.ndarray, checkpoint: SafetensorsCheckpoint, source: Source, bounds: Bounds) -> None:
     by_rows = block.T if source.transposed else block
     (first_row, last_row), *columns = reversed(bounds) if source.transposed else bounds
     row = 0  # of the whole array
@@ -133,7 +155,6 @@ def _read_block(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, bounds: tupl
                 _copy(target, checkpoint.read(source.names[piece.tensor], (rows, *(slice(*bound) for bound in columns))))
         row += piece.count
     assert row >= last_row, (row, last_row, source.names)
-    return block
 
 
 def _copy(target: np.ndarray, rows: np.ndarray) -> None:

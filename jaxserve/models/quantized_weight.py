@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.models.arrays import ArrayInfo, Derived
+from jaxserve.models.grouped import Groups, grouped_matmul
 from jaxserve.models.weight import PlainWeight
 
 _LARGEST = 127
@@ -31,6 +32,11 @@ class Int8Weight:
     def project(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         product = PlainWeight(self.values.astype(x.dtype)).project(x, jnp.float32)
         return (product * self.scales).astype(out_dtype or x.dtype)
+
+    def project_groups(self, x: jax.Array, groups: Groups) -> jax.Array:
+        # Of x's type: for float32 results, XLA on GPUs would make the rows float32, too.
+        product = grouped_matmul(x, self.values, groups, x.dtype)
+        return (product * self.scales.at[groups.of_row].get(mode="clip")).astype(x.dtype)
 
     @staticmethod
     def of(matrix: ArrayInfo) -> Int8Weight:

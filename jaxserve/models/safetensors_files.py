@@ -35,6 +35,9 @@ class SafetensorsCheckpoint:
         self._handles: dict[Path, Any] = {}
         self._listing, self._file_of = self._find_files()
 
+    def has(self, name: str) -> bool:
+        return name in self._file_of
+
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """CheckpointError unless tensor `name` is there with this shape and a type that can be read."""
         path, tensor = self._tensor(name)

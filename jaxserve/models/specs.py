@@ -71,8 +71,7 @@ class DenseMLPSpec:
 
     def __post_init__(self) -> None:
         _check_sizes(self, "intermediate_size")
-        if self.act not in ACTIVATIONS:
-            raise ValueError(f"hidden_act must be one of {', '.join(ACTIVATIONS)}; got {self.act!r}.")
+        check_activation(self.act)
 
     def check_tp(self, tp_size: int) -> None:
         """ValueError with both numbers if the columns cannot be split over `tp_size` devices."""
@@ -80,11 +79,32 @@ class DenseMLPSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MoESpec:
+    """A router sends each token to some experts, each of them a dense MLP without biases, and weighs what they answer."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int  # of one expert
+    act: str = "silu"
+    normalizes_weights: bool = False  # the chosen experts' probabilities are divided by their sum
+
+    def __post_init__(self) -> None:
+        _check_sizes(self, "num_experts", "experts_per_token", "intermediate_size")
+        check_activation(self.act)
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(f"num_experts_per_tok={self.experts_per_token} must not exceed num_experts={self.num_experts}.")
+
+    def check_tp(self, tp_size: int) -> None:
+        """ValueError with both numbers if the experts cannot be dealt out to `tp_size` devices."""
+        check_divides("num_experts", self.num_experts, tp_size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """Attention, then MLP, each on the normed residual stream and added to it."""
 
     attention: SelfAttentionSpec
-    mlp: DenseMLPSpec
+    mlp: DenseMLPSpec | MoESpec
     norm: NormSpec = dataclasses.field(default_factory=NormSpec)
     norms_outputs: bool = False  # attention's and the MLP's outputs are normed, too, before they are added
 
@@ -102,6 +122,11 @@ def index_in_kv_group(layers: Sequence[LayerSpec], index: int) -> int:
 def check_divides(name: str, value: int, tp_size: int) -> None:
     if value % tp_size:
         raise ValueError(f"--tp-size must divide the model's {name}={value}; got {tp_size}.")
+
+
+def check_activation(act: str) -> None:
+    if act not in ACTIVATIONS:
+        raise ValueError(f"hidden_act must be one of {', '.join(ACTIVATIONS)}; got {act!r}.")
 
 
 def _check_sizes(spec: object, *names: str) -> None:

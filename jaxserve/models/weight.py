@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from jaxserve.models.grouped import Groups, grouped_matmul
+
 
 class Weight(Protocol):
     """To add a kind: a pytree class with this method, and the line of `Declare.weight` that chooses it.
@@ -20,6 +22,13 @@ class Weight(Protocol):
 
     def project(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         """x [T, in] -> [T, out] of out_dtype (None: x's). Sums are float32."""
+        ...
+
+    def project_groups(self, x: jax.Array, groups: Groups) -> jax.Array:
+        """x [T, in], sorted by group, times one of the matrices [groups, in, out] for each -> [T, out] of x's type.
+
+        What rows of no group become is not defined.
+        """
         ...
 
 
@@ -33,6 +42,9 @@ class PlainWeight:
         # A float32 model is computed in full float32 on any device.
         precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
         return jnp.dot(x, self.matrix, precision=precision, preferred_element_type=out_dtype or x.dtype)
+
+    def project_groups(self, x: jax.Array, groups: Groups) -> jax.Array:
+        return grouped_matmul(x, self.matrix, groups, x.dtype)
 
 
 # Its only array bears the weight's own name ("layers.0.attn.o"): the empty key is left out of names (`names.map_named`).

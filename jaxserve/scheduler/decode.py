@@ -42,7 +42,7 @@ class RunningBatch:
         self._members = np.concatenate([self._members, np.array(rows, np.int32)])
 
     def refresh(self) -> None:
-        """After steps were launched or results came in."""
+        """Before planning: steps were launched and results came in since."""
         table = self._table
         alive = table.alive[self._members]
         if not alive.all():

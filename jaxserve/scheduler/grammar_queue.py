@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from jaxserve.grammar import CompiledGrammar, GrammarError
@@ -51,7 +51,6 @@ class GrammarQueue:
         """Without a compiler no request with a grammar may come."""
         self._compiler = compiler
         self._items: dict[Req, PendingGrammar] = {}  # in order of arrival
-        self.pending_tokens = 0  # to prefill, as in the WaitingQueue
 
     def __len__(self) -> int:
         return len(self._items)
@@ -64,13 +63,12 @@ class GrammarQueue:
         assert self._compiler is not None, f"request {req.rid} has a grammar and there is no compiler"
         req.move_to(RequestState.COMPILING)
         self._items[req] = self._compiler.submit(grammar)
-        self.pending_tokens += req.fill_len
 
     def poll(self) -> Compiled:
         """Takes out all whose grammar is compiled or refused. Does not wait."""
         compiled = Compiled()
         for req, pending in [(req, pending) for req, pending in self._items.items() if pending.done]:
-            self._drop(req)
+            del self._items[req]
             try:
                 req.matcher = pending.result().matcher(ignore_eos=req.sampling.ignore_eos)
             except GrammarError as error:
@@ -86,11 +84,4 @@ class GrammarQueue:
     def remove(self, reqs: Sequence[Req]) -> None:
         """Takes out requests that end before their grammar is there."""
         for req in reqs:
-            self._drop(req).abandon()
-
-    def find(self, wanted: Callable[[Req], bool]) -> list[Req]:
-        return [req for req in self._items if wanted(req)]
-
-    def _drop(self, req: Req) -> PendingGrammar:
-        self.pending_tokens -= req.fill_len
-        return self._items.pop(req)
+            self._items.pop(req).abandon()

@@ -340,7 +340,6 @@ class Scheduler:
             self._ratio.after_decode()
             self._turns.after_decode()
             self._prefill.after_decode()
-        self._running.refresh()
         self._log.launched(batch)
 
     def finish_launch(self) -> None:

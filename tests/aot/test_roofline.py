@@ -62,6 +62,18 @@ def test_a_decode_step_counted_by_hand(tmp_path: Path) -> None:
     assert work.weight_bytes == weight_bytes(config, "bfloat16", 2) - embedding // 2 + rows * 32 * 2
 
 
+@pytest.mark.parametrize("quantization", [None, "int8wo"])
+def test_experts_that_are_chosen_are_counted(quantization: str | None, tmp_path: Path) -> None:
+    moe = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = config_of(tmp_path, {**TINY, **moe}).replace(quantization=quantization)
+    shard = ModelShard(config, "bfloat16", 2, 64)
+    one, many = (step_work(shard, StepShape(rows, 1, 8)) for rows in (1, 1000))
+    attention, router, expert = 32 * (2 + 1 + 1) * 8 + 2 * 8 * 32, 32 * 8, 3 * 32 * 16
+    assert one.matmul_flops == 2 * (2 * (attention + router + 2 * expert // 2) + 32 * 50)  # a device computes one of the two
+    expert_bytes = expert + 4 * (2 * 16 + 32) if quantization else 2 * expert
+    assert many.weight_bytes - one.weight_bytes == 2 * (4 - 1) * expert_bytes + (1000 - 1) * 32 * 2
+
+
 def test_one_device_sends_nothing(tmp_path: Path) -> None:
     work = step_work(ModelShard(config_of(tmp_path, TINY), "float32", 1, 64), StepShape(1, 1, 1))
     assert (work.all_reduce_bytes, work.all_gather_bytes) == (0, 0)

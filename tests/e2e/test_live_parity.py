@@ -67,11 +67,13 @@ COVERING_SET = [
     Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False, buckets=SEVERAL),
     Served("qwen2-yarn", page_size=16, chunk=64, tp=2),
     Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False, buckets=SEVERAL),
+    Served("qwen3-moe", page_size=16, chunk=32, tp=4, mixed=True, buckets=SEVERAL),
+    Served("qwen3-moe-some-layers", page_size=1, chunk=48, radix=False),
     Served("qwen3-biases", page_size=64, chunk=64, tp=1),
     Served("gemma2", page_size=16, chunk=32, mixed=True, buckets=SEVERAL),
     Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False),
     Served("gemma3", page_size=1, chunk=48, tp=2, mixed=True),
-    Served("gemma3-images", page_size=16, chunk=-1, mixed=True, overlap=False),
+    Served("gemma3-images", page_size=16, chunk=-1, overlap=False),
 ]
 
 

@@ -7,13 +7,18 @@ import dataclasses
 import numpy as np
 from tokenizers import Tokenizer
 
-from jaxserve.grammar import Matcher, allow_all
+from jaxserve.grammar import Matcher
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
     token_ids: list[int]  # without the eos
     is_complete: bool
+
+
+def allow_all(rows: int, vocab_size: int) -> np.ndarray:
+    """int32 [rows, words], every token allowed: what is to be filled."""
+    return np.full((rows, -(-vocab_size // 32)), -1, np.int32)
 
 
 def allowed_ids(mask: np.ndarray) -> np.ndarray:

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from grammar_sampler import allowed_ids
+from grammar_sampler import allow_all, allowed_ids
 
-from jaxserve.grammar import GrammarCompiler, GrammarError, allow_all
+from jaxserve.grammar import GrammarCompiler, GrammarError
 from jaxserve.grammar.trial import TrialProcess, Vocabulary
 from jaxserve.types import Grammar, GrammarKind
 

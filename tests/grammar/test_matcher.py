@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from grammar_sampler import allowed_ids
+from grammar_sampler import allow_all, allowed_ids
 from tokenizers import Tokenizer
 
-from jaxserve.grammar import GrammarCompiler, MaskFiller, Matcher, allow_all, hold_back, mask_words
+from jaxserve.grammar import GrammarCompiler, MaskFiller, Matcher
+from jaxserve.grammar.bits import hold_back
 from jaxserve.types import Grammar
 
 VOCAB_SIZE = 2080
@@ -37,7 +38,7 @@ def allowed(matcher: Matcher) -> list[int]:
 
 
 def test_a_mask_is_a_bit_per_token_and_leaves_padding_out(match: MakeMatcher, tokenizer: Tokenizer) -> None:
-    mask = np.full(mask_words(VOCAB_SIZE), -1, np.int32)
+    mask = allow_all(1, VOCAB_SIZE)[0]
     match("(?s).*").fill_mask(mask)
     bits = [bool(mask[token // 32] >> (token % 32) & 1) for token in range(VOCAB_SIZE)]
     for token in range(VOCAB_SIZE):
@@ -135,7 +136,7 @@ def test_masks_along_drafts(match: MakeMatcher, ids: Callable[[str], list[int]])
     matcher = match("a?b?c*")
     a, b, c, x = ids("abcx")
     for drafts, num_good in ([a, b, c], 3), ([a, x, c], 1), ([x, a], 0), ([], 0), ([a, b, EOS[0]], 3), ([a, b, EOS[0], c], 3):
-        masks = np.zeros((len(drafts) + 1, mask_words(VOCAB_SIZE)), np.int32)
+        masks = np.zeros((len(drafts) + 1, VOCAB_SIZE // 32), np.int32)
         assert matcher.fill_masks_along(drafts, masks) == num_good
         other = matcher.copy()
         for place in range(num_good + 1):

@@ -140,10 +140,12 @@ class Harness:
         step_delay_s: float = 0.0,
         nan_token: int | None = None,
         grammars: Any = None,
+        runner: Any = None,
+        server_args: ServerArgs | None = None,
         **spec: Any,
     ) -> None:
-        self.args = ServerArgs(**({"random_seed": 1} | (args or {})))
-        self.runner = FakeRunner(fake_spec(**spec), step_delay_s=step_delay_s, nan_token=nan_token)
+        self.args = server_args or ServerArgs(**({"random_seed": 1} | (args or {})))
+        self.runner = runner or FakeRunner(fake_spec(**spec), step_delay_s=step_delay_s, nan_token=nan_token)
         self.transport = MemoryTransport()
         self.clock = Clock()
         self.scheduler = Scheduler(

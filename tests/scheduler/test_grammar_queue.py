@@ -53,9 +53,9 @@ class Queue:
         self.compiler = FakeCompiler()
         self.queue = GrammarQueue(self.compiler)
 
-    def push(self, pattern: str, prompt_len: int = 3, **sampling: bool) -> Req:
+    def push(self, pattern: str, **sampling: bool) -> Req:
         params = SamplingParams(regex=pattern, **sampling)
-        req = Req(rid=pattern, prompt_ids=np.zeros(prompt_len, np.int32), sampling=params, max_new_tokens=1, seed=0)
+        req = Req(rid=pattern, prompt_ids=np.zeros(3, np.int32), sampling=params, max_new_tokens=1, seed=0)
         assert params.grammar is not None
         self.queue.push(req, params.grammar)
         return req
@@ -72,14 +72,14 @@ def made() -> Queue:
 
 
 def test_a_request_waits_until_its_grammar_is_compiled(made: Queue) -> None:
-    req = made.push("a", prompt_len=7)
-    assert req.state is RequestState.COMPILING and len(made.queue) == 1 and made.queue.pending_tokens == 7
+    req = made.push("a")
+    assert req.state is RequestState.COMPILING and len(made.queue) == 1
     compiled = made.queue.poll()
     assert not compiled.ready and not compiled.failed and req.matcher is None
     made.compile("a")
     assert made.queue.poll().ready == [req]
     assert req.state is RequestState.WAITING and req.matcher == "a"
-    assert len(made.queue) == 0 and made.queue.pending_tokens == 0
+    assert len(made.queue) == 0
     assert made.queue.poll().ready == []
 
 
@@ -113,12 +113,10 @@ def test_an_unexpected_error_is_a_500_of_that_request(made: Queue) -> None:
 
 
 def test_who_is_aborted_or_late_leaves_at_once(made: Queue) -> None:
-    a, b = made.push("a", prompt_len=5), made.push("b")
-    late = made.queue.find(lambda req: req.prompt_len == 5)
-    assert late == [a]
-    made.queue.remove(late)
+    a, b = made.push("a"), made.push("b")
+    made.queue.remove([a])
     assert made.compiler.futures["a"].is_abandoned and not made.compiler.futures["b"].is_abandoned
-    assert list(made.queue) == [b] and made.queue.pending_tokens == 3
+    assert list(made.queue) == [b]
     made.compile("a", "b")
     assert made.queue.poll().ready == [b]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from jaxserve.models.arrays import ArrayInfo, KVGroups, Rows, Source
+from jaxserve.models.arrays import ArrayInfo, KVGroups, Rows, Source, Stacked
 from jaxserve.models.quantized_weight import Int8Weight
 from jaxserve.models.specs import NormSpec
 from jaxserve.models.weight import PlainWeight, Weight
@@ -61,6 +61,30 @@ class Declare:
         source = Source(tuple(sizes), tuple((size, hidden) for size in sizes.values()), tuple(rows), transposed=True)
         info = ArrayInfo((hidden, size_out), self.dtype, ("hidden", axis), source, std=hidden**-0.5, groups=groups)
         return nnx.Param(self.weight(info))
+
+    def expert_matrices(
+        self, parts: Sequence[Mapping[str, int]], size_in: int, axes: tuple[str, str], fused: str
+    ) -> nnx.Param[Any]:
+        """A matrix per expert, [experts, in, out]. `parts`: per expert, tensor -> its columns; `fused`: the one tensor that
+        checkpoints may have in their place."""
+        sources = tuple(
+            Source(
+                tuple(sizes),
+                tuple((size, size_in) for size in sizes.values()),
+                tuple(Rows(index, 0, size) for index, size in enumerate(sizes.values())),
+                transposed=True,
+            )
+            for sizes in parts
+        )
+        shape = (len(parts), size_in, sum(parts[0].values()))
+        info = ArrayInfo(shape, self.dtype, ("experts", *axes), Stacked(sources, fused), std=size_in**-0.5)
+        return nnx.Param(self.weight(info))
+
+    def router(self, name: str, num_experts: int) -> nnx.Param[Any]:
+        """Of the hidden state, whole on every device and never quantized: a rounded score may choose another expert."""
+        source = Source((name,), ((num_experts, self.hidden_size),), (Rows(0, 0, num_experts),), transposed=True)
+        shape = (self.hidden_size, num_experts)
+        return nnx.Param(PlainWeight(ArrayInfo(shape, self.dtype, ("hidden", "routes"), source, std=self.hidden_size**-0.5)))
 
     def fused_bias(
         self, sizes: Mapping[str, int], rows: Sequence[Rows], axis: str, groups: KVGroups | None = None

@@ -15,6 +15,7 @@ from flax import nnx
 from jaxserve.models.arrays import Rows
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.shards import sum_shards
+from jaxserve.models.context import StepContext
 from jaxserve.models.specs import DenseMLPSpec
 from jaxserve.models.weight import linear
 
@@ -30,7 +31,7 @@ class DenseMLP(nnx.Module):
         self.down = declare.matrix(f"{prefix}.down_proj.weight", size, "mlp")
         self.down_bias = declare.vector(f"{prefix}.down_proj.bias", declare.hidden_size, "hidden") if spec.bias else None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, context: StepContext) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
         gate, up = jnp.split(linear(x, self.gate_up, self.gate_up_bias), 2, axis=-1)
         return sum_shards(linear(activation(self.act)(gate) * up, self.down), self.down_bias)

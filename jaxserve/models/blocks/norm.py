@@ -15,5 +15,10 @@ def norm(x: jax.Array, weight: Any, spec: NormSpec) -> jax.Array:
     """x [..., D] normed over the last axis; `weight` is a parameter [D]."""
     if not spec.counts_from_one:
         return rms_norm(x, weight[...], spec.eps)
-    factors = 1 + weight[...].astype(jnp.float32)
-    return rms_norm(x.astype(jnp.float32), factors, spec.eps).astype(x.dtype)
+    return rms_norm(x.astype(jnp.float32), factors(weight, spec, jnp.float32), spec.eps).astype(x.dtype)
+
+
+def factors(weight: Any, spec: NormSpec, dtype: Any) -> jax.Array:
+    """What a norm multiplies with, [D]."""
+    stored = weight[...]
+    return (1 + stored.astype(jnp.float32)).astype(dtype) if spec.counts_from_one else stored

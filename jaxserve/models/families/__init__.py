@@ -14,6 +14,7 @@ from jaxserve.models.families.common import FamilyTraits, required_int
 from jaxserve.models.families.gemma import GEMMA2_DEFAULTS, GEMMA3_DEFAULTS, read_gemma2, read_gemma3
 from jaxserve.models.families.llama import read_llama, read_mistral
 from jaxserve.models.families.qwen import read_qwen2, read_qwen3
+from jaxserve.models.families.qwen_moe import read_qwen3_moe
 
 __all__ = ["FAMILIES", "Family", "FamilyTraits", "find_family", "required_int"]
 
@@ -34,6 +35,7 @@ FAMILIES = (
     Family("Gemma2ForCausalLM", "gemma2", read_gemma2, GEMMA2_DEFAULTS),
     Family("Gemma3ForCausalLM", "gemma3_text", read_gemma3, GEMMA3_DEFAULTS),
     Family("Gemma3ForConditionalGeneration", "gemma3", read_gemma3, GEMMA3_DEFAULTS),  # its text part
+    Family("Qwen3MoeForCausalLM", "qwen3_moe", read_qwen3_moe),
 )
 
 

@@ -42,8 +42,12 @@ def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = Non
 
 
 def read_dense_mlp(raw: Mapping[str, Any], *, bias: bool = False) -> DenseMLPSpec:
-    act = raw.get("hidden_act") or "silu"
-    return DenseMLPSpec(intermediate_size=required_int(raw, "intermediate_size"), act=_ALIASES.get(act, act), bias=bias)
+    return DenseMLPSpec(intermediate_size=required_int(raw, "intermediate_size"), act=read_activation(raw), bias=bias)
+
+
+def read_activation(raw: Mapping[str, Any]) -> str:
+    act = str(raw.get("hidden_act") or "silu")
+    return _ALIASES.get(act, act)
 
 
 def read_norm(raw: Mapping[str, Any]) -> NormSpec:
