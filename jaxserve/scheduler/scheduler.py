@@ -357,10 +357,6 @@ class Scheduler:
             self._in_flight.popleft()
             self._log.counters.generated_tokens += self._results.process(batch, step, output)
 
-    def settle(self) -> None:
-        """After this no step is in flight and everything that was sampled is known."""
-        self.process_results(keep=0)
-
     def _refuse_beyond_limit(self) -> None:
         """After everybody was tried: only who has to wait takes a place in the queue."""
         refused = self._waiting.beyond_limit(not_counted=self._prefill.deferred)

@@ -77,7 +77,7 @@ def decode_struct(raw: bytes, decoder: msgspec.json.Decoder[T], foreign: Foreign
 
 
 def _without_foreign_fields(raw: bytes, kind: Any, foreign: ForeignFields) -> Any:
-    fields, served = msgspec.json.decode(raw), kind.__struct_fields__
+    fields, served = msgspec.json.decode(raw), kind.__struct_encode_fields__
     foreign.check(fields, served)
     try:
         return msgspec.convert({name: value for name, value in fields.items() if name in served}, kind)
