@@ -17,30 +17,7 @@ from typing import Any
 import jaxserve
 from jaxserve.demo import demo_model_path
 
-WORDS = [
-    "the",
-    "model",
-    "reads",
-    "a",
-    "page",
-    "of",
-    "text",
-    "and",
-    "then",
-    "it",
-    "writes",
-    "the",
-    "same",
-    "page",
-    "again",
-    "word",
-    "for",
-    "word",
-    "until",
-    "the",
-    "page",
-    "ends",
-]
+TEXT = "the model reads a page of text and then it writes the same page again word for word until the page ends"
 ROUNDS = 3
 
 
@@ -70,7 +47,7 @@ def main() -> None:
     for count in options.drafts:
         settings[f"NGRAM, {count} tokens"] = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": count}
     rng = random.Random(0)
-    prompts = [" ".join(rng.sample(WORDS, 12)) for _ in range(max(options.requests))]
+    prompts = [" ".join(rng.sample(TEXT.split(), 12)) for _ in range(max(options.requests))]
     engines = {name: jaxserve.Engine(demo_model_path(), **common, **extra) for name, extra in settings.items()}
     try:
         for count in options.requests:

@@ -98,8 +98,10 @@ class RowTable:
         self.flags[row] = 0
 
     def longest_after_step(self, rows: np.ndarray, num_tokens: int) -> np.ndarray:
-        """int32: tokens that rows may hold after a decode step of up to `num_tokens`. The last token of a sequence is never
-        written to the cache."""
+        """int32: tokens that rows which need more may hold after a decode step of up to `num_tokens`. The last token of a
+        sequence is never written to the cache."""
+        if num_tokens == 1:
+            return self.kv_len[rows] + 1
         return np.minimum(self.kv_len[rows] + num_tokens, self.max_len[rows] - 1)
 
     def req(self, row: int) -> Req:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from fake_runner import FakeRunner, fake_spec
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import (
@@ -33,7 +34,6 @@ from jaxserve.runner import StepInput
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.registry import control_of, controls
-from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_runner import FakeRunner, fake_spec
 from scheduler_harness import Harness, prompt_of
 
 from jaxserve.runner import PageUpdates, RowState, StepInput, launch
-from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
 from jaxserve.types import ForwardMode, SamplingParams
 
 

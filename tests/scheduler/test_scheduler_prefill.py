@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fake_runner import fake_spec
 from scheduler_harness import Harness, prompt_of
 
 from jaxserve.config import ServerArgs
-from jaxserve.scheduler.fake_runner import fake_spec
 from jaxserve.scheduler.prefill import prefill_limits
 from jaxserve.types import ForwardMode
 

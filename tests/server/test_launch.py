@@ -78,7 +78,7 @@ def serving(folder: Path, fake: str = "", step_s: float = 0.0, **options: Any) -
     environment = os.environ | {"FAKE_SCHEDULER": fake, "FAKE_STEP_S": str(step_s), "TMPDIR": str(folder)}
     with log_path.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("serve_fake.py")), json.dumps(args)],
+            [sys.executable, str(Path(__file__).parents[1] / "serve_fake.py"), json.dumps(args)],
             stderr=log, stdout=log, env=environment, text=True,
         )  # fmt: skip
     try:

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fake_runner import FakeRunner, fake_spec
+
 from jaxserve.messages import DETOKENIZER, SCHEDULER
-from jaxserve.scheduler.fake_runner import FakeRunner, fake_spec
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.scheduler_process import TailDecoder, serve
 from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
