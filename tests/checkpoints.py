@@ -77,7 +77,15 @@ CASES: dict[str, Case] = {
     "qwen3-biases": Case("Qwen3", {**_QWEN_WINDOW, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 80}),
     "qwen3-moe": Case("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
     "qwen3-moe-some-layers": Case(
-        "Qwen3Moe", {**_EXPERTS, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+        "Qwen3Moe",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+        },
     ),
 }
 
