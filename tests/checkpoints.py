@@ -109,7 +109,15 @@ CASES: dict[str, Case] = {
     "gemma3-images": Case("Gemma3", {**_GEMMA3, "attention_bias": True, "num_key_value_heads": 4}, takes_images=True),
     "qwen3-moe": Case("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
     "qwen3-moe-some-layers": Case(
-        "Qwen3Moe", {**_EXPERTS, "num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [1]}
+        "Qwen3Moe",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+        },
     ),
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from checkpoints import CASES, build_model
 
-from jaxserve.models import ModelConfig, NormSpec, RopeConfig, generation_defaults
+from jaxserve.models import DenseMLPSpec, ModelConfig, MoESpec, NormSpec, RopeConfig, generation_defaults
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -71,7 +71,10 @@ def test_what_transformers_writes_is_read_back(name: str, tmp_path: Path) -> Non
     assert spec.attention.group_size == attention.num_key_value_groups
     assert spec.attention.qkv_bias == (attention.q_proj.bias is not None)
     assert spec.attention.o_bias == (attention.o_proj.bias is not None)
-    assert spec.mlp.bias == (mlp.up_proj.bias is not None)
+    with_experts = [hasattr(layer.mlp, "experts") for layer in model.model.layers]
+    assert [isinstance(layer.mlp, MoESpec) for layer in ours.layers] == with_experts
+    if isinstance(spec.mlp, DenseMLPSpec):
+        assert spec.mlp.bias == (mlp.up_proj.bias is not None)
     assert (spec.attention.qk_norm is not None) == hasattr(attention, "q_norm")
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert spec.attention.scale == pytest.approx(attention.scaling)

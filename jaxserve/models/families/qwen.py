@@ -17,7 +17,7 @@ from jaxserve.models.families.common import (
 from jaxserve.models.specs import LayerSpec
 
 _DEFAULT_HEAD_DIM = 128  # Qwen3
-_DEFAULT_WINDOW = 4096
+DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
@@ -36,7 +36,7 @@ def read_qwen3(raw: Mapping[str, Any]) -> FamilyTraits:
 def qwen_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Per layer. The window is off unless use_sliding_window; then layer_types says where, or from max_window_layers on."""
     num_layers = required_int(raw, "num_hidden_layers")
-    window = raw.get("sliding_window", _DEFAULT_WINDOW)
+    window = raw.get("sliding_window", DEFAULT_WINDOW)
     if not raw.get("use_sliding_window", False) or window is None:
         return (None,) * num_layers
     if raw.get("layer_types") is None:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.common import FamilyTraits, read_activation, required_int
-from jaxserve.models.families.qwen import read_qwen3
+from jaxserve.models.families.common import FamilyTraits, read_activation, required_int, with_windows
+from jaxserve.models.families.qwen import DEFAULT_WINDOW, read_qwen3
 from jaxserve.models.specs import LayerSpec, MoESpec
 
 
@@ -23,8 +23,12 @@ def read_qwen3_moe(raw: Mapping[str, Any]) -> FamilyTraits:
     )
     step, dense = required_int({"decoder_sparse_step": 1, **raw}, "decoder_sparse_step"), raw.get("mlp_only_layers") or ()
 
+    # Unlike in Qwen3, a window is that of all layers.
+    window = raw.get("sliding_window", DEFAULT_WINDOW) if raw.get("use_sliding_window", False) else None
+
     def layer(index: int, qwen3: LayerSpec) -> LayerSpec:
         is_sparse = index not in dense and (index + 1) % step == 0
         return dataclasses.replace(qwen3, mlp=moe) if is_sparse else qwen3
 
-    return dataclasses.replace(traits, layers=tuple(layer(index, spec) for index, spec in enumerate(traits.layers)))
+    layers = with_windows(traits.layers[0], [window] * len(traits.layers))
+    return dataclasses.replace(traits, layers=tuple(layer(index, spec) for index, spec in enumerate(layers)))
