@@ -76,8 +76,3 @@ def measure_steps(blueprint: Blueprint) -> StepMemory:
     compiled = compile_all(lower, show_progress=False)
     *forward, sampling = [ProgramMemory.of(program.memory_analysis()) for program in compiled.values()]
     return StepMemory.of(blueprint, forward, sampling, _PROBE_PAGES)
-
-
-def step_temp_bytes(blueprint: Blueprint) -> int:
-    """What the largest step takes beside weights and state."""
-    return measure_steps(blueprint).temporaries

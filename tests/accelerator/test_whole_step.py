@@ -15,7 +15,7 @@ from jaxserve.aot.launches import Thunks, read_thunks
 from jaxserve.aot.targets import gpu_devices
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
-from jaxserve.executor.build import step_temp_bytes
+from jaxserve.executor.build import measure_steps
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.programs import SamplingKey
@@ -71,7 +71,7 @@ def test_heads_that_fill_no_tile_and_a_quantized_cache(tmp_path: Path, prove: Pr
 def test_what_a_step_takes_is_known_before_the_pool_is_sized(tmp_path: Path) -> None:
     plan = blueprint(tmp_path, LLAMA_8B, 1, chunked_prefill_size=1024, max_running_requests=32)
     logits_bytes = 32 * LLAMA_8B["vocab_size"] * 4
-    assert logits_bytes < step_temp_bytes(plan) < 64 * logits_bytes
+    assert logits_bytes < measure_steps(plan).temporaries < 64 * logits_bytes
 
 
 @pytest.fixture

@@ -64,14 +64,15 @@ def test_what_transformers_writes_is_read_back(name: str, tmp_path: Path) -> Non
     raw = json.loads((tmp_path / "config.json").read_text())
     write(tmp_path, {**raw, "architectures": [type(model).__name__]})
     theirs, ours = model.config.get_text_config(), ModelConfig.from_pretrained(tmp_path)
-    layer = getattr(model.model, "language_model", model.model).layers[0]
+    layers = getattr(model.model, "language_model", model.model).layers
+    layer = layers[0]
     attention, mlp = layer.self_attn, layer.mlp
     spec = ours.layers[0]
     assert ours.head_dim == attention.head_dim
     assert spec.attention.group_size == attention.num_key_value_groups
     assert spec.attention.qkv_bias == (attention.q_proj.bias is not None)
     assert spec.attention.o_bias == (attention.o_proj.bias is not None)
-    with_experts = [hasattr(layer.mlp, "experts") for layer in model.model.layers]
+    with_experts = [hasattr(layer.mlp, "experts") for layer in layers]
     assert [isinstance(layer.mlp, MoESpec) for layer in ours.layers] == with_experts
     if isinstance(spec.mlp, DenseMLPSpec):
         assert spec.mlp.bias == (mlp.up_proj.bias is not None)
