@@ -27,6 +27,8 @@ from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
+_LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR  # requests whose newest token is looked at one by one
+
 NAN_MESSAGE = "The model's logits were not numbers (NaN) for this request."
 
 
@@ -126,7 +128,7 @@ class ResultProcessor:
             self._take_logprobs(rows, flags, picked, output, place)
         ends_by_token = self._ends_by_token(rows, tokens, flags)
         ends_by_length = known_len >= table.max_len[rows]
-        suspects = ends_by_token | ends_by_length | ((flags & (RowFlag.STOP_TEXT | RowFlag.GRAMMAR)) != 0)
+        suspects = ends_by_token | ends_by_length | ((flags & _LOOKED_AT) != 0)
         if suspects.any():
             rows = self._end_requests(rows, tokens, np.flatnonzero(suspects), ends_by_token, ends_by_length)
         return num_taken, rows

@@ -28,7 +28,9 @@ FORCED_SEND_INTERVAL_TOKENS = 50
 NO_TOKEN = -2  # not a token id, and not the -1 of a NaN result
 
 
-class RowFlag(enum.IntFlag):
+class RowFlag(enum.IntEnum):
+    """Bits of RowTable.flags. Not an IntFlag: each operation on one costs a microsecond, of which a step has few."""
+
     SAMPLING = 1  # not greedy
     ADJUSTING = 2  # penalties, logit_bias or min_new_tokens
     LOGPROBS = 4
@@ -123,8 +125,8 @@ def decode_flags(req: Req) -> int:
     )
 
 
-def _row_flags(req: Req) -> RowFlag:
-    sampling, flags = req.sampling, RowFlag(0)
+def _row_flags(req: Req) -> int:
+    sampling, flags = req.sampling, 0
     if not sampling.is_greedy:
         flags |= RowFlag.SAMPLING
     if sampling.has_penalties or sampling.logit_bias or sampling.min_new_tokens:
