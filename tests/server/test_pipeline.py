@@ -101,7 +101,7 @@ async def refused(pipeline: Pipeline, req: GenerateReqInput) -> RequestError:
 
 
 async def test_a_request_comes_back_whole(pipeline: Pipeline) -> None:
-    chunks = (await collect(pipeline, request(stream=True)))[0]
+    chunks = (await collect(pipeline, request(stream=True, ignore_eos=True)))[0]
     ids = [token for chunk in chunks for token in chunk.token_ids]
     assert len(ids) == 8
     assert "".join(chunk.text for chunk in chunks) == pipeline.manager.decode(ids)
@@ -167,7 +167,7 @@ async def test_stop_strings_are_cut(pipeline: Pipeline) -> None:
 
 
 async def test_logprobs_belong_to_their_tokens(pipeline: Pipeline) -> None:
-    chunks = (await collect(pipeline, request(return_logprob=True, top_logprobs_num=2)))[0]
+    chunks = (await collect(pipeline, request(return_logprob=True, top_logprobs_num=2, ignore_eos=True)))[0]
     pairs = [(logprob.token_id, token) for c in chunks for logprob, token in zip(c.logprobs, c.token_ids, strict=True)]
     assert len(pairs) == 8
     assert all(a == b for a, b in pairs)
