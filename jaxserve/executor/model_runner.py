@@ -31,7 +31,7 @@ from jaxserve.types import ForwardMode
 class PendingStep:
     """A step whose forward pass was launched: what its sampling needs, then its device results."""
 
-    num_rows: int
+    sample: np.ndarray  # bool [R], as in its StepInput
     mode: SamplingMode
     needs_logprobs: bool
     needs_top_logprobs: bool
@@ -114,7 +114,7 @@ class ModelRunner:
         row_params = self._row_params[step.rows]
         forwarded = self._forward(bucket, pack(step, bucket, row_params, self._scratch_row))
         mode = _sampling_mode(step, row_params)
-        return PendingStep(step.num_rows, mode, step.needs_logprobs, step.needs_top_logprobs, forwarded)
+        return PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, forwarded)
 
     def sample(self, handle: PendingStep, masks: np.ndarray | None = None) -> None:
         assert handle.forwarded is not None, "a step is sampled once"
@@ -122,20 +122,25 @@ class ModelRunner:
         handle.sampled = self._sample(handle.forwarded, mode, masks)
         handle.forwarded = None
         if not self._on_cpu:
-            handle.sampled.token_ids.copy_to_host_async()
+            for array in self._fetched(handle.sampled):
+                array.copy_to_host_async()
 
     def fetch(self, handle: PendingStep) -> StepOutput:
-        sampled, live = handle.sampled, handle.num_rows
+        sampled, live = handle.sampled, len(handle.sample)
         assert sampled is not None, "a step is fetched after it was sampled"
         has_top = handle.needs_top_logprobs
         return StepOutput(
             token_ids=np.asarray(sampled.token_ids)[:live],
-            num_tokens=np.asarray(sampled.num_tokens)[:live],
+            num_tokens=np.asarray(sampled.num_tokens)[:live] if self._drafts else handle.sample.astype(np.int32),
             logprobs=np.asarray(sampled.logprobs)[:live] if handle.needs_logprobs else None,
             top_ids=np.asarray(sampled.top_ids)[:live] if has_top else None,
             top_logprobs=np.asarray(sampled.top_logprobs)[:live] if has_top else None,
             drafts=np.asarray(sampled.drafts)[:live] if self._drafts else None,
         )
+
+    def _fetched(self, sampled: SampledTokens) -> list[Any]:
+        """What `fetch` always asks for. Without drafts the host knows how many tokens a row gains: each transfer costs."""
+        return [sampled.token_ids, sampled.num_tokens, sampled.drafts] if self._drafts else [sampled.token_ids]
 
     def internal_state(self) -> dict[str, Any]:
         leaves = jax.tree.leaves(self._params)
