@@ -58,7 +58,7 @@ class SampledTokens:
     """Of R rows, K tokens each; M is the most top logprobs a request may ask for. See StepOutput."""
 
     token_ids: jax.Array  # int32 [R, K], -1 where the logits hold a NaN
-    num_tokens: jax.Array | None = None  # int32 [R]
+    num_tokens: jax.Array | None = None  # int32 [R]; None where nothing drafts: one for each row that wants one
     logprobs: jax.Array | None = None  # float32 [R, K]; None but in SamplingMode.EVERYTHING, as the next two
     top_ids: jax.Array | None = None  # int32 [R, K, M]
     top_logprobs: jax.Array | None = None  # float32 [R, K, M]

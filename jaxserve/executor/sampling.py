@@ -77,9 +77,10 @@ def sample_rows(
             gained = jnp.maximum(sampled.token_ids, 0)
             counts = tables.output_counts.at[rows[:, None], gained].add(is_gained.astype(jnp.int16))
             tables = dataclasses.replace(tables, output_counts=counts)
-    sampled = dataclasses.replace(sampled, num_tokens=num_tokens)
     wanted_rows = jnp.where(is_wanted, rows, state.continuation.tokens.shape[0])
-    last = sampled.token_ids[jnp.arange(num_rows), jnp.maximum(num_tokens - 1, 0)]
+    last = sampled.token_ids[:, 0]
+    if K > 1:
+        last = sampled.token_ids[jnp.arange(num_rows), jnp.maximum(num_tokens - 1, 0)]
     following = jnp.maximum(last, 0)[:, None]
     lengths, history = state.continuation.lengths, state.history
     if drafter is not None and lengths is not None and history is not None:
@@ -90,7 +91,7 @@ def sample_rows(
         with jax.named_scope("draft"):
             drafts = drafter.propose(history[rows], new_lens + 1)
         following = jnp.concatenate([following, drafts], axis=1)
-        sampled = dataclasses.replace(sampled, drafts=drafts)
+        sampled = dataclasses.replace(sampled, num_tokens=num_tokens, drafts=drafts)
     tokens = state.continuation.tokens.at[wanted_rows].set(following, mode="drop")
     return SamplingState(Continuation(tokens, lengths), tables, history), sampled
 
