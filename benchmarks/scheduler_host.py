@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DetokenizerInput, TokenizedGenerateReqInput, TokenizerInput
-from jaxserve.runner import RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import KVGroup, RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import ForwardMode, SamplingParams
@@ -60,7 +60,7 @@ def measure(num_running: int, num_steps: int, page_size: int, stream: bool) -> d
     context_len = PROMPT_LEN + num_steps + 100
     spec = RunnerSpec(
         page_size=page_size,
-        num_pages=num_running * (context_len + page_size) // page_size + 1,
+        kv_groups=(KVGroup(num_running * (context_len + page_size) // page_size + 1),),
         max_rows=num_running,
         context_len=context_len,
         max_step_tokens=16384,

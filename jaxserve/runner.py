@@ -15,11 +15,23 @@ from jaxserve.types import ForwardMode, SamplingParams
 
 
 @dataclasses.dataclass(frozen=True)
+class KVGroup:
+    """Layers whose KV lies in pages of one pool and one page table, and what the scheduler must know of them."""
+
+    num_pages: int  # pages the scheduler may hand out: 0 .. num_pages - 1
+    window: int | None = None  # tokens the layers see, the newest included; pages behind are free again. None: all
+
+    def kept_tokens(self, length: int, page_size: int) -> int:
+        """Most tokens whose pages a sequence of `length` holds between two steps, pages begun included."""
+        return length if self.window is None else min(length, self.window + 2 * page_size)
+
+
+@dataclasses.dataclass(frozen=True)
 class RunnerSpec:
     """What the runner can hold; fixed once it is ready."""
 
     page_size: int  # tokens per KV page
-    num_pages: int  # pages the scheduler may hand out: 0 .. num_pages - 1
+    kv_groups: tuple[KVGroup, ...]  # the group that sees all tokens, if there is one, comes first
     max_rows: int  # request rows: 0 .. max_rows - 1; also the most rows in one step
     context_len: int  # most tokens in one sequence, prompt and output
     max_step_tokens: int  # most tokens in one EXTEND or MIXED step, decode rows included
@@ -39,7 +51,18 @@ class RunnerSpec:
 
     @property
     def max_total_tokens(self) -> int:
-        return self.num_pages * self.page_size
+        """What the pool of the first group holds."""
+        return self.kv_groups[0].num_pages * self.page_size
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """What one sequence may hold if it is alone. A window that has room for any step never ends one."""
+        longest = self.context_len
+        for group in self.kv_groups:
+            tokens = group.num_pages * self.page_size
+            if group.window is None or tokens < group.window + self.max_step_tokens + 2 * self.page_size:
+                longest = min(longest, tokens)
+        return longest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +80,24 @@ class RowState:
 
 @dataclasses.dataclass(frozen=True)
 class PageUpdates:
-    """New page-table entries: the `index`-th page of request row `row` is `page`. Three int32 arrays of one length."""
+    """New page-table entries: the `index`-th page of request row `row` in KV group `group` is `page`. Four int32 arrays of one
+    length."""
 
     rows: np.ndarray
     index: np.ndarray
     pages: np.ndarray
+    groups: np.ndarray
+
+    @staticmethod
+    def of(rows: np.ndarray, index: np.ndarray, pages: np.ndarray, group: int = 0) -> PageUpdates:
+        """Of one group."""
+        return PageUpdates(rows, index, pages, np.full(len(rows), group, np.int32))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> PageUpdates:
+        return PageUpdates(self.rows[part], self.index[part], self.pages[part], self.groups[part])
 
 
 @dataclasses.dataclass(frozen=True)

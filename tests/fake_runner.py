@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.runner import RowState, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import KVGroup, RowState, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
 
 _UNWRITTEN = -2
@@ -26,10 +26,11 @@ _MASK = (1 << 64) - 1
 
 
 def fake_spec(**changes: Any) -> RunnerSpec:
-    """A small RunnerSpec; token 0 is eos."""
+    """A small RunnerSpec; token 0 is eos. `num_pages` and `windows` (one for each group) stand for its kv_groups."""
+    num_pages, windows = changes.pop("num_pages", 512), changes.pop("windows", (None,))
     values: dict[str, Any] = {
         "page_size": 1,
-        "num_pages": 512,
+        "kv_groups": tuple(KVGroup(num_pages, window) for window in windows),
         "max_rows": 16,
         "context_len": 256,
         "max_step_tokens": 128,
@@ -53,7 +54,7 @@ class FakeRunner:
         self._step_delay_s = step_delay_s
         self._nan_token = nan_token
         self._powers = _position_factors(spec.context_len)
-        self._pages = np.full((spec.num_pages, spec.page_size), _UNWRITTEN, np.int32)
+        self._pages = np.full((spec.kv_groups[0].num_pages, spec.page_size), _UNWRITTEN, np.int32)
         self._page_table = np.full((spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
         self._kv_len = np.zeros(spec.max_rows, np.int32)
         # What each row's next decode step brings: the token sampled last, once there is one, and drafts (-1: none).
@@ -269,7 +270,8 @@ def check_step(step: StepInput, spec: RunnerSpec) -> None:
     assert {state.row for state in step.new_rows} <= set(step.rows[decode:].tolist()), "a new row takes no part in its step"
     if len(step.page_updates.pages):
         low, high = int(step.page_updates.pages.min()), int(step.page_updates.pages.max())
-        assert low >= 0 and high < spec.num_pages, f"pages {low}..{high} of {spec.num_pages}"
+        num_pages = spec.kv_groups[0].num_pages
+        assert low >= 0 and high < num_pages, f"pages {low}..{high} of {num_pages}"
 
 
 def _extend_ids(step: StepInput, at: int) -> np.ndarray:

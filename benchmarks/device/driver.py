@@ -146,7 +146,7 @@ class Driver:
             num_decode_rows=num_decode_rows,
             input_ids=np.asarray(input_ids, np.int32),
             sample=np.ones(len(rows), bool),
-            page_updates=PageUpdates(owner, index, owner * pages + index),
+            page_updates=PageUpdates.of(owner, index, owner * pages + index),
             new_rows=[RowState(row, params, row, seq_lens[rows.index(row)], _NOTHING, _NOTHING, _NOTHING) for row in new],
             **sampling.flags(),
         )

@@ -25,7 +25,7 @@ class ReqToTokenPool:
         # reported twice with one value, so a device scatter may apply the updates in any order.
         self._pending: list[tuple[np.ndarray, np.ndarray]] = []
         empty = np.zeros(0, np.int32)
-        self._no_updates = PageUpdates(rows=empty, index=empty, pages=empty)
+        self._no_updates = PageUpdates.of(empty, empty, empty)
 
     @property
     def free_rows(self) -> int:
@@ -83,7 +83,7 @@ class ReqToTokenPool:
             rows = np.concatenate([chunk[0] for chunk in self._pending])
             index = np.concatenate([chunk[1] for chunk in self._pending])
         self._pending = []
-        return PageUpdates(rows=rows, index=index, pages=self.page_table[rows, index])
+        return PageUpdates.of(rows, index, self.page_table[rows, index])
 
     def _check_width(self, row: int, num_pages: int) -> None:
         assert num_pages <= self.max_pages_per_row, (

@@ -25,7 +25,7 @@ from jaxserve.executor.step import Params, Step
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
-from jaxserve.runner import RunnerSpec
+from jaxserve.runner import KVGroup, RunnerSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Blueprint:
         assert args.max_running_requests and args.context_length
         return RunnerSpec(
             page_size=self.page_size,
-            num_pages=num_pages,
+            kv_groups=(KVGroup(num_pages),),
             max_rows=args.max_running_requests,
             context_len=args.context_length,
             max_step_tokens=self.buckets.extend[-1].num_tokens,

@@ -102,7 +102,7 @@ def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: i
     """
     live, R = step.num_rows, bucket.num_rows
     assert live <= R and step.num_tokens <= bucket.num_tokens, f"{live} rows, {step.num_tokens} tokens exceed {bucket}"
-    num_updates = len(step.page_updates.rows)
+    num_updates = len(step.page_updates)
     assert num_updates <= bucket.num_page_updates, f"{num_updates} page updates exceed {bucket}"
 
     buffer = np.zeros(packed_len(bucket), np.int32)

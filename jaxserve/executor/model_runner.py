@@ -199,7 +199,7 @@ class ModelRunner:
     def _write_excess_page_updates(self, step: StepInput, bucket: Bucket) -> StepInput:
         """Long prefix hits bring more page-table entries than a step has room for: those go ahead of it."""
         updates = step.page_updates
-        excess = len(updates.rows) - bucket.num_page_updates
+        excess = len(updates) - bucket.num_page_updates
         if excess <= 0:
             return step
         for start in range(0, excess, PAGE_UPDATE_CHUNK):
@@ -207,8 +207,7 @@ class ModelRunner:
             packed = no_page_updates(self._scratch_row, PAGE_UPDATE_CHUNK)
             packed[:, : part.stop - part.start] = updates.rows[part], updates.index[part], updates.pages[part]
             self._write_page_table(packed)
-        rest = PageUpdates(updates.rows[excess:], updates.index[excess:], updates.pages[excess:])
-        return dataclasses.replace(step, page_updates=rest)
+        return dataclasses.replace(step, page_updates=updates[excess:])
 
 
 def _sampling_mode(step: StepInput, row_params: np.ndarray) -> SamplingMode:
@@ -237,7 +236,7 @@ def _padding_only(bucket: Bucket, scratch_row: int) -> np.ndarray:
         num_decode_rows=0,
         input_ids=nothing,
         sample=np.zeros(0, bool),
-        page_updates=PageUpdates(nothing, nothing, nothing),
+        page_updates=PageUpdates.of(nothing, nothing, nothing),
         new_rows=[],
         needs_sampling=False,
         needs_adjusting=False,

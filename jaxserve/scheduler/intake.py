@@ -76,8 +76,8 @@ class Intake:
             raise ValueError(
                 f"The prompt has {length} tokens; the context length is {spec.context_len} tokens, prompt and output together."
             )
-        if length > spec.max_total_tokens:
-            raise ValueError(f"The prompt has {length} tokens; the KV cache holds {spec.max_total_tokens} in all.")
+        if length > spec.max_sequence_tokens:
+            raise ValueError(f"The prompt has {length} tokens; the KV cache holds {spec.max_sequence_tokens} in all.")
         if not self._splits_prompts and length > spec.max_step_tokens:
             raise ValueError(
                 f"The prompt has {length} tokens; with --chunked-prefill-size -1 it must fit one step of "
@@ -89,7 +89,7 @@ class Intake:
 
     def _clamp_max_new(self, prompt_len: int, wanted: int | None) -> int:
         # The last token of a sequence is never written to the KV cache, so the cache allows one token more than it holds.
-        most = min(self._spec.context_len, self._spec.max_total_tokens + 1) - prompt_len
+        most = min(self._spec.context_len, self._spec.max_sequence_tokens + 1) - prompt_len
         return most if wanted is None else min(wanted, most)
 
     def _seed(self, wanted: int | None) -> int:

@@ -97,7 +97,7 @@ class Scheduler:
         self._limits = prefill_limits(args, spec)
         by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
         self.cache = CacheManager(
-            num_pages=spec.num_pages,
+            num_pages=spec.kv_groups[0].num_pages,
             page_size=spec.page_size,
             max_rows=spec.max_rows,
             max_pages_per_row=spec.max_pages_per_row,

@@ -56,7 +56,7 @@ Pages = dict[tuple[int, int], int]  # (row, index) -> page
 def step(rows: list[int], lens: list[tuple[int, int]], num_decode: int, tokens: np.ndarray, pages: Pages) -> StepInput:
     """lens: (tokens added, tokens after the step) of each row."""
     columns = np.asarray([(row, index, page) for (row, index), page in pages.items()], np.int32).T
-    entries = PageUpdates(*columns)
+    entries = PageUpdates.of(*columns)
     return StepInput(
         mode=ForwardMode.MIXED,
         rows=ints(*rows),

@@ -63,7 +63,7 @@ def step(
         num_decode_rows=int(decode),
         input_ids=NOTHING if decode else ints(*tokens),
         sample=np.asarray([True]),
-        page_updates=PageUpdates(
+        page_updates=PageUpdates.of(
             np.full(len(pages), row, np.int32), np.arange(start, start + len(pages), dtype=np.int32), ints(*pages)
         ),
         new_rows=[new] if new else [],
@@ -107,7 +107,7 @@ def test_more_page_updates_than_a_step_carries(runner: ModelRunner, model: Path)
         launch(runner, step(0, start, prompt[start:end], pages[start:end], new=row_state(0, 250) if start == 0 else None))
     shared = dataclasses.replace(
         step(3, 250, prompt[250:], [], new=row_state(3, 251)),
-        page_updates=PageUpdates(np.full(251, 3, np.int32), np.arange(251, dtype=np.int32), ints(*pages[:250], 900)),
+        page_updates=PageUpdates.of(np.full(251, 3, np.int32), np.arange(251, dtype=np.int32), ints(*pages[:250], 900)),
     )
     assert run(runner, shared) == oracle(model, prompt, 1)[0]
 

@@ -19,7 +19,7 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-FIVE_PAGES = PageUpdates(rows=ints(2, 2, 2, 2, 2), index=ints(0, 1, 2, 3, 4), pages=ints(1, 2, 3, 4, 5))
+FIVE_PAGES = PageUpdates.of(rows=ints(2, 2, 2, 2, 2), index=ints(0, 1, 2, 3, 4), pages=ints(1, 2, 3, 4, 5))
 
 
 def row_state(*prompt: int) -> RowState:
@@ -44,7 +44,7 @@ def first_step(**changes: Any) -> StepInput:
         "num_decode_rows": 0,
         "input_ids": ints(5, 6, 7),
         "sample": np.array([True]),
-        "page_updates": PageUpdates(rows=ints(2, 2, 2), index=ints(0, 1, 2), pages=ints(7, 8, 9)),
+        "page_updates": PageUpdates.of(rows=ints(2, 2, 2), index=ints(0, 1, 2), pages=ints(7, 8, 9)),
         "new_rows": [row_state(5, 6, 7)],
         "needs_sampling": False,
         "needs_adjusting": False,
@@ -61,7 +61,7 @@ def decode_step(**changes: Any) -> StepInput:
         "extend_lens": ints(1),
         "num_decode_rows": 1,
         "input_ids": ints(),
-        "page_updates": PageUpdates(rows=ints(2), index=ints(3), pages=ints(1)),
+        "page_updates": PageUpdates.of(rows=ints(2), index=ints(3), pages=ints(1)),
         "new_rows": [],
     }
     return first_step(**(values | changes))
@@ -95,7 +95,7 @@ def test_tokens_depend_on_everything() -> None:
     ("make_steps", "message"),
     [
         (lambda: [decode_step()], "no token from its step before"),
-        (lambda: [first_step(), decode_step(page_updates=PageUpdates(ints(), ints(), ints()))], "without pages"),
+        (lambda: [first_step(), decode_step(page_updates=PageUpdates.of(ints(), ints(), ints()))], "without pages"),
         (lambda: [first_step(), decode_step(seq_lens=ints(5))], "continues at 4 but holds 3"),
         (lambda: [first_step(seq_lens=ints(5), new_rows=[row_state(1, 2, 5, 6, 7)])], "may write tokens 2..5 without pages"),
         (
@@ -106,7 +106,7 @@ def test_tokens_depend_on_everything() -> None:
         (lambda: [first_step(mode=ForwardMode.MIXED)], "MIXED with 0 decode rows of 1"),
         (lambda: [first_step(rows=ints(16))], "rows out of range"),
         (lambda: [first_step(rows=np.array([2]))], "rows is int64"),
-        (lambda: [first_step(page_updates=PageUpdates(ints(2), ints(0), ints(512)))], "pages 512..512 of 512"),
+        (lambda: [first_step(page_updates=PageUpdates.of(ints(2), ints(0), ints(512)))], "pages 512..512 of 512"),
         (lambda: [first_step(sample=np.array([False])), decode_step()], "no token from its step before"),
     ],
 )
