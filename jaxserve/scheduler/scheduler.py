@@ -97,7 +97,7 @@ class Scheduler:
         self._limits = prefill_limits(args, spec)
         by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
         self.cache = CacheManager(
-            num_pages=spec.kv_groups[0].num_pages,
+            groups=spec.kv_groups,
             page_size=spec.page_size,
             max_rows=spec.max_rows,
             max_pages_per_row=spec.max_pages_per_row,
@@ -222,7 +222,7 @@ class Scheduler:
             "num_grammar_queue_reqs": len(self._compiling),
             "num_pending_tokens": load.pending_tokens,
             "num_used_tokens": load.used_tokens,
-            "num_cached_tokens": self.cache.evictable_tokens + self.cache.protected_tokens,
+            "num_cached_tokens": self.cache.num_cached_tokens,
             "token_usage": load.token_usage,
             "new_token_ratio": self._ratio.value,
             "last_gen_throughput": self._log.gen_throughput,
