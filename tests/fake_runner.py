@@ -2,8 +2,10 @@
 
 It keeps the device's tables in NumPy: a page table fed by page updates and, in place of KV, the token that each page slot was
 written with. A row's next token is a hash of the row's whole token history *read through its pages*, so any mistake with
-pages, prefixes, retraction or step order changes the tokens; `expected_tokens` says what they should be. Steps run in launch
-order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong token too.
+pages, prefixes, retraction or step order changes the tokens; `expected_tokens` says what they should be. KV groups with a
+window must hold the same tokens as far as it reaches; if all have one, the widest is what a token depends on. Steps run in
+launch order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong
+token too.
 
 It also checks each StepInput against the contract in `runner`; a violation is raised by `fetch`.
 """
@@ -22,15 +24,15 @@ from jaxserve.types import ForwardMode
 
 _UNWRITTEN = -2
 _NAN = -1
+_UNSEEN = -3
 _MASK = (1 << 64) - 1
 
 
 def fake_spec(**changes: Any) -> RunnerSpec:
-    """A small RunnerSpec; token 0 is eos. `num_pages` and `windows` (one for each group) stand for its kv_groups."""
-    num_pages, windows = changes.pop("num_pages", 512), changes.pop("windows", (None,))
+    """A small RunnerSpec; token 0 is eos. `num_pages` is that of one KV group that keeps all tokens."""
     values: dict[str, Any] = {
         "page_size": 1,
-        "kv_groups": tuple(KVGroup(num_pages, window) for window in windows),
+        "kv_groups": (KVGroup(changes.pop("num_pages", 512)),),
         "max_rows": 16,
         "context_len": 256,
         "max_step_tokens": 128,
@@ -54,8 +56,10 @@ class FakeRunner:
         self._step_delay_s = step_delay_s
         self._nan_token = nan_token
         self._powers = _position_factors(spec.context_len)
-        self._pages = np.full((spec.kv_groups[0].num_pages, spec.page_size), _UNWRITTEN, np.int32)
-        self._page_table = np.full((spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
+        groups = spec.kv_groups
+        self._reach = [group.window or spec.context_len for group in groups]  # tokens that a query sees
+        self._pages = [np.full((group.num_pages, spec.page_size), _UNWRITTEN, np.int32) for group in groups]
+        self._page_tables = np.full((len(groups), spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
         self._kv_len = np.zeros(spec.max_rows, np.int32)
         # What each row's next decode step brings: the token sampled last, once there is one, and drafts (-1: none).
         self._inputs = np.full((spec.max_rows, spec.num_draft_tokens), _UNWRITTEN, np.int32)
@@ -113,7 +117,7 @@ class FakeRunner:
             time.sleep(self._step_delay_s)
         check_step(step, self._spec)
         updates = step.page_updates
-        self._page_table[updates.rows, updates.index] = updates.pages
+        self._page_tables[updates.groups, updates.rows, updates.index] = updates.pages
         for state in step.new_rows:
             self._begin_row(state, step)
         inputs = [self._inputs_of(step, i) for i in range(step.num_rows)]
@@ -141,8 +145,9 @@ class FakeRunner:
         ids = _extend_ids(step, at)
         assert (state.token_ids[start : start + len(ids)] == ids).all(), f"row {state.row} has other tokens than it says"
         if len(state.output_ids):
-            cached = self._history(state.row, start)
-            assert (state.token_ids[:start] == cached).all(), f"row {state.row} found a prefix of other tokens"
+            cached = self._history(state.row, start, query=start)
+            is_other = (state.token_ids[:start] != cached) & (cached != _UNSEEN)
+            assert not is_other.any(), f"row {state.row} found a prefix of other tokens"
 
     def _inputs_of(self, step: StepInput, at: int) -> np.ndarray:
         """The tokens that the step really adds to its row number `at`."""
@@ -169,14 +174,15 @@ class FakeRunner:
         page_size = self._spec.page_size
         for row, bound, ids in zip(step.rows.tolist(), step.seq_lens.tolist(), inputs, strict=True):
             start = int(self._kv_len[row])
-            held = self._page_table[row, np.arange(start, bound) // page_size]
+            held = self._page_tables[:, row, np.arange(start, bound) // page_size]
             assert (held >= 0).all(), f"row {row} may write tokens {start}..{bound} without pages"
             positions = np.arange(start, start + len(ids))
-            pages = self._page_table[row, positions // page_size]
-            self._pages[pages, positions % page_size] = ids
+            pages = self._page_tables[:, row, positions // page_size]
+            for own, at in zip(self._pages, pages, strict=True):
+                own[at, positions % page_size] = ids
             slots.append(pages * page_size + positions % page_size)
-        written = np.concatenate(slots)
-        assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
+        for written in np.concatenate(slots, axis=1):
+            assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
 
     def _gain(self, row: int, inputs: np.ndarray, is_decode: bool, masks: np.ndarray | None) -> list[int]:
         """What the row samples, up to the first draft that is wrong; the row is ready for its next step then."""
@@ -206,10 +212,18 @@ class FakeRunner:
             self._inputs[row, place] = token if luck > 2 else (token + luck) % self._spec.vocab_size
             history = np.append(history, self._inputs[row, place])
 
-    def _history(self, row: int, length: int) -> np.ndarray:
+    def _history(self, row: int, length: int, query: int | None = None) -> np.ndarray:
+        """The first `length` tokens as the token at `query` (default: the last of them) sees them; _UNSEEN before that."""
+        query = length - 1 if query is None else query
         num_pages = -(-length // self._spec.page_size)
-        history = self._pages[self._page_table[row, :num_pages]].reshape(-1)[:length]
-        assert (history != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
+        history = np.full(length, _UNSEEN, np.int32)
+        for group, reach in enumerate(self._reach):
+            start = max(query - reach + 1, 0)
+            seen = self._pages[group][self._page_tables[group, row, :num_pages]].reshape(-1)[start:length]
+            assert (seen != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
+            known = history[start:] != _UNSEEN
+            assert (seen == history[start:])[known].all(), f"row {row} reads other tokens in group {group} than in those before"
+            history[start:] = seen
         return history
 
     def _sample(self, row: int, seq_len: int, mask: np.ndarray | None) -> int:
@@ -220,7 +234,9 @@ class FakeRunner:
 
     def _next_token(self, history: np.ndarray, seed: int, mask: np.ndarray | None = None) -> int:
         """With a mask, the first allowed token from the one that the hash names."""
-        total = int((self._powers[: len(history)] * (history.astype(np.uint64) + np.uint64(1))).sum(dtype=np.uint64))
+        start = max(len(history) - max(self._reach), 0)
+        seen = history[start:].astype(np.uint64) + np.uint64(1)
+        total = int((self._powers[start : len(history)] * seen).sum(dtype=np.uint64))
         token = _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
         if mask is None:
             return token
@@ -268,10 +284,11 @@ def check_step(step: StepInput, spec: RunnerSpec) -> None:
     is_mode = {ForwardMode.DECODE: decode == count, ForwardMode.EXTEND: decode == 0, ForwardMode.MIXED: 0 < decode < count}
     assert is_mode[step.mode], f"{step.mode.name} with {decode} decode rows of {count}"
     assert {state.row for state in step.new_rows} <= set(step.rows[decode:].tolist()), "a new row takes no part in its step"
-    if len(step.page_updates.pages):
-        low, high = int(step.page_updates.pages.min()), int(step.page_updates.pages.max())
-        num_pages = spec.kv_groups[0].num_pages
-        assert low >= 0 and high < num_pages, f"pages {low}..{high} of {num_pages}"
+    for index, group in enumerate(spec.kv_groups):
+        pages = step.page_updates.pages[step.page_updates.groups == index]
+        if len(pages):
+            low, high = int(pages.min()), int(pages.max())
+            assert low >= 0 and high < group.num_pages, f"pages {low}..{high} of {group.num_pages}"
 
 
 def _extend_ids(step: StepInput, at: int) -> np.ndarray:
