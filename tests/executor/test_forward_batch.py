@@ -28,7 +28,7 @@ def mixed_step() -> StepInput:
         num_decode_rows=2,
         input_ids=ints(11, 12, 13, 21, 22),
         sample=np.asarray([True, True, False, True]),
-        page_updates=PageUpdates.of(ints(7, 2), ints(1, 0), ints(40, 41)),
+        page_updates=PageUpdates(ints(7, 2), ints(1, 0), ints(40, 41), groups=ints(0, 1)),
         new_rows=[],
         needs_sampling=True,
         needs_adjusting=False,
@@ -50,7 +50,8 @@ def test_what_is_packed_is_what_is_unpacked() -> None:
     assert batch.seq_lens.tolist() == [5, 9, 7, 2, 0, 0, 0, 0]
     assert batch.sample.tolist() == [1, 1, 0, 1, 0, 0, 0, 0]
     np.testing.assert_array_equal(batch.row_params[:4], params)
-    assert batch.page_updates.tolist() == [[7, 2] + [SCRATCH + 1] * 3, [1, 0, 0, 0, 0], [40, 41, 0, 0, 0]]
+    padding = [SCRATCH + 1] * 3
+    assert batch.page_updates.tolist() == [[0, 1, 0, 0, 0], [7, 2, *padding], [1, 0, 0, 0, 0], [40, 41, 0, 0, 0]]
     assert batch.input_ids is not None
     assert batch.input_ids.tolist()[2:7] == [11, 12, 13, 21, 22]
 
