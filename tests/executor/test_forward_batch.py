@@ -106,5 +106,7 @@ def test_every_step_up_to_the_largest_finds_its_bucket() -> None:
     ]
     assert [(b.num_tokens, b.num_rows) for b in Buckets.build((16,), (4, 50), page_size=1).extend] == [(16, 8), (16, 16)]
     assert [b.num_rows for b in buckets.decode] == [1, 4, 16, 50]
+    twice = Buckets.build(powers_up_to(16, 4, 1000), powers_up_to(1, 4, 50), page_size=16, num_kv_groups=2)
+    assert [b.num_page_updates for b in twice.all] == [2 * b.num_page_updates for b in buckets.all]
     assert len(set(buckets.all)) == len(buckets.all)
     assert buckets.choose(mixed_step()) == buckets.extend[0]
