@@ -68,11 +68,12 @@ def plan_memory(blueprint: Blueprint) -> MemoryBudget:
 
 def measure_steps(blueprint: Blueprint) -> StepMemory:
     """What steps take beside weights and state, learnt by compiling the largest of them with a small pool."""
-    programs, params, buckets = blueprint.programs(_PROBE_PAGES), blueprint.abstract_params(), blueprint.buckets
+    num_pages, params, buckets = blueprint.pages_each(_PROBE_PAGES), blueprint.abstract_params(), blueprint.buckets
+    programs = blueprint.programs(num_pages)
     lower: dict[Any, Any] = {
         bucket: functools.partial(programs.lower_forward, bucket, params) for bucket in (buckets.extend[-1], buckets.decode[-1])
     }
     lower["sampling"] = functools.partial(programs.lower_sampling, SamplingKey.largest_of(buckets.decode))
     compiled = compile_all(lower, show_progress=False)
     *forward, sampling = [ProgramMemory.of(program.memory_analysis()) for program in compiled.values()]
-    return StepMemory.of(blueprint, forward, sampling, _PROBE_PAGES)
+    return StepMemory.of(blueprint, forward, sampling, num_pages)

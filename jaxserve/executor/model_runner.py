@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.buckets import Buckets
-from jaxserve.executor.forward_batch import Bucket, no_page_updates, pack
+from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
 from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, SamplingKey, StepPrograms
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
 from jaxserve.executor.row_tables import needs_tables, pack_row, packed_row_shape
@@ -25,6 +25,9 @@ from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter, compile_all
 from jaxserve.runner import PageUpdates, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
+
+_NOTHING = np.zeros(0, np.int32)
+_NO_PAGE_UPDATES = PageUpdates.of(_NOTHING, _NOTHING, _NOTHING)
 
 
 @dataclasses.dataclass
@@ -94,7 +97,7 @@ class ModelRunner:
             forwarded[bucket.num_rows, bucket.tokens_per_row] = self._forward(bucket, packed)
         for key in keys:
             self._sample(forwarded[key.num_rows, key.tokens_per_row], key.mode, None)
-        self._write_page_table(no_page_updates(self._scratch_row, PAGE_UPDATE_CHUNK))
+        self._write_page_table(_NO_PAGE_UPDATES)
         self._write_row_tables([np.zeros(packed_row_shape(), np.int32)])
         if self._drafts:
             self._write_history(self._scratch_row, np.zeros(1, np.int32))
@@ -192,7 +195,8 @@ class ModelRunner:
             history = self._compiled["history"](self._sampling_state.history, packed)
             self._sampling_state = dataclasses.replace(self._sampling_state, history=history)
 
-    def _write_page_table(self, packed: np.ndarray) -> None:
+    def _write_page_table(self, updates: PageUpdates) -> None:
+        packed = pack_page_updates(updates, PAGE_UPDATE_CHUNK, self._scratch_row)
         table = self._compiled["page_table"](self._forward_state.page_table, packed)
         self._forward_state = dataclasses.replace(self._forward_state, page_table=table)
 
@@ -203,10 +207,7 @@ class ModelRunner:
         if excess <= 0:
             return step
         for start in range(0, excess, PAGE_UPDATE_CHUNK):
-            part = slice(start, min(start + PAGE_UPDATE_CHUNK, excess))
-            packed = no_page_updates(self._scratch_row, PAGE_UPDATE_CHUNK)
-            packed[:, : part.stop - part.start] = updates.rows[part], updates.index[part], updates.pages[part]
-            self._write_page_table(packed)
+            self._write_page_table(updates[start : min(start + PAGE_UPDATE_CHUNK, excess)])
         return dataclasses.replace(step, page_updates=updates[excess:])
 
 
@@ -227,16 +228,15 @@ def _padded(masks: np.ndarray, key: SamplingKey, mask_words: int) -> np.ndarray:
 
 def _padding_only(bucket: Bucket, scratch_row: int) -> np.ndarray:
     """A packed step without a live row."""
-    nothing = np.zeros(0, np.int32)
     step = StepInput(
         mode=ForwardMode.IDLE,
-        rows=nothing,
-        seq_lens=nothing,
-        extend_lens=nothing,
+        rows=_NOTHING,
+        seq_lens=_NOTHING,
+        extend_lens=_NOTHING,
         num_decode_rows=0,
-        input_ids=nothing,
+        input_ids=_NOTHING,
         sample=np.zeros(0, bool),
-        page_updates=PageUpdates.of(nothing, nothing, nothing),
+        page_updates=_NO_PAGE_UPDATES,
         new_rows=[],
         needs_sampling=False,
         needs_adjusting=False,
