@@ -21,9 +21,9 @@ class KVGroup:
     num_pages: int  # pages the scheduler may hand out: 0 .. num_pages - 1
     window: int | None = None  # tokens the layers see, the newest included; pages behind are free again. None: all
 
-    def kept_tokens(self, length: Any, page_size: int) -> Any:
-        """Most tokens whose pages a sequence of `length` (or an array of such) holds between two steps, begun pages too."""
-        return length if self.window is None else np.minimum(length, self.window + 2 * page_size)
+    def kept_tokens(self, length: int, page_size: int) -> int:
+        """Most tokens whose pages a sequence of `length` holds between two steps, pages begun included."""
+        return length if self.window is None else min(length, self.window + 2 * page_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ and "held" means that some row's next step may read them. Knows rows and pages, 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ class WindowGroup(FreeStack):
         assert group.window is not None
         super().__init__(group.num_pages)
         self.window = group.window
-        self._group = group
+        self._most_kept = group.kept_tokens(sys.maxsize, page_size)
         self._page_size = page_size
         self._table = table
         self._row_num_pages = row_num_pages
@@ -37,7 +38,7 @@ class WindowGroup(FreeStack):
 
     def kept_tokens(self, length: Any) -> Any:
         """Most tokens whose pages a sequence of `length` (or an array of them) holds between two steps."""
-        return self._group.kept_tokens(length, self._page_size)
+        return np.minimum(length, self._most_kept)
 
     # --- rows
 
