@@ -104,7 +104,7 @@ def manager_cases(
 ) -> Iterator[tuple[str, Callable[[], Callable[[], object]]]]:
     pages_per_prompt = prompts.num_tokens // page_size + 1
     full = CacheManager(
-        num_pages=tree_tokens // page_size, page_size=page_size, max_rows=ROWS, max_pages_per_row=pages_per_prompt
+        groups=(KVGroup(tree_tokens // page_size),), page_size=page_size, max_rows=ROWS, max_pages_per_row=pages_per_prompt
     )
     whole_life(full, prompts.fresh())
     while full.free_tokens >= prompts.num_tokens:

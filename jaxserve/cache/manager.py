@@ -22,14 +22,14 @@ not safe is to release a row that a launched step will still be *told about* by 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxserve.cache.audit import LeakReport, audit, tree_pages
 from jaxserve.cache.page_allocator import NO_PAGE, NoPages, PageAllocator, PageOwner
 from jaxserve.cache.radix_cache import PrefixMatch, RadixCache
-from jaxserve.cache.req_to_token import PageTable, ReqToTokenPool
+from jaxserve.cache.req_to_token import ReqToTokenPool
 from jaxserve.cache.run_pages import RunPages
 from jaxserve.cache.tree_node import TreeNode
 from jaxserve.cache.window_group import WindowGroup
@@ -86,6 +86,8 @@ class CacheManager:
         self.tree = RadixCache(page_size, eviction_policy, [group.window for group in self.windows])
         self.keeps_all = groups[0].window is None
         self._full_table = self.req_to_token.tables[0] if self.keeps_all else None
+        pools: list[PageAllocator | NoPages | WindowGroup] = [*([self.allocator] if self.keeps_all else []), *self.windows]
+        self._pools = list(zip(self.req_to_token.tables, pools, strict=True))
         self._leases: dict[int, Lease] = {}  # by row
 
     # --- how full it is, in tokens of the first group
@@ -172,8 +174,15 @@ class CacheManager:
         """Pages for a step that computes tokens [start, end) of a row, and for all that the step reads: what is behind the
         windows of `start` is given back. False, and no page taken, if even eviction does not yield enough."""
         assert lease.is_open, f"grow of row {lease.row} after its release"
-        row = np.array([lease.row], np.int32)
-        return self.grow_rows(row, np.array([start], np.int32), np.array([end], np.int32))
+        for group in self.windows:
+            group.slide(np.array([lease.row]), np.array([start]))
+        missing = -(-end // self.page_size) - int(self.req_to_token.num_pages[lease.row])
+        if missing <= 0:
+            return True
+        if not self._make_room(missing):
+            return False
+        self._extend(lease.row, missing)
+        return True
 
     def has_room(self, rows: np.ndarray, lengths: np.ndarray) -> bool:
         """Whether grow_rows to these lengths would succeed; with windows it may even if this says no."""
@@ -194,13 +203,11 @@ class CacheManager:
             return False
         if most == 1:
             index = self.req_to_token.extend_by_one(rows)
-            for table, pool in self._tables_and_pools():
+            for table, pool in self._pools:
                 table.write_one_each(rows, index, pool.alloc(len(rows)))
             return True
         for row, count in zip(rows.tolist(), missing.tolist(), strict=True):
-            first = self.req_to_token.extend(row, count)
-            for table, pool in self._tables_and_pools():
-                table.write(row, first, pool.alloc(count))
+            self._extend(row, count)
         return True
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
@@ -288,9 +295,11 @@ class CacheManager:
 
     # --- pages
 
-    def _tables_and_pools(self) -> Iterator[tuple[PageTable, PageAllocator | WindowGroup]]:
-        first = [] if isinstance(self.allocator, NoPages) else [self.allocator]
-        return zip(self.req_to_token.tables, [*first, *self.windows], strict=True)
+    def _extend(self, row: int, count: int) -> None:
+        """More pages at the end of a row; there is room."""
+        first = self.req_to_token.extend(row, count)
+        for table, pool in self._pools:
+            table.write(row, first, pool.alloc(count))
 
     def _row_pages(self, row: int, start: int, end: int) -> RunPages:
         """The pages [start, end) of a row."""

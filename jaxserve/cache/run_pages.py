@@ -24,6 +24,9 @@ class RunPages(NamedTuple):
         return RunPages(self.pages[part].astype(np.int32), tuple(window[part].astype(np.int32) for window in self.windows))
 
 
+_NOTHING = RunPages(NO_PAGES)
+
+
 class PageCollector:
     """Pages that the tree gives up."""
 
@@ -50,6 +53,8 @@ class PageCollector:
             window[:] = NO_PAGE
 
     def result(self) -> RunPages:
+        if not self._pages and not self._windows:
+            return _NOTHING
         return RunPages(concatenate(self._pages), tuple(map(concatenate, self._windows)))
 
 

@@ -60,7 +60,7 @@ class RunningBatch:
         table, rows = self._table, self.rows
         held = table.kv_len[rows]
         most = np.minimum(table.max_len[rows] - held, CLIP_MAX_NEW_TOKENS)
-        demand.add(held, held + most * np.where(table.ignores_eos[rows], 1.0, new_token_ratio))
+        demand.add_all(held, held + most * np.where(table.ignores_eos[rows], 1.0, new_token_ratio))
 
 
 class DecodeMemory:

@@ -17,11 +17,17 @@ class KVDemand:
         self._tokens = 0
         self._in_windows = [0] * len(cache.windows)
 
-    def add(self, held: np.ndarray | int, length: np.ndarray | int) -> None:
-        """Requests that hold KV of `held` tokens and may grow to `length`; one, or an array of them."""
-        self._tokens += int(np.sum(np.subtract(length, held)))
+    def add(self, held: int, length: int) -> None:
+        """A request that holds KV of `held` tokens and may grow to `length`."""
+        self._tokens += length - held
         for index, group in enumerate(self._cache.windows):
-            self._in_windows[index] += int(np.sum(group.kept_tokens(length)))
+            self._in_windows[index] += int(group.kept_tokens(length))
+
+    def add_all(self, held: np.ndarray, lengths: np.ndarray) -> None:
+        """The same for many."""
+        self._tokens += int((lengths - held).sum())
+        for index, group in enumerate(self._cache.windows):
+            self._in_windows[index] += int(group.kept_tokens(lengths).sum())
 
     def leaves_room(self, *, held: int, fill_len: int, length: int, step_tokens: int) -> bool:
         """For a request that would hold `held` tokens of the tree, computes up to `fill_len` in steps of at most `step_tokens`
