@@ -86,7 +86,7 @@ class CommandThread:
         if not self._loader.fits_on_host(params):
             raise CommandError(
                 "The new weights do not fit on the devices beside the old ones, nor the old ones into the host's memory. "
-                'Release the weights first (release_memory_occupation, tags ["weights"]): then an update that fails leaves none.'
+                'Release the weights first (release_memory_occupation, tags ["weights"]): there is no way back then.'
             )
         copies = jax.tree.map(np.array, params)
         _delete(params)

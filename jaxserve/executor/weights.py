@@ -36,7 +36,7 @@ class WeightLoader:
 
     def check(self, path: str, load_format: str) -> None:
         """ValueError or OSError if the folder holds another model, or if a tensor is missing or has another shape."""
-        if load_format != "dummy" and not Path(path).is_dir():
+        if not path or not Path(path).is_dir():
             raise ValueError(f"model_path {path!r} is not a folder.")
         found = ModelConfig.from_pretrained(path, json.loads(self.model_override_args))
         difference = _first_difference(self._comparable(self.config), self._comparable(found))

@@ -119,8 +119,9 @@ def _finish(array: jax.Array, single: ArrayInfo, info: ArrayInfo, mesh: Mesh) ->
     tp_size = mesh.shape[TENSOR_AXIS]
     if not is_rearranged(single, info, tp_size):
         return array
-    move = jax.jit(lambda x: spread(x, info, tp_size), out_shardings=NamedSharding(mesh, info.spec))
-    return move(array)
+    # Not a new function each time: JAX would compile it again.
+    move = jax.jit(spread, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, info.spec))
+    return move(array, info.anonymous, tp_size)
 
 
 def _check(checkpointer: ocp.StandardCheckpointer, folder: Path, single: Mapping[str, ArrayInfo]) -> None:
