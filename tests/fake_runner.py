@@ -5,6 +5,9 @@ written with. A row's next token is a hash of the row's whole token history *rea
 pages, prefixes, retraction or step order changes the tokens; `expected_tokens` says what they should be. Steps run in launch
 order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong token too.
 
+Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
+"bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read.
+
 It also checks each StepInput against the contract in `runner`; a violation is raised by `fetch`.
 """
 
@@ -13,11 +16,25 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import time
+import zlib
 from typing import Any
 
 import numpy as np
 
-from jaxserve.runner import KVGroup, RowState, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import (
+    MEMORY_TAGS,
+    CheckWeights,
+    Command,
+    CommandError,
+    KVGroup,
+    ReleaseMemory,
+    ReplaceWeights,
+    ResumeMemory,
+    RowState,
+    RunnerSpec,
+    StepInput,
+    StepOutput,
+)
 from jaxserve.types import ForwardMode
 
 _UNWRITTEN = -2
@@ -47,6 +64,10 @@ class _Launched:
     output: concurrent.futures.Future[StepOutput] | None = None  # once it is sampled
 
 
+def weights_of(path: str) -> int:
+    return zlib.crc32(path.encode())
+
+
 class FakeRunner:
     def __init__(self, spec: RunnerSpec, *, step_delay_s: float = 0.0, nan_token: int | None = None) -> None:
         """Each step takes at least `step_delay_s`. A row whose history holds `nan_token` gives NaN logits."""
@@ -55,6 +76,7 @@ class FakeRunner:
         self._nan_token = nan_token
         self._powers = _position_factors(spec.context_len)
         self._pages = np.full((spec.kv_groups[0].num_pages, spec.page_size), _UNWRITTEN, np.int32)
+        self._written_by = np.zeros((spec.kv_groups[0].num_pages, spec.page_size), np.int64)  # which weights
         self._page_table = np.full((spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
         self._kv_len = np.zeros(spec.max_rows, np.int32)
         # What each row's next decode step brings: the token sampled last, once there is one, and drafts (-1: none).
@@ -62,6 +84,12 @@ class FakeRunner:
         self._states: dict[int, RowState] = {}
         self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="fake-device")
         self._unsampled: _Launched | None = None
+        self._num_unfetched = 0
+        self.weights = 0
+        self.command_delay_s = 0.0
+        self.commands: list[Command] = []  # all that were given
+        self.released: set[str] = set()
+        self._command: concurrent.futures.Future[None] | None = None  # the last that changes something
         self.steps: list[StepInput] = []  # everything launched
         self.masks: list[np.ndarray | None] = []  # of each
 
@@ -71,7 +99,10 @@ class FakeRunner:
 
     def forward(self, step: StepInput) -> _Launched:
         assert self._unsampled is None, "a step is launched before the one before it was sampled"
+        assert self._command is None or self._command.done(), "a step is launched while a command is carried out"
+        assert not self.released, f"a step is launched while {self.released} is released"
         self.steps.append(step)
+        self._num_unfetched += 1
         self._unsampled = _Launched(step)
         return self._unsampled
 
@@ -84,7 +115,16 @@ class FakeRunner:
 
     def fetch(self, handle: _Launched) -> StepOutput:
         assert handle.output is not None, "a step is fetched that was not sampled"
+        self._num_unfetched -= 1
         return handle.output.result(timeout=60)
+
+    def execute(self, command: Command) -> concurrent.futures.Future[None]:
+        self.commands.append(command)
+        future = self._worker.submit(self._carry_out, command)
+        if not isinstance(command, CheckWeights):
+            assert not self._num_unfetched, "a command that changes something is given while a step is in flight"
+            self._command = future
+        return future
 
     def internal_state(self) -> dict[str, Any]:
         return {"kind": "fake", "num_steps": len(self.steps)}
@@ -93,13 +133,19 @@ class FakeRunner:
         self._worker.shutdown()
 
     def expected_tokens(
-        self, prompt_ids: list[int], count: int, *, seed: int = 0, stop_ids: tuple[int, ...] = (0,)
+        self,
+        prompt_ids: list[int],
+        count: int,
+        *,
+        seed: int = 0,
+        stop_ids: tuple[int, ...] = (0,),
+        weights: int = 0,
     ) -> list[int]:
         """The first `count` tokens this prompt must be answered with, cut after the first of `stop_ids`. Pass the request's
         seed unless it is greedy."""
         history, out = list(prompt_ids), []
         for _ in range(count):
-            token = self._next_token(np.array(history, np.int32), seed)
+            token = self._next_token(np.array(history, np.int32), seed + weights)
             out.append(token)
             history.append(token)
             if token in stop_ids:
@@ -107,6 +153,26 @@ class FakeRunner:
         return out
 
     # --- in the worker thread
+
+    def _carry_out(self, command: Command) -> None:
+        time.sleep(self.command_delay_s)
+        match command:
+            case CheckWeights(path) | ReplaceWeights(path):
+                is_check = isinstance(command, CheckWeights)
+                if path.startswith("bad") or (path.startswith("broken") and not is_check):
+                    raise CommandError(f"{path} cannot be loaded.")
+                if not is_check:
+                    self.weights = weights_of(path)
+                    self.released.discard("weights")
+            case ReleaseMemory(tags):
+                assert not self.released & set(tags) and set(tags) <= set(MEMORY_TAGS)
+                self.released |= set(tags)
+                if "kv_cache" in tags:
+                    self._pages.fill(_UNWRITTEN)
+            case ResumeMemory(tags):
+                if not set(tags) <= self.released:
+                    raise CommandError(f"Of {', '.join(tags)} something is not released.")
+                self.released -= set(tags)
 
     def _run(self, step: StepInput, masks: np.ndarray | None) -> StepOutput:
         if self._step_delay_s:
@@ -174,6 +240,7 @@ class FakeRunner:
             positions = np.arange(start, start + len(ids))
             pages = self._page_table[row, positions // page_size]
             self._pages[pages, positions % page_size] = ids
+            self._written_by[pages, positions % page_size] = self.weights
             slots.append(pages * page_size + positions % page_size)
         written = np.concatenate(slots)
         assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
@@ -197,7 +264,7 @@ class FakeRunner:
     def _draft(self, row: int) -> None:
         """Some right guesses, then perhaps a wrong one: as many as a hash of the history says."""
         history = np.append(self._history(row, int(self._kv_len[row])), self._inputs[row, 0])
-        seed = 0 if self._states[row].sampling.is_greedy else self._states[row].seed
+        seed = self.weights + (0 if self._states[row].sampling.is_greedy else self._states[row].seed)
         for place in range(1, self._spec.num_draft_tokens):
             luck = _mix(int(history.astype(np.int64).sum()) + 7919 * place) % 8
             if luck == 0 or len(history) >= self._spec.context_len:
@@ -210,13 +277,16 @@ class FakeRunner:
         num_pages = -(-length // self._spec.page_size)
         history = self._pages[self._page_table[row, :num_pages]].reshape(-1)[:length]
         assert (history != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
+        written_by = self._written_by[self._page_table[row, :num_pages]].reshape(-1)[:length]
+        assert (written_by == self.weights).all(), f"row {row} reads what other weights wrote"
         return history
 
     def _sample(self, row: int, seq_len: int, mask: np.ndarray | None) -> int:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
             return _NAN
-        return self._next_token(history, 0 if state.sampling.is_greedy else state.seed, mask)
+        seed = self.weights + (0 if state.sampling.is_greedy else state.seed)
+        return self._next_token(history, seed, mask)
 
     def _next_token(self, history: np.ndarray, seed: int, mask: np.ndarray | None = None) -> int:
         """With a mask, the first allowed token from the one that the hash names."""
