@@ -7,6 +7,9 @@ window must hold the same tokens as far as it reaches; if all have one, the wide
 launch order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong
 token too.
 
+Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
+"bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read.
+
 It also checks each StepInput against the contract in `runner`; a violation is raised by `fetch`.
 """
 
@@ -15,11 +18,25 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import time
+import zlib
 from typing import Any
 
 import numpy as np
 
-from jaxserve.runner import KVGroup, RowState, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import (
+    MEMORY_TAGS,
+    CheckWeights,
+    Command,
+    CommandError,
+    KVGroup,
+    ReleaseMemory,
+    ReplaceWeights,
+    ResumeMemory,
+    RowState,
+    RunnerSpec,
+    StepInput,
+    StepOutput,
+)
 from jaxserve.types import ForwardMode
 
 _UNWRITTEN = -2
@@ -49,6 +66,10 @@ class _Launched:
     output: concurrent.futures.Future[StepOutput] | None = None  # once it is sampled
 
 
+def weights_of(path: str) -> int:
+    return zlib.crc32(path.encode())
+
+
 class FakeRunner:
     def __init__(self, spec: RunnerSpec, *, step_delay_s: float = 0.0, nan_token: int | None = None) -> None:
         """Each step takes at least `step_delay_s`. A row whose history holds `nan_token` gives NaN logits."""
@@ -59,6 +80,7 @@ class FakeRunner:
         groups = spec.kv_groups
         self._reach = [group.window or spec.context_len for group in groups]  # tokens that a query sees
         self._pages = [np.full((group.num_pages, spec.page_size), _UNWRITTEN, np.int32) for group in groups]
+        self._written_by = [np.zeros_like(pages, np.int64) for pages in self._pages]  # which weights
         self._page_tables = np.full((len(groups), spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
         self._kv_len = np.zeros(spec.max_rows, np.int32)
         # What each row's next decode step brings: the token sampled last, once there is one, and drafts (-1: none).
@@ -66,6 +88,12 @@ class FakeRunner:
         self._states: dict[int, RowState] = {}
         self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="fake-device")
         self._unsampled: _Launched | None = None
+        self._num_unfetched = 0
+        self.weights = 0
+        self.command_delay_s = 0.0
+        self.commands: list[Command] = []  # all that were given
+        self.released: set[str] = set()
+        self._command: concurrent.futures.Future[None] | None = None  # the last that changes something
         self.steps: list[StepInput] = []  # everything launched
         self.masks: list[np.ndarray | None] = []  # of each
 
@@ -75,7 +103,10 @@ class FakeRunner:
 
     def forward(self, step: StepInput) -> _Launched:
         assert self._unsampled is None, "a step is launched before the one before it was sampled"
+        assert self._command is None or self._command.done(), "a step is launched while a command is carried out"
+        assert not self.released, f"a step is launched while {self.released} is released"
         self.steps.append(step)
+        self._num_unfetched += 1
         self._unsampled = _Launched(step)
         return self._unsampled
 
@@ -88,7 +119,16 @@ class FakeRunner:
 
     def fetch(self, handle: _Launched) -> StepOutput:
         assert handle.output is not None, "a step is fetched that was not sampled"
+        self._num_unfetched -= 1
         return handle.output.result(timeout=60)
+
+    def execute(self, command: Command) -> concurrent.futures.Future[None]:
+        self.commands.append(command)
+        future = self._worker.submit(self._carry_out, command)
+        if not isinstance(command, CheckWeights):
+            assert not self._num_unfetched, "a command that changes something is given while a step is in flight"
+            self._command = future
+        return future
 
     def internal_state(self) -> dict[str, Any]:
         return {"kind": "fake", "num_steps": len(self.steps)}
@@ -97,13 +137,19 @@ class FakeRunner:
         self._worker.shutdown()
 
     def expected_tokens(
-        self, prompt_ids: list[int], count: int, *, seed: int = 0, stop_ids: tuple[int, ...] = (0,)
+        self,
+        prompt_ids: list[int],
+        count: int,
+        *,
+        seed: int = 0,
+        stop_ids: tuple[int, ...] = (0,),
+        weights: int = 0,
     ) -> list[int]:
         """The first `count` tokens this prompt must be answered with, cut after the first of `stop_ids`. Pass the request's
         seed unless it is greedy."""
         history, out = list(prompt_ids), []
         for _ in range(count):
-            token = self._next_token(np.array(history, np.int32), seed)
+            token = self._next_token(np.array(history, np.int32), seed + weights)
             out.append(token)
             history.append(token)
             if token in stop_ids:
@@ -111,6 +157,27 @@ class FakeRunner:
         return out
 
     # --- in the worker thread
+
+    def _carry_out(self, command: Command) -> None:
+        time.sleep(self.command_delay_s)
+        match command:
+            case CheckWeights(path) | ReplaceWeights(path):
+                is_check = isinstance(command, CheckWeights)
+                if path.startswith("bad") or (path.startswith("broken") and not is_check):
+                    raise CommandError(f"{path} cannot be loaded.")
+                if not is_check:
+                    self.weights = weights_of(path)
+                    self.released.discard("weights")
+            case ReleaseMemory(tags):
+                assert not self.released & set(tags) and set(tags) <= set(MEMORY_TAGS)
+                self.released |= set(tags)
+                if "kv_cache" in tags:
+                    for pages in self._pages:
+                        pages.fill(_UNWRITTEN)
+            case ResumeMemory(tags):
+                if not set(tags) <= self.released:
+                    raise CommandError(f"Of {', '.join(tags)} something is not released.")
+                self.released -= set(tags)
 
     def _run(self, step: StepInput, masks: np.ndarray | None) -> StepOutput:
         if self._step_delay_s:
@@ -178,8 +245,9 @@ class FakeRunner:
             assert (held >= 0).all(), f"row {row} may write tokens {start}..{bound} without pages"
             positions = np.arange(start, start + len(ids))
             pages = self._page_tables[:, row, positions // page_size]
-            for own, at in zip(self._pages, pages, strict=True):
-                own[at, positions % page_size] = ids
+            for tokens, writers, at in zip(self._pages, self._written_by, pages, strict=True):
+                tokens[at, positions % page_size] = ids
+                writers[at, positions % page_size] = self.weights
             slots.append(pages * page_size + positions % page_size)
         for written in np.concatenate(slots, axis=1):
             assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
@@ -203,7 +271,7 @@ class FakeRunner:
     def _draft(self, row: int) -> None:
         """Some right guesses, then perhaps a wrong one: as many as a hash of the history says."""
         history = np.append(self._history(row, int(self._kv_len[row])), self._inputs[row, 0])
-        seed = 0 if self._states[row].sampling.is_greedy else self._states[row].seed
+        seed = self.weights + (0 if self._states[row].sampling.is_greedy else self._states[row].seed)
         for place in range(1, self._spec.num_draft_tokens):
             luck = _mix(int(history.astype(np.int64).sum()) + 7919 * place) % 8
             if luck == 0 or len(history) >= self._spec.context_len:
@@ -218,9 +286,11 @@ class FakeRunner:
         num_pages = -(-length // self._spec.page_size)
         history = np.full(length, _UNSEEN, np.int32)
         for group, reach in enumerate(self._reach):
-            start = max(query - reach + 1, 0)
-            seen = self._pages[group][self._page_tables[group, row, :num_pages]].reshape(-1)[start:length]
+            start, pages = max(query - reach + 1, 0), self._page_tables[group, row, :num_pages]
+            seen = self._pages[group][pages].reshape(-1)[start:length]
             assert (seen != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
+            written_by = self._written_by[group][pages].reshape(-1)[start:length]
+            assert (written_by == self.weights).all(), f"row {row} reads what other weights wrote"
             known = history[start:] != _UNSEEN
             assert (seen == history[start:])[known].all(), f"row {row} reads other tokens in group {group} than in those before"
             history[start:] = seen
@@ -230,7 +300,8 @@ class FakeRunner:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
             return _NAN
-        return self._next_token(history, 0 if state.sampling.is_greedy else state.seed, mask)
+        seed = self.weights + (0 if state.sampling.is_greedy else state.seed)
+        return self._next_token(history, seed, mask)
 
     def _next_token(self, history: np.ndarray, seed: int, mask: np.ndarray | None = None) -> int:
         """With a mask, the first allowed token from the one that the hash names."""

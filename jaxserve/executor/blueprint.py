@@ -23,6 +23,7 @@ from jaxserve.executor.programs import StepPrograms
 from jaxserve.executor.resolve import resolve_args, resolve_dtype
 from jaxserve.executor.step import Params, Step
 from jaxserve.executor.warmup import CompileCounter
+from jaxserve.executor.weights import WeightLoader
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
 from jaxserve.runner import KVGroup, RunnerSpec
@@ -159,7 +160,8 @@ class Blueprint:
             self.drafter,
         )
 
-    def runner(self, num_pages: NumPages, params: Params, counter: CompileCounter) -> ModelRunner:
+    def runner(self, num_pages: NumPages, params: Params, loader: WeightLoader, counter: CompileCounter) -> ModelRunner:
+        """`params` are those of the options' folder."""
         return ModelRunner(
             programs=self.programs(num_pages),
             params=params,
@@ -167,6 +169,9 @@ class Blueprint:
             buckets=self.buckets,
             spec=self.spec(num_pages),
             compile_counter=counter,
+            loader=loader,
+            model_path=self.args.model_path,
+            load_format=self.args.load_format,
         )
 
     def lower(self, bucket: Bucket, num_pages: NumPages) -> Any:

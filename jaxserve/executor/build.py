@@ -18,7 +18,8 @@ from jaxserve.executor.mesh import make_mesh, select_devices
 from jaxserve.executor.model_runner import ModelRunner
 from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.warmup import CompileCounter, compile_all, use_compilation_cache
-from jaxserve.models import ModelConfig, load_params
+from jaxserve.executor.weights import WeightLoader
+from jaxserve.models import ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +47,18 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
     args, config = blueprint.args, blueprint.config
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
     started_s = time.monotonic()
-    params = load_params(
-        args.model_path, config, mesh, jnp.dtype(args.dtype), load_format=args.load_format, progress=show_progress
+    loader = WeightLoader(
+        config=config,
+        mesh=mesh,
+        dtype=jnp.dtype(args.dtype),
+        model_override_args=args.json_model_override_args,
+        free_bytes=lambda: measure(mesh.devices.flat[0]).free,
     )
+    params = loader.load(args.model_path, args.load_format, progress=show_progress)
     logger.info("Weights loaded in %.1f s", time.monotonic() - started_s)
     budget = plan_memory(blueprint)
     logger.info("%s", "\n".join(memory_lines(budget, blueprint)))
-    runner = blueprint.runner(budget.num_pages, params, counter)
+    runner = blueprint.runner(budget.num_pages, params, loader, counter)
     started_s = time.monotonic()
     runner.warm_up(show_progress=show_progress)
     logger.info("Compiled in %.1f s; KV cache of %d tokens", time.monotonic() - started_s, runner.spec.max_total_tokens)

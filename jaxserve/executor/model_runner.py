@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.buckets import Buckets
+from jaxserve.executor.commands import CommandThread
 from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
 from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, SamplingKey, StepPrograms
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
@@ -23,7 +25,8 @@ from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Forwarded
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter, compile_all
-from jaxserve.runner import PageUpdates, RunnerSpec, StepInput, StepOutput
+from jaxserve.executor.weights import WeightLoader
+from jaxserve.runner import Command, PageUpdates, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
 
 _NOTHING = np.zeros(0, np.int32)
@@ -52,13 +55,18 @@ class ModelRunner:
         buckets: Buckets,
         spec: RunnerSpec,
         compile_counter: CompileCounter,
+        loader: WeightLoader,
+        model_path: str,
+        load_format: str,
     ) -> None:
+        """`params` came from the folder `model_path`; `loader` is for those that replace them."""
         self.spec = spec
         self._programs = programs
-        self._params = params
+        self._params: Params | None = params
         self._mesh = mesh
         self._buckets = buckets
         self._counter = compile_counter
+        self._commands = CommandThread(self, loader, model_path, load_format)
         self._scratch_row = spec.max_rows
         self._row_params = np.zeros((spec.max_rows + 1, NUM_ROW_PARAMS), np.int32)
 
@@ -67,7 +75,12 @@ class ModelRunner:
     def warm_up(self, *, show_progress: bool = True) -> None:
         """Compiles and runs every program once. Nothing compiles after this."""
         programs, keys = self._programs, SamplingKey.all_of(self._buckets.all)
-        lower: dict[Any, Any] = {"page_table": programs.lower_page_table, "row_tables": programs.lower_row_tables}
+        assert self._params is not None
+        lower: dict[Any, Any] = {
+            "page_table": programs.lower_page_table,
+            "row_tables": programs.lower_row_tables,
+            "kv_pool": programs.lower_kv_pool,
+        }
         if self._drafts:
             lower["history"] = programs.lower_history
         for bucket in self._buckets.all:
@@ -106,6 +119,7 @@ class ModelRunner:
     # --- Runner
 
     def forward(self, step: StepInput) -> PendingStep:
+        assert self._params is not None and self.kv_pool is not None, "a step is launched while memory is released"
         for state in step.new_rows:
             self._row_params[state.row] = row_params_from_state(state)
             if needs_tables(state):
@@ -145,6 +159,9 @@ class ModelRunner:
         """What `fetch` always asks for. Without drafts the host knows how many tokens a row gains: each transfer costs."""
         return [sampled.token_ids, sampled.num_tokens, sampled.drafts] if self._drafts else [sampled.token_ids]
 
+    def execute(self, command: Command) -> Future[None]:
+        return self._commands.start(command)
+
     def internal_state(self) -> dict[str, Any]:
         leaves = jax.tree.leaves(self._params)
         devices = self._mesh.devices.size
@@ -159,6 +176,27 @@ class ModelRunner:
             "compiles_total": self._counter.count,
             "compiles_after_ready_total": self._counter.after_ready,
         }
+
+    # --- what commands change (`DeviceContents`)
+
+    @property
+    def params(self) -> Params | None:
+        return self._params
+
+    @params.setter
+    def params(self, params: Params | None) -> None:
+        self._params = params
+
+    @property
+    def kv_pool(self) -> Any | None:
+        return self._forward_state.kv
+
+    @kv_pool.setter
+    def kv_pool(self, kv_pool: Any | None) -> None:
+        self._forward_state = dataclasses.replace(self._forward_state, kv=kv_pool)
+
+    def empty_kv_pool(self) -> Any:
+        return self._compiled["kv_pool"]()
 
     # --- inside
 

@@ -126,6 +126,12 @@ class StepPrograms:
         """Of (row tables, a packed row) -> row tables."""
         return self._jit(write_row, donated=0).lower(self._sampling_state().tables, self._whole(packed_row_shape()))
 
+    def lower_kv_pool(self) -> Any:
+        """Of () -> an empty pool, for when the first one was given back."""
+        shapes = self._forward_state().kv
+        shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
+        return jax.jit(lambda: _zeros(shapes), out_shardings=shardings).lower()
+
     def state_shapes(self) -> tuple[ForwardState, SamplingState]:
         """ShapeDtypeStructs with shardings in place of arrays."""
         return self._forward_state(), self._sampling_state()
@@ -133,10 +139,7 @@ class StepPrograms:
     def empty_state(self) -> tuple[ForwardState, SamplingState]:
         """Zeros, on the mesh's devices."""
         shapes = self.state_shapes()
-        make = jax.jit(
-            lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
-            out_shardings=jax.tree.map(lambda s: s.sharding, shapes),
-        )
+        make = jax.jit(lambda: _zeros(shapes), out_shardings=jax.tree.map(lambda s: s.sharding, shapes))
         return make()
 
     def _jit(self, function: Any, *, donated: int) -> Any:
@@ -166,6 +169,10 @@ class StepPrograms:
 
     def _shape(self, shape: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(self._mesh, spec))
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
 
 def write_history(history: jax.Array, packed: jax.Array) -> jax.Array:
