@@ -84,7 +84,7 @@ def test_a_request_waits_until_its_grammar_is_compiled(made: Queue) -> None:
 
 
 def test_they_leave_in_order_of_arrival_and_overtake_who_is_not_ready(made: Queue) -> None:
-    a, b, c = made.push("a"), made.push("b"), made.push("c")
+    a, _, c = made.push("a"), made.push("b"), made.push("c")
     made.compile("c", "a")
     assert made.queue.poll().ready == [a, c]
     assert len(made.queue) == 1
