@@ -88,7 +88,6 @@ class TokenizedGenerateReqInput(Message):
     top_logprobs_num: int = 0
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
-    received_time_s: float = 0.0  # time.time() when the HTTP server saw it
     more_samples: list[Sample] = []
 
     def sequences(self) -> Iterator[TokenizedGenerateReqInput]:

@@ -8,14 +8,21 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
+from fastapi.routing import APIRoute
 
-from jaxserve.config import LARGEST_PAGE_SIZE
+from jaxserve import Engine
+from jaxserve.config import LARGEST_PAGE_SIZE, ServerArgs
 from jaxserve.kernels.pallas import gpu_attention
 from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.spec import AttentionSpec, Chip
+from jaxserve.server.http.app import create_app
+from jaxserve.server.native.request import KNOWN_FIELDS
+from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
+from jaxserve.types import SamplingParams
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -59,3 +66,19 @@ def test_the_kernels_page_names_the_page_sizes(
     named = f"{sizes[0]} to {sizes[-1]}" if every else f"{', '.join(map(str, sizes[:-1]))} or {sizes[-1]}"
     (line,) = [line for line in (ROOT / "docs" / "kernels.md").read_text().splitlines() if line.startswith(f"| {row} |")]
     assert line.endswith(f"| {named}, default {default} |")
+
+
+def test_the_comparison_with_sglang_knows_what_is_here() -> None:
+    """Every option, path, method and field of ours is named, and nothing of it is said to be missing."""
+    app = create_app(mock.Mock(), ServerArgs(model_path="model"))
+    ours = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(ServerArgs)}
+    ours |= {route.path for route in app.routes if isinstance(route, APIRoute)}
+    ours |= {name for name in dir(Engine) if not name.startswith("_")}
+    ours |= {*KNOWN_FIELDS, *SamplingParams.__struct_fields__}
+    openai = {name for kind in (CompletionRequest, ChatCompletionRequest) for name in kind.__struct_fields__}
+    page = (ROOT / "docs" / "sglang.md").read_text()
+    unnamed = (ours | openai) - set(re.findall(r"`([^` ]+)`", page))
+    assert not unnamed, f"docs/sglang.md does not name {sorted(unnamed)}"
+    missing = re.findall(r"^Missing.*?\n\n.*?\n(?:\n|$)|^\| missing \|.*?$", page, re.DOTALL | re.MULTILINE)
+    said = {name for part in missing for name in re.findall(r"`([^` ]+)`", part)}
+    assert len(said) > 150 and not ours & said, f"docs/sglang.md says that these are missing: {sorted(ours & said)}"

@@ -41,7 +41,6 @@ from jaxserve.executor.warmup import compile_all
 from jaxserve.kernels.api import choose_backend
 from jaxserve.models import ModelConfig
 
-WHAT_TO_COMPILE = ("all", "largest", "none")
 # Pages of the pool that the largest step is compiled with to learn what it takes, where it does not fit beside the first pool.
 _PROBE_PAGES = 64
 

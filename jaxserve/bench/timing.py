@@ -102,11 +102,6 @@ def compile_calls(call: Call, carry: Any, operands: Any, calls: int, plan: Plan)
     return CompiledCalls(program, carry, operands, calls, plan)
 
 
-def time_calls(call: Call, carry: Any, operands: Any, calls: int, plan: Plan) -> tuple[Timing, Any]:
-    """Compiles and times them."""
-    return compile_calls(call, carry, operands, calls, plan).time()
-
-
 def _timing(raw_us: list[float], empty_us: float, calls: int) -> Timing:
     # An empty loop can be slower than a loop of calls shorter than a launch: never below a tenth of what was seen.
     net = [max(sample - empty_us, sample / 10) for sample in raw_us]

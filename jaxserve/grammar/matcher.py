@@ -6,7 +6,7 @@ once it is accepted nothing else is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher
@@ -88,15 +88,6 @@ class Matcher:
             self._has_ended = self.state.is_accepting()
             return self._has_ended
         return bool(self.state.try_consume_tokens([token_id]))
-
-    def accept_all(self, token_ids: Iterable[int]) -> int:
-        """Takes in tokens up to the first that the grammar refuses; returns how many."""
-        count = 0
-        for token_id in token_ids:
-            if not self.accept(token_id):
-                break
-            count += 1
-        return count
 
     def rollback(self, num_tokens: int) -> None:
         """Takes the last tokens that were accepted back."""

@@ -34,7 +34,7 @@ def grouped_matmul(x: jax.Array, matrices: jax.Array, groups: Groups, out_dtype:
         return lambda x, matrices, sizes: _tiled(x, matrices, sizes, tile).astype(out_dtype)
 
     def ragged(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
-        return jax.lax.ragged_dot(x, matrices, sizes, precision=_precision(x), preferred_element_type=out_dtype)
+        return jax.lax.ragged_dot(x, matrices, sizes, precision=matmul_precision(x), preferred_element_type=out_dtype)
 
     on_gpu = ragged if len(x) <= _GPU_EXPANDED_ROWS else tiled(_GPU_TILE)
     result: jax.Array = jax.lax.platform_dependent(x, matrices, groups.sizes, tpu=ragged, cuda=on_gpu, default=tiled(_CPU_TILE))
@@ -52,13 +52,13 @@ def _tiled(x: jax.Array, matrices: jax.Array, sizes: jax.Array, tile: int) -> ja
         row = first_rows[group] + (index - last_tiles[group] + tiles[group]) * tile
         matrix = jax.lax.dynamic_index_in_dim(matrices, group, keepdims=False).astype(x.dtype)
         rows = jax.lax.dynamic_slice_in_dim(padded, row, tile)
-        product = jnp.dot(rows, matrix, precision=_precision(x), preferred_element_type=jnp.float32)
+        product = jnp.dot(rows, matrix, precision=matmul_precision(x), preferred_element_type=jnp.float32)
         return jax.lax.dynamic_update_slice_in_dim(out, product, row, 0)
 
     out = jnp.zeros((len(padded), matrices.shape[-1]), jnp.float32)
     return jax.lax.fori_loop(0, last_tiles[-1], one, out)[: len(x)]
 
 
-def _precision(x: jax.Array) -> jax.lax.Precision | None:
+def matmul_precision(x: jax.Array) -> jax.lax.Precision | None:
     """A float32 model is computed in full float32 on any device."""
     return jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None

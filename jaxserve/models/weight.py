@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxserve.models.grouped import Groups, grouped_matmul
+from jaxserve.models.grouped import Groups, grouped_matmul, matmul_precision
 
 
 class Weight(Protocol):
@@ -39,9 +39,7 @@ class PlainWeight:
     matrix: Any  # [in, out]
 
     def project(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
-        # A float32 model is computed in full float32 on any device.
-        precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-        return jnp.dot(x, self.matrix, precision=precision, preferred_element_type=out_dtype or x.dtype)
+        return jnp.dot(x, self.matrix, precision=matmul_precision(x), preferred_element_type=out_dtype or x.dtype)
 
     def project_groups(self, x: jax.Array, groups: Groups) -> jax.Array:
         return grouped_matmul(x, self.matrix, groups, x.dtype)

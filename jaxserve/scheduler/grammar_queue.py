@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from jaxserve.grammar import CompiledGrammar, GrammarError
@@ -54,9 +54,6 @@ class GrammarQueue:
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def __iter__(self) -> Iterator[Req]:
-        return iter(self._items)
 
     def push(self, req: Req, grammar: Grammar) -> None:
         """Its grammar may be known already; the next poll says so."""

@@ -91,7 +91,6 @@ class Scheduler:
         spec = runner.spec
         self.args = args
         self._runner = runner
-        self._sink = sink
         self.clock = clock
         self.pace = Pace(clock)
         self._wall_clock = wall_clock

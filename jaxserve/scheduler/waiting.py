@@ -5,7 +5,7 @@ It knows who stands beyond the queue's limit, and counts its tokens. Which reque
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxserve.scheduler.req import Req, RequestState
 
@@ -66,6 +66,3 @@ class WaitingQueue:
         """Takes out those that hold a row now."""
         self._items = [req for req in self._items if req.state is RequestState.WAITING]
         self.pending_tokens -= sum(req.fill_len for req in admitted)
-
-    def find(self, wanted: Callable[[Req], bool]) -> list[Req]:
-        return [req for req in self._items if wanted(req)]

@@ -32,7 +32,7 @@ from jaxserve.server.request_checks import (
     fit_new_tokens,
     sample_params,
 )
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid, raise_if_failed
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.types import FinishReason
 
@@ -71,12 +71,12 @@ class Generation:
         started = False
         try:
             prompts = req.input_ids if req.input_ids is not None else await _encode(tokenizer, req.prompts or [])
-            self._send_request(req, sequences, [check_prompt(ids, limits) for ids in prompts], limits, call.received_s)
+            self._send_request(req, sequences, [check_prompt(ids, limits) for ids in prompts], limits)
             while chunks := await call.take():
                 for chunk in chunks:
-                    if not started:
-                        _raise_if_refused(chunk)
-                        started = True
+                    if not started and not chunk.completion_tokens:
+                        raise_if_failed(chunk)  # ended before its first token: an error reply, not a generation
+                    started = True
                     if chunk.finish_reason is not None and self._log_requests:
                         _log_end(chunk)
                     yield chunk
@@ -118,7 +118,6 @@ class Generation:
         sequences: list[LiveSequence],
         prompts: list[np.ndarray],
         limits: ModelLimits,
-        received_s: float,
     ) -> None:
         """One message, with one entry per prompt."""
         rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, prompts, strict=True)]
@@ -130,7 +129,7 @@ class Generation:
         for prompt, (ids, room) in enumerate(zip(prompts, rooms, strict=True)):
             wanted = self._wanted(sequences[prompt * n : (prompt + 1) * n], len(ids))
             if wanted:
-                batch.append(_to_scheduler_form(req, prompt, wanted, ids, room, received_s))
+                batch.append(_to_scheduler_form(req, prompt, wanted, ids, room))
         if len(batch) == 1:
             self._send(batch[0])
         elif batch:
@@ -158,7 +157,7 @@ class Generation:
 
 
 def _to_scheduler_form(
-    req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, room: int, received_s: float
+    req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, room: int
 ) -> TokenizedGenerateReqInput:
     n = req.num_samples
     first, *others = [sample_params(req.sampling_params[prompt], s.index % n, room) for s in sequences]
@@ -171,7 +170,6 @@ def _to_scheduler_form(
         top_logprobs_num=req.top_logprobs_num if req.return_logprob else 0,
         priority=req.priority,
         extra_key=cache_namespace(req.extra_key, req.cache_salt),
-        received_time_s=received_s,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],
@@ -186,15 +184,6 @@ async def _encode(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
 
 def _draw_rid(req: GenerateReqInput) -> str:
     return f"{HEALTH_CHECK_RID}_{new_rid()}" if req.is_health_check else new_rid()
-
-
-def _raise_if_refused(chunk: GenerationChunk) -> None:
-    """A request that ended in an error before its first token is an error reply, not a generation."""
-    reason = chunk.finish_reason
-    if reason is not None and reason.type == "abort" and reason.status_code and not chunk.completion_tokens:
-        raise RequestError(
-            reason.message or "The request was aborted.", reason.status_code, reason.err_type or "InternalServerError"
-        )
 
 
 def _log_end(chunk: GenerationChunk) -> None:

@@ -15,7 +15,6 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -32,6 +31,7 @@ from jaxserve.messages import (
     WorkerFailed,
     WorkerReady,
 )
+from jaxserve.models import generation_defaults
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -62,7 +62,7 @@ class TokenizerManager:
         self.released_memory: tuple[str, ...] = ()  # by release_memory_occupation
         self.weights = ServedWeights(args.model_path, args.load_format, args.weight_version)
         self.failure = ""  # why, once status is failed
-        self.generation_defaults: dict[str, Any] = {}
+        self.generation_defaults: dict[str, float | int] = {}  # of the model, under SamplingParams' names
         self.resolved_options: dict[str, Any] = {}  # options that were None or auto, as the scheduler chose them
         self._tokenizer: Tokenizer | None = None
         self._limits: ModelLimits | None = None
@@ -101,7 +101,7 @@ class TokenizerManager:
             chat_template=args.chat_template,
             hide_torch=hide_torch,
         )
-        self.generation_defaults = _read_generation_config(args.model_path)
+        self.generation_defaults = generation_defaults(args.model_path)
 
     def set_model(self, scheduler_info: dict[str, Any]) -> None:
         """What the scheduler said with its WorkerReady."""
@@ -264,15 +264,3 @@ class TokenizerManager:
 
 def _unavailable(message: str) -> RequestError:
     return RequestError(message, status_code=503, err_type="ServiceUnavailableError")
-
-
-def _read_generation_config(model_path: str) -> dict[str, Any]:
-    """The model's sampling defaults, if it brings any."""
-    path = Path(model_path) / "generation_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    return values if isinstance(values, dict) else {}

@@ -15,7 +15,7 @@ from jaxserve.bench.gpu import GpuKernels
 from jaxserve.bench.inputs import AttentionCase, decode_case, make_inputs
 from jaxserve.bench.kernels import Measured
 from jaxserve.bench.shapes import Shape
-from jaxserve.bench.timing import COLD_BYTES, Plan, copies_needed, time_calls
+from jaxserve.bench.timing import COLD_BYTES, Plan, compile_calls, copies_needed
 from jaxserve.cli.main import run
 from jaxserve.kernels.spec import Chip
 from jaxserve.models import DenseMLPSpec, LayerSpec, ModelConfig, SelfAttentionSpec
@@ -157,7 +157,7 @@ def test_a_loop_is_timed_and_its_calls_are_all_made() -> None:
     def call(index: Any, total: Any, steps: Any) -> Any:
         return total + steps[index]
 
-    timing, total = time_calls(call, jnp.zeros(()), jnp.arange(4.0), 4, Plan(repeats=2))
+    timing, total = compile_calls(call, jnp.zeros(()), jnp.arange(4.0), 4, Plan(repeats=2)).time()
     assert float(total) == 6 * 3  # once to warm up, twice timed
     assert timing.us_raw > 0 and timing.us_min <= timing.us <= timing.us_max
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -24,6 +25,16 @@ def allow_all(rows: int, vocab_size: int) -> np.ndarray:
 def allowed_ids(mask: np.ndarray) -> np.ndarray:
     """The token ids of one mask's set bits."""
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+def accept_all(matcher: Matcher, token_ids: Iterable[int]) -> int:
+    """Takes in tokens up to the first that the grammar refuses; returns how many."""
+    count = 0
+    for token_id in token_ids:
+        if not matcher.accept(token_id):
+            break
+        count += 1
+    return count
 
 
 class GrammarSampler:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from grammar_sampler import allow_all, allowed_ids
+from grammar_sampler import accept_all, allow_all, allowed_ids
 from tokenizers import Tokenizer
 
 from jaxserve.grammar import GrammarCompiler, MaskFiller, Matcher
@@ -71,13 +71,13 @@ def test_only_what_the_grammar_allows_is_accepted(match: MakeMatcher, ids: Calla
     assert matcher.accept(a) and matcher.may_end and not matcher.is_terminated
     assert not matcher.accept(a)
     assert matcher.error is None
-    assert matcher.accept_all([b, b, x, b]) == 2
+    assert accept_all(matcher, [b, b, x, b]) == 2
     assert set(EOS) <= set(allowed(matcher))
 
 
 def test_at_its_end_a_grammar_allows_eos_alone(match: MakeMatcher, ids: Callable[[str], list[int]]) -> None:
     matcher = match("ab")
-    assert matcher.accept_all(ids("ab")) == 2
+    assert accept_all(matcher, ids("ab")) == 2
     assert matcher.is_terminated and matcher.may_end
     assert allowed(matcher) == list(EOS)
     assert not matcher.accept(ids("a")[0])
@@ -90,7 +90,7 @@ def test_after_eos_nothing_else_is_allowed_even_where_the_grammar_could_go_on(
     match: MakeMatcher, ids: Callable[[str], list[int]]
 ) -> None:
     matcher = match("ab*")
-    assert matcher.accept_all([*ids("ab"), EOS[0], *ids("b")]) == 3
+    assert accept_all(matcher, [*ids("ab"), EOS[0], *ids("b")]) == 3
     assert matcher.is_terminated
     assert allowed(matcher) == list(EOS)
     matcher.rollback(1)
@@ -101,7 +101,7 @@ def test_with_ignore_eos_the_output_goes_on_as_long_as_the_grammar_can(
     match: MakeMatcher, ids: Callable[[str], list[int]]
 ) -> None:
     matcher = match("ab*c?", ignore_eos=True)
-    matcher.accept_all(ids("ab"))
+    accept_all(matcher, ids("ab"))
     assert matcher.may_end and set(EOS).isdisjoint(allowed(matcher))
     matcher.accept(ids("c")[0])
     assert matcher.is_terminated and allowed(matcher) == list(EOS)
@@ -120,7 +120,7 @@ def test_tokens_can_be_taken_back(match: MakeMatcher, ids: Callable[[str], list[
         other = matcher.copy()
         other.rollback(count)
         assert allowed(other) == masks[-1 - count], count
-        assert other.accept_all(tokens[-count:]) == count
+        assert accept_all(other, tokens[-count:]) == count
     assert allowed(matcher) == masks[-1]
 
 
@@ -141,7 +141,7 @@ def test_masks_along_drafts(match: MakeMatcher, ids: Callable[[str], list[int]])
         other = matcher.copy()
         for place in range(num_good + 1):
             assert allowed_ids(masks[place]).tolist() == allowed(other), (drafts, place)
-            other.accept_all(drafts[place : place + 1])
+            accept_all(other, drafts[place : place + 1])
         assert (masks[num_good + 1 :] == -1).all()
         assert a in allowed(matcher)
 
@@ -149,7 +149,7 @@ def test_masks_along_drafts(match: MakeMatcher, ids: Callable[[str], list[int]])
 def test_a_batch_is_filled_like_its_matchers_one_by_one(match: MakeMatcher, ids: Callable[[str], list[int]]) -> None:
     patterns = ["a+", "[0-9]{2}", "(yes|no)", ".*", "xy?"]
     matchers = [match(pattern, ignore_eos=i == 3) for i, pattern in enumerate(patterns)]
-    matchers[4].accept_all(ids("xy"))
+    accept_all(matchers[4], ids("xy"))
     out = allow_all(8, VOCAB_SIZE)
     filler = MaskFiller(2)
     filler.fill(matchers, [6, 0, 3, 2, 1], out)
@@ -185,7 +185,7 @@ def test_an_eos_that_is_text_too_is_allowed_only_at_the_end(tokenizer_json: str,
     finally:
         compiler.close()
     assert ids("z")[0] not in allowed(matcher) and not matcher.accept(ids("z")[0])
-    assert matcher.accept_all(ids("ab")) == 2
+    assert accept_all(matcher, ids("ab")) == 2
     assert ids("z")[0] in allowed(matcher)
     assert matcher.accept(ids("z")[0]) and matcher.is_terminated
 
@@ -207,7 +207,7 @@ def test_a_grammar_that_grows_too_complex_says_so(compiler: GrammarCompiler, ids
 def test_digits_and_word_characters_are_asciis(match: MakeMatcher, tokenizer: Tokenizer) -> None:
     for text, is_taken in ("7_", True), ("7a", True), ("７a", False), ("7é", False), ("٣a", False):
         ids = tokenizer.encode(text).ids
-        assert (match(r"[\d]\w").accept_all(ids) == len(ids)) is is_taken, text
+        assert (accept_all(match(r"[\d]\w"), ids) == len(ids)) is is_taken, text
 
 
 @pytest.mark.parametrize("schema", ['{"type": "array", "items": {"type": "integer"}}', "{}", "true"])
@@ -216,4 +216,4 @@ def test_white_space_in_json_comes_to_an_end(compiler: GrammarCompiler, tokenize
     for count, is_taken in (0, True), (32, True), (33, False):
         ids = tokenizer.encode(f"[{' ' * count}1,\n2]").ids
         matcher = compiled.matcher()
-        assert (matcher.accept_all(ids) == len(ids)) is is_taken, count
+        assert (accept_all(matcher, ids) == len(ids)) is is_taken, count

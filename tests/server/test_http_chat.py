@@ -103,7 +103,7 @@ async def test_streamed_usage() -> None:
 
 async def test_sampling_defaults_of_the_model() -> None:
     service = FakeService()
-    service.generation_defaults = {"temperature": 0.6, "top_k": 0, "top_p": 0.95, "eos_token_id": 2, "do_sample": True}
+    service.generation_defaults = {"temperature": 0.6, "top_k": -1, "top_p": 0.95}
     await chat(service)
     await chat(service, temperature=0.2)
     await chat(service, options={"sampling_defaults": "openai"})

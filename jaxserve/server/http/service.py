@@ -52,7 +52,7 @@ class GenerationService(Protocol):
 
     @property
     def generation_defaults(self) -> dict[str, Any]:
-        """Sampling defaults of the model's generation_config.json."""
+        """Sampling defaults of the model's generation_config.json, under SamplingParams' names."""
 
     def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         """Raises RequestError before the first chunk for bad input. Closing the generator aborts what still runs."""

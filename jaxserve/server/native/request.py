@@ -21,7 +21,7 @@ from jaxserve.types import SamplingParams
 
 T = TypeVar("T")
 
-_KNOWN = frozenset(
+KNOWN_FIELDS = frozenset(
     {"text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "top_logprobs_num",
      "return_text_in_logprobs", "logprob_start_len", "priority", "extra_key", "cache_salt"}
 )  # fmt: skip
@@ -68,7 +68,7 @@ def build_generate_request(body: Mapping[str, Any], preferred_sampling_params: s
 
 
 def _check_names(fields: dict[str, Any]) -> None:
-    GENERATE.check(fields, _KNOWN)
+    GENERATE.check(fields, KNOWN_FIELDS)
     if _one_for_all(fields, "logprob_start_len", int, -1) != -1:
         raise RequestError(
             "logprob_start_len must be -1: logprobs of prompt tokens are not supported.", param="logprob_start_len"

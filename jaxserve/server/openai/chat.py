@@ -29,7 +29,6 @@ from jaxserve.server.openai.params import (
     check,
     check_model,
     check_stream_options,
-    model_defaults,
     rid_of,
     sampling_params,
 )
@@ -59,7 +58,7 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
     check_model(body.model, args)
     _check(body, args.max_top_logprobs)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    defaults = model_defaults(service.generation_defaults, args)
+    defaults = service.generation_defaults if args.sampling_defaults == "model" else {}
     params = sampling_params(body, max_tokens, defaults, service.vocab_size)
     prompt_ids = await _prompt_ids(body, context)
     reply_id = rid_of(body) or f"chatcmpl-{new_rid()}"

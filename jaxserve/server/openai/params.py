@@ -17,9 +17,6 @@ MAX_CHOICES = 128
 # The name SGLang's clients send when they do not care.
 DEFAULT_MODEL_NAME = "default"
 
-# What "not given" means where neither the model nor SamplingParams' own default should decide.
-_DEFAULTED_BY_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 def check_model(name: str | None, args: ServerArgs) -> None:
     if name in (None, "", DEFAULT_MODEL_NAME, args.effective_served_model_name, args.model_path):
@@ -49,16 +46,6 @@ def rid_of(request: OpenAIRequest) -> str | None:
         check(len(request.rid) == 1, "rid", "one string here", request.rid)
         return request.rid[0]
     return request.rid
-
-
-def model_defaults(generation_defaults: Mapping[str, Any], args: ServerArgs) -> dict[str, Any]:
-    """The model's own sampling defaults, as far as the server is told to use them (--sampling-defaults model)."""
-    if args.sampling_defaults != "model":
-        return {}
-    defaults = {name: generation_defaults[name] for name in _DEFAULTED_BY_MODEL if generation_defaults.get(name) is not None}
-    if defaults.get("top_k") == 0:
-        defaults["top_k"] = -1  # Transformers writes 0 for "off"
-    return defaults
 
 
 def sampling_params(

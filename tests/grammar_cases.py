@@ -209,7 +209,7 @@ EBNF_CASES = [
         lambda text: _check_name(json.loads(text, strict=False)),
     ),
     Case(
-        "escapes",
+        "escaped characters",
         Grammar("ebnf", r'root ::= "\u00e9\x41\t" [\u4e00-\u4e10\-\]]{1,3} "a/b"'),
         _matches(r"éA\t[一-丐\-\]]{1,3}a/b"),
     ),
