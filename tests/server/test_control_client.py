@@ -16,6 +16,15 @@ from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCach
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReq, FreezeGCReqOutput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput, PauseGenerationReqOutput
 from jaxserve.scheduler.control.registry import control_of, controls
+from jaxserve.scheduler.control.release_memory_occupation import (
+    ReleaseMemoryOccupationReqInput,
+    ReleaseMemoryOccupationReqOutput,
+)
+from jaxserve.scheduler.control.update_weights_from_disk import (
+    ServedWeights,
+    UpdateWeightFromDiskReqInput,
+    UpdateWeightFromDiskReqOutput,
+)
 from jaxserve.server.control import client as client_module
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.control.engine_methods import add_control_methods
@@ -31,6 +40,8 @@ class Workers:
         self.workers = WORKERS
         self.asked: list[tuple[WorkerAddress, ControlRequest]] = []
         self.is_paused = False  # it is the TokenizerManager, too
+        self.weights = ServedWeights("start", "auto", "v1")
+        self.released_memory: tuple[str, ...] = ()
         self.aborted: list[str] = []
         self.client = ControlClient(self, self)  # type: ignore[arg-type]
 
@@ -52,6 +63,7 @@ class Workers:
             self.client.receive(reply)  # twice does no harm
 
     async def ask(self, request: Any, *bodies: msgspec.Struct | str) -> list[Any]:
+        self.asked.clear()
         asking = asyncio.create_task(self.client.ask(request))
         await asyncio.sleep(0)
         self.answer(*bodies)
@@ -108,6 +120,30 @@ async def test_the_tokenizer_manager_takes_part_first() -> None:
     workers.asked.clear()
     await workers.ask(ContinueGenerationReqInput(), *[msgspec.convert({}, control_of(ContinueGenerationReqInput).reply)] * 2)
     assert not workers.is_paused
+
+
+@pytest.mark.parametrize("success", [True, False])
+async def test_what_takes_long_is_waited_for_and_noted_when_all_have_done_it(
+    monkeypatch: pytest.MonkeyPatch, success: bool
+) -> None:
+    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT_S", 0.02)
+    workers = Workers()
+    request = UpdateWeightFromDiskReqInput(model_path="folder", weight_version="v2")
+    asking = asyncio.create_task(workers.client.ask(request))
+    await asyncio.sleep(0.05)
+    workers.answer(UpdateWeightFromDiskReqOutput(True, ""), UpdateWeightFromDiskReqOutput(success, ""))
+    await asking
+    assert workers.weights == (ServedWeights("folder", "auto", "v2") if success else ServedWeights("start", "auto", "v1"))
+
+
+async def test_memory_released_is_noted() -> None:
+    workers = Workers()
+    released = ReleaseMemoryOccupationReqOutput(("kv_cache", "weights"))
+    await workers.ask(ReleaseMemoryOccupationReqInput(), released, released)
+    assert workers.released_memory == ("kv_cache", "weights")
+    replaced = UpdateWeightFromDiskReqOutput(True, "")
+    await workers.ask(UpdateWeightFromDiskReqInput(model_path="folder"), replaced, replaced)
+    assert workers.released_memory == ("kv_cache",)
 
 
 async def test_values_that_python_let_through_are_refused_before_anything_happens() -> None:

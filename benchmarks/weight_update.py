@@ -1,0 +1,53 @@
+"""Seconds that replacing the weights of a live server takes, and the memory of its scheduler after fifty times.
+
+python -m benchmarks.weight_update [--model-path FOLDER] [--updates 50] [-- any option of jaxserve serve]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import psutil
+
+from benchmarks.server import serve
+from jaxserve.demo import demo_model_path
+
+WARM_UP_UPDATES = 3
+
+
+def scheduler_mib() -> float:
+    """What the scheduler of the only server that this process started holds in memory."""
+    children = psutil.Process().children(recursive=True)
+    (scheduler,) = [child for child in children if "jaxserve.server.scheduler_process" in " ".join(child.cmdline())]
+    return float(scheduler.memory_info().rss / 2**20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model-path", default=demo_model_path())
+    parser.add_argument("--updates", type=int, default=50)
+    options, server_options = parser.parse_known_args()
+    server_options = [option for option in server_options if option != "--"]
+    with serve("--model-path", options.model_path, *server_options) as server:
+        connection = server.connect()
+
+        def update_s() -> float:
+            started_s = time.perf_counter()
+            server.post(connection, "/update_weights_from_disk", {"model_path": options.model_path})
+            return time.perf_counter() - started_s
+
+        for _ in range(WARM_UP_UPDATES):
+            update_s()
+        before = scheduler_mib()
+        seconds = [update_s() for _ in range(options.updates)]
+        runner = server.state()["runner"]
+        print(f"{runner['memory_usage']['weight_gb']:.3f} GB of weights, {options.updates} updates")
+        print(f"seconds: median {statistics.median(seconds):.3f}, slowest {max(seconds):.3f}")
+        print(f"memory of the scheduler, MiB: {before:.0f} before, {scheduler_mib():.0f} after")
+        print(f"programs compiled: {runner['compiles_after_ready_total']}")
+
+
+if __name__ == "__main__":
+    main()
