@@ -46,9 +46,9 @@ target's own compilers on a machine without any accelerator. Nothing here was ru
 
 * Weights and KV cache are bfloat16. **weights** and **KV cache** are GiB of each device, **KV tokens** all that the cache holds
   with `--mem-fraction-static 0.9` (in layers without a window), and **requests** how many of the model's full length it is.
-  The largest prefill step (8192 tokens), the largest decode step (256 requests) and the largest sampling program were compiled at
-  full depth with exactly that cache; **step** is the most that one of them takes beside it, in GiB ("not compiled": estimated
-  from shapes).
+  The largest prefill step (8192 tokens), the largest decode step (256 requests) and the largest sampling program were compiled
+  at full depth with exactly that cache; **step** is the most that one of them takes beside it, in GiB ("not compiled":
+  estimated from shapes).
 * **1 request** and **256 requests**: milliseconds of a decode step at the roofline, each request 4096 tokens long or as long as
   the cache allows, and what bounds it. A step is no faster than its bytes over the memory's bandwidth, or its operations over
   the peak, plus what it sends over the links' bandwidth ([`jaxserve/aot/roofline.py`](../jaxserve/aot/roofline.py) says what is

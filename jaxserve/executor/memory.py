@@ -16,7 +16,7 @@ import jax
 import psutil
 
 from jaxserve.executor.blueprint import Blueprint, NumPages
-from jaxserve.executor.pool_sizes import first_pool_that_fits, num_requests, pools_of, useful_pages
+from jaxserve.executor.pool_sizes import first_pool_that_fits, num_requests, pool_bytes, pools_of, useful_pages
 from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.row_tables import RowTables
 from jaxserve.runner import KVGroup
@@ -197,10 +197,6 @@ def row_table_bytes(max_rows: int, vocab_size: int) -> int:
 
 def page_table_bytes(blueprint: Blueprint) -> int:
     return _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[0].page_table)
-
-
-def pool_bytes(num_pages: NumPages, page_bytes: tuple[int, ...]) -> int:
-    return sum(map(int.__mul__, num_pages, page_bytes))
 
 
 def _num_bytes(shapes: Any) -> int:
