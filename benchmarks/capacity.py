@@ -15,9 +15,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.model_configs import LLAMA_8B, LLAMA_70B, QWEN3_32B, write_config
+from benchmarks import capacity_windows
+from benchmarks.model_configs import GEMMA_3_27B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, QWEN3_32B, write_config
 
-MODELS = {"Llama-3.1-8B": LLAMA_8B, "Qwen3-32B": QWEN3_32B, "Llama-3.1-70B": LLAMA_70B}
+MODELS = {
+    "Llama-3.1-8B": LLAMA_8B,
+    "Qwen3-32B": QWEN3_32B,
+    "Llama-3.1-70B": LLAMA_70B,
+    "Gemma-3-27B": GEMMA_3_27B,
+    "Qwen3-30B-A3B": QWEN3_30B_A3B,
+}
 # Topology and --tp-size.
 TARGETS = (
     ("v5e:1x1", 1), ("v5e:2x2", 4), ("v5e:2x4", 8), ("v5e:4x4", 16),
@@ -38,9 +45,10 @@ target's own compilers on a machine without any accelerator. Nothing here was ru
     jaxserve compile MODEL --topology TOPOLOGY --tp-size TP {options}
 
 * Weights and KV cache are bfloat16. **weights** and **KV cache** are GiB of each device, **KV tokens** all that the cache holds
-  with `--mem-fraction-static 0.9`, and **requests** how many of the model's full length that is. The largest prefill step
-  (8192 tokens), the largest decode step (256 requests) and the largest sampling program were compiled at full depth with
-  exactly that cache; **step** is the most that one of them takes beside it, in GiB ("not compiled": estimated from shapes).
+  with `--mem-fraction-static 0.9` (in layers without a window), and **requests** how many of the model's full length it is.
+  The largest prefill step (8192 tokens), the largest decode step (256 requests) and the largest sampling program were compiled
+  at full depth with exactly that cache; **step** is the most that one of them takes beside it, in GiB ("not compiled":
+  estimated from shapes).
 * **1 request** and **256 requests**: milliseconds of a decode step at the roofline, each request 4096 tokens long or as long as
   the cache allows, and what bounds it. A step is no faster than its bytes over the memory's bandwidth, or its operations over
   the peak, plus what it sends over the links' bandwidth ([`jaxserve/aot/roofline.py`](../jaxserve/aot/roofline.py) says what is
@@ -71,7 +79,8 @@ def plan(folder: Path, model: str, topology: str, tp_size: int, options: tuple[s
 def check(model: str, found: dict[str, Any]) -> None:
     """The compiled steps have the collectives they should, and one KV cache, in place."""
     tp_size, pool = found["options"]["tp_size"], found["memory_bytes"]["kv_pool"]
-    expected = {"all-reduce": 2 * MODELS[model]["num_hidden_layers"] + 1, "all-gather": 1} if tp_size > 1 else {}
+    num_layers = MODELS[model].get("text_config", MODELS[model])["num_hidden_layers"]
+    expected = {"all-reduce": 2 * num_layers + 1, "all-gather": 1} if tp_size > 1 else {}
     for step in found["steps"]:
         program = step["compiled"]
         if program is not None:
@@ -121,6 +130,8 @@ def main() -> None:
         for case in plans:
             if case[0] == model:
                 print(row(*case))
+    print()
+    capacity_windows.main()
 
 
 if __name__ == "__main__":

@@ -85,6 +85,31 @@ _GEMMA_3 = {
     "eos_token_id": [1, 106],
     "torch_dtype": "bfloat16",
 }
+GEMMA_3_1B = {
+    **_GEMMA_3,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "num_hidden_layers": 26,
+    "sliding_window": 512,
+    "vocab_size": 262144,
+    "max_position_embeddings": 32768,
+}
+GEMMA_3_4B = {
+    **_GEMMA_3,
+    "text_config": {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    },
+}
 GEMMA_3_12B = {
     **_GEMMA_3,
     "text_config": {

@@ -21,6 +21,8 @@ from jaxserve.runner import PageUpdates, StepInput
 # Positions in the header.
 NUM_ROWS, NUM_DECODE_ROWS, HEADER_LEN = range(3)
 
+NO_ROW = 1 << 30  # no page table has it: writes to it are dropped
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Bucket:
@@ -54,7 +56,7 @@ class ForwardBatch:
     extend_lens: jax.Array  # [R] tokens this step adds; 0 for padding; an upper bound for rows with drafts
     sample: jax.Array  # [R] 1 where the row's next token is wanted
     row_params: jax.Array  # [R, NUM_ROW_PARAMS] sampling parameters, see row_params.py
-    page_updates: jax.Array  # [4, U] group, row, index, page; padding names the row behind the scratch row: dropped
+    page_updates: jax.Array  # [3, U] row of the page table, index, page; of padding NO_ROW
     input_ids: jax.Array | None  # [T] decode slots are ignored; None if decode_only
 
 
@@ -68,7 +70,7 @@ def layout(bucket: Bucket) -> dict[str, tuple[int, ...]]:
         "extend_lens": (R,),
         "sample": (R,),
         "row_params": (R, NUM_ROW_PARAMS),
-        "page_updates": (4, bucket.num_page_updates),
+        "page_updates": (3, bucket.num_page_updates),
     }
     if not bucket.decode_only:
         fields["input_ids"] = (bucket.num_tokens,)
@@ -121,10 +123,10 @@ def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: i
 
 
 def pack_page_updates(updates: PageUpdates, count: int, scratch_row: int) -> np.ndarray:
-    """int32 [4, count]: group, row, index, page; padding names a row behind the scratch row, where writes are dropped."""
-    packed = np.zeros((4, count), np.int32)
-    packed[1] = scratch_row + 1
-    packed[:, : len(updates)] = updates.groups, updates.rows, updates.index, updates.pages
+    """int32 [3, count]: row of the page table, index, page. In the table each KV group has all rows, up to the scratch row."""
+    packed = np.zeros((3, count), np.int32)
+    packed[0] = NO_ROW
+    packed[:, : len(updates)] = updates.groups * (scratch_row + 1) + updates.rows, updates.index, updates.pages
     return packed
 
 

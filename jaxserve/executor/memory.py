@@ -16,7 +16,7 @@ import jax
 import psutil
 
 from jaxserve.executor.blueprint import Blueprint, NumPages
-from jaxserve.executor.pool_sizes import first_pool_that_fits, num_requests, pools_of, useful_pages
+from jaxserve.executor.pool_sizes import first_pool_that_fits, num_requests, pool_bytes, pools_of, useful_pages
 from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.row_tables import RowTables
 from jaxserve.runner import KVGroup
@@ -199,10 +199,6 @@ def page_table_bytes(blueprint: Blueprint) -> int:
     return _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[0].page_table)
 
 
-def pool_bytes(num_pages: NumPages, page_bytes: tuple[int, ...]) -> int:
-    return sum(map(int.__mul__, num_pages, page_bytes))
-
-
 def _num_bytes(shapes: Any) -> int:
     """Of a pytree of ShapeDtypeStructs with shardings."""
     leaves = jax.tree.leaves(shapes)
@@ -218,20 +214,18 @@ def _pages_asked_for(blueprint: Blueprint) -> int:
 def _pool_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, int, str]]:
     """Of the whole KV cache, and where there are several pools, of each."""
     page_size, length = blueprint.page_size, blueprint.args.context_length or 1
-    notes = []
-    for group in budget.kv_groups:
-        note = f"{group.num_pages * page_size} tokens"
-        if group.window is not None:
-            note += f", the last {group.window} of each of {num_requests((group,), page_size, length)} requests"
-        notes.append(note)
+    is_one = len(budget.kv_groups) == 1
+    pools = []
+    for group, page_bytes in zip(budget.kv_groups, budget.page_bytes, strict=True):
+        requests = f"{num_requests((group,), page_size, length)} requests" + (f" of {length}" if is_one else "")
+        seen = "" if group.window is None else f", the last {group.window} of each"
+        name = "all tokens" if group.window is None else f"window {group.window}"
+        pools.append((f"  {name}", group.num_pages * page_bytes, f"{group.num_pages * page_size} tokens, {requests}{seen}"))
     if budget.fitting_pages > budget.kv_groups[0].num_pages:
-        notes[0] += f"; there is room for {budget.fitting_pages * page_size}"
-    requests = f"{num_requests(budget.kv_groups, page_size, length)} requests of {length}"
-    if len(notes) == 1:
-        return [("KV cache", budget.kv_pool, f"{requests}: {notes[0]}")]
-    names = ["  all tokens" if group.window is None else f"  window {group.window}" for group in budget.kv_groups]
-    sizes = map(int.__mul__, budget.num_pages, budget.page_bytes)
-    return [("KV cache", budget.kv_pool, requests), *zip(names, sizes, notes, strict=True)]
+        pools[0] = (*pools[0][:2], f"{pools[0][2]}; there is room for {budget.fitting_pages * page_size}")
+    if is_one:
+        return [("KV cache", *pools[0][1:])]
+    return [("KV cache", budget.kv_pool, f"{num_requests(budget.kv_groups, page_size, length)} requests of {length}"), *pools]
 
 
 def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:

@@ -39,10 +39,15 @@ def first_pool_that_fits(
     """Most pages of the first group that fit with the pools that follow from them; page_bytes are those of each group."""
 
     def taken(first_pages: int) -> int:
-        return sum(map(int.__mul__, pools_of(spec, swa_full_tokens_ratio, first_pages), page_bytes))
+        return pool_bytes(pools_of(spec, swa_full_tokens_ratio, first_pages), page_bytes)
 
     candidates = range(max(available_bytes, 0) // page_bytes[0] + 1)
     return max(bisect.bisect_right(candidates, available_bytes, key=taken) - 1, 0)
+
+
+def pool_bytes(num_pages: tuple[int, ...], page_bytes: tuple[int, ...]) -> int:
+    """Of all pools, from the pages of each and what a page takes there."""
+    return sum(count * size for count, size in zip(num_pages, page_bytes, strict=True))
 
 
 def num_requests(groups: tuple[KVGroup, ...], page_size: int, length: int) -> int:

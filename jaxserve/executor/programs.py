@@ -118,8 +118,8 @@ class StepPrograms:
         return self._jit(write_history, donated=0).lower(self._sampling_state().history, self._whole((2 + HISTORY_CHUNK,)))
 
     def lower_page_table(self) -> Any:
-        """Of (page table, int32 [4, PAGE_UPDATE_CHUNK]) -> page table."""
-        updates = self._whole((4, PAGE_UPDATE_CHUNK))
+        """Of (page table, int32 [3, PAGE_UPDATE_CHUNK]) -> page table."""
+        updates = self._whole((3, PAGE_UPDATE_CHUNK))
         return self._jit(write_page_table, donated=0).lower(self._forward_state().page_table, updates)
 
     def lower_row_tables(self) -> Any:
@@ -153,7 +153,7 @@ class StepPrograms:
 
     def _forward_state(self) -> ForwardState:
         kv = jax.tree.map(self._shape, self._kv_cache.shapes(), self._kv_cache.specs())
-        return ForwardState(kv, self._whole((len(self._spec.kv_groups), self._num_rows, self._spec.max_pages_per_row)))
+        return ForwardState(kv, self._whole((len(self._spec.kv_groups) * self._num_rows, self._spec.max_pages_per_row)))
 
     def _sampling_state(self) -> SamplingState:
         tables = RowTables.shapes(self._num_rows, self._spec.vocab_size)

@@ -29,10 +29,10 @@ Params = dict[str, Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ForwardState:
-    """What the forward half keeps on the device. The last row of the page table is the scratch row of padding rows."""
+    """What the forward half keeps on the device. Of each group's rows in the page table the last is that of padding rows."""
 
     kv: Any  # the backend's arrays [pages of all layers, *page shape]; each KV group has its part of them
-    page_table: jax.Array  # int32 [groups, max_rows + 1, max_pages_per_row]
+    page_table: jax.Array  # int32 [groups * (max_rows + 1), max_pages_per_row]: group by group, all rows of each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,10 @@ class Step:
             batch = _count_drafts(batch, inputs, continuation.lengths[batch.rows])
         page_table = write_page_table(state.page_table, batch.page_updates)
         placement = place_tokens(batch, bucket)
+        num_rows = len(page_table) // len(self.pools)
         plans = {
-            window: self._plan_attention(batch, placement, page_table[group], bucket) for group, window in enumerate(self.pools)
+            window: self._plan_attention(batch, placement, page_table[group * num_rows + batch.rows], bucket)
+            for group, window in enumerate(self.pools)
         }
         token_ids = _input_tokens(batch, placement, inputs)
 
@@ -84,11 +86,10 @@ class Step:
         return ForwardState(kv, page_table), forwarded
 
     def _plan_attention(
-        self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket
+        self, batch: ForwardBatch, placement: TokenPlacement, pages: jax.Array, bucket: Bucket
     ) -> AttentionMetadata:
-        """For the layers of one KV group; `page_table` is the group's."""
+        """For the layers of one KV group, whose page table has `pages` [R, max_pages_per_row] for the batch's rows."""
         page_index, slot_offsets = jnp.divmod(placement.positions, self.page_size)
-        pages = page_table[batch.rows]
         slot_pages = jnp.where(placement.is_live, pages[placement.row_index, page_index], NO_PAGE)
         return self.attention.plan(
             kv_lens=batch.seq_lens,
@@ -133,6 +134,5 @@ def _sampled_tokens(placement: TokenPlacement, bucket: Bucket) -> jax.Array:
 
 
 def write_page_table(page_table: jax.Array, updates: jax.Array) -> jax.Array:
-    """Enters int32 [4, U] (group, row, index, page) into the page table; rows behind its end are padding and dropped."""
-    groups, rows, index, pages = updates
-    return page_table.at[groups, rows, index].set(pages, mode="drop")
+    """Enters int32 [3, U] (row, index, page) into the page table; rows behind its end are padding and dropped."""
+    return page_table.at[updates[0], updates[1]].set(updates[2], mode="drop")

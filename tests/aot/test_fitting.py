@@ -60,6 +60,12 @@ def test_where_no_slice_of_the_chip_will_do(tmp_path: Path) -> None:
     assert sentence is not None and "No known slice" in sentence
 
 
+def test_of_layers_with_a_window_only_that_is_kept(tmp_path: Path) -> None:
+    wanted = demand(tmp_path, LLAMA_8B | {"architectures": ["MistralForCausalLM"], "sliding_window": 1024})
+    assert wanted.request_bytes(8) == 1024 * 32 * 2 * 128 * 2
+    assert dataclasses.replace(wanted, context_len=100).request_bytes(8) == 100 * 32 * 2 * 128 * 2
+
+
 def test_quantized_caches_carry_scales(tmp_path: Path) -> None:
     plain, int8 = demand(tmp_path, LLAMA_8B), demand(tmp_path, LLAMA_8B, kv_dtype="int8")
     assert plain.request_bytes(8) == 8192 * 32 * 2 * 128 * 2

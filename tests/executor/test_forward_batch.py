@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.executor.buckets import Buckets, powers_up_to
-from jaxserve.executor.forward_batch import HEADER_LEN, NUM_DECODE_ROWS, NUM_ROWS, Bucket, pack, place_tokens, unpack
+from jaxserve.executor.forward_batch import HEADER_LEN, NO_ROW, NUM_DECODE_ROWS, NUM_ROWS, Bucket, pack, place_tokens, unpack
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.runner import PageUpdates, StepInput
 from jaxserve.types import ForwardMode
@@ -50,8 +50,8 @@ def test_what_is_packed_is_what_is_unpacked() -> None:
     assert batch.seq_lens.tolist() == [5, 9, 7, 2, 0, 0, 0, 0]
     assert batch.sample.tolist() == [1, 1, 0, 1, 0, 0, 0, 0]
     np.testing.assert_array_equal(batch.row_params[:4], params)
-    padding = [SCRATCH + 1] * 3
-    assert batch.page_updates.tolist() == [[0, 1, 0, 0, 0], [7, 2, *padding], [1, 0, 0, 0, 0], [40, 41, 0, 0, 0]]
+    table_rows = [7, SCRATCH + 1 + 2, *[NO_ROW] * 3]
+    assert batch.page_updates.tolist() == [table_rows, [1, 0, 0, 0, 0], [40, 41, 0, 0, 0]]
     assert batch.input_ids is not None
     assert batch.input_ids.tolist()[2:7] == [11, 12, 13, 21, 22]
 

@@ -43,6 +43,15 @@ TINY = LLAMA_8B | {
     "vocab_size": 100,
     "max_position_embeddings": 64,
 }
+MISTRAL = TINY | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 8}
+WINDOWS = TINY | {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "sliding_window": 8,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+}
 ARGS = {"max_running_requests": 4, "decode_row_buckets": (4,), "prefill_token_buckets": (16,), "chunked_prefill_size": 16}
 TOTAL = 400_000  # so little that the pool is what is left
 
@@ -51,9 +60,8 @@ MakeBlueprint = Callable[..., Blueprint]
 
 @pytest.fixture
 def make_blueprint(tmp_path: Path) -> MakeBlueprint:
-    config = ModelConfig.from_pretrained(write_config(tmp_path, TINY))
-
-    def make(**changes: Any) -> Blueprint:
+    def make(model: dict[str, Any] = TINY, **changes: Any) -> Blueprint:
+        config = ModelConfig.from_pretrained(write_config(tmp_path, model))
         args = ServerArgs(model_path=str(tmp_path), **(ARGS | changes))
         return Blueprint.draw(args, config, make_mesh(args.tp_size))
 
@@ -97,6 +105,42 @@ def test_a_pool_that_was_asked_for(make_blueprint: MakeBlueprint) -> None:
     assert memory_budget(blueprint, DeviceMemory(TOTAL, 0), None).num_pages == (64 // blueprint.page_size,)
 
 
+def test_pools_of_a_model_with_windows(make_blueprint: MakeBlueprint) -> None:
+    """Three layers of four see a window: they keep half as many tokens, or what rows can use of them."""
+    blueprint = make_blueprint(WINDOWS, page_size=4)
+    layer_bytes = 4 * 2 * 2 * 8 * 4  # a page of 4 tokens: keys and values of 2 heads of 8, float32
+    assert blueprint.page_bytes == (layer_bytes, 3 * layer_bytes)
+    weights = weight_bytes(blueprint)
+    few, plenty = (memory_budget(blueprint, DeviceMemory(t, t - weights), None) for t in (560_000, 10_000_000))
+    for budget in (few, plenty):
+        full, window = budget.kv_groups
+        assert (full.window, window.window) == (None, 8)
+        assert budget.kv_pool == (full.num_pages + 3 * window.num_pages) * layer_bytes
+        assert budget.free >= 0
+    assert few.num_pages[1] == max(-(-few.num_pages[0] // 2), (8 + 16 + 8) // 4) and few.fitting_pages == few.num_pages[0]
+    assert plenty.num_pages == (2 * 4 * 64 // 4, (2 * 4 * (8 + 8) + 16) // 4)
+    assert plenty.fitting_pages > plenty.num_pages[0]
+    table = "\n".join(memory_lines(plenty, blueprint))
+    assert "8 requests of 64" in table and "all tokens" in table and "512 tokens, 8 requests; there is room for" in table
+    assert "  window 8 " in table and "144 tokens, 9 requests, the last 8 of each" in table
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0])
+def test_pools_that_were_asked_for(make_blueprint: MakeBlueprint, ratio: float) -> None:
+    blueprint = make_blueprint(WINDOWS, page_size=4, max_total_tokens=128, swa_full_tokens_ratio=ratio)
+    budget = memory_budget(blueprint, DeviceMemory(TOTAL, 0), None)
+    assert budget.num_pages == (32, 8 if ratio == 0.25 else 32)
+
+
+def test_the_only_pool_may_be_a_window(make_blueprint: MakeBlueprint) -> None:
+    blueprint = make_blueprint(MISTRAL, page_size=4)
+    budget = memory_budget(blueprint, DeviceMemory(10_000_000, 10_000_000 - weight_bytes(blueprint)), None)
+    assert budget.num_pages == ((2 * 4 * (8 + 8) + 16) // 4,)
+    assert "144 tokens, 9 requests of 64, the last 8 of each; there is" in "\n".join(memory_lines(budget, blueprint))
+    asked = make_blueprint(MISTRAL, page_size=4, max_total_tokens=400)
+    assert memory_budget(asked, DeviceMemory(TOTAL, 0), None).num_pages == (100,)
+
+
 def test_code_is_that_of_all_programs(make_blueprint: MakeBlueprint) -> None:
     blueprint = make_blueprint(decode_row_buckets=(2, 4))
     known = weight_bytes(blueprint) + 5 * blueprint.spec((1,)).max_pages_per_row * 4 + 10 * blueprint.page_bytes[0]
@@ -123,13 +167,14 @@ def plan_of(blueprint: Blueprint, monkeypatch: pytest.MonkeyPatch, compile: str,
     return plan.memory
 
 
-@pytest.mark.parametrize("changes", [{}, {"max_total_tokens": 64}])
+@pytest.mark.parametrize("changes", [{}, {"max_total_tokens": 64}, {"swa_full_tokens_ratio": 0.3}])
+@pytest.mark.parametrize("model", [TINY, WINDOWS], ids=["full", "windows"])
 def test_a_server_and_a_plan_draw_up_the_same_budget(
-    make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    blueprint = make_blueprint(**changes)
-    monkeypatch.setattr(build, "measure", lambda _: DeviceMemory(TOTAL, TOTAL - weight_bytes(blueprint)))
-    assert plan_of(blueprint, monkeypatch, "none", TOTAL, **changes) == build.plan_memory(blueprint)
+    blueprint, total = make_blueprint(model, **changes), 2 * TOTAL
+    monkeypatch.setattr(build, "measure", lambda _: DeviceMemory(total, total - weight_bytes(blueprint)))
+    assert plan_of(blueprint, monkeypatch, "none", total, **changes) == build.plan_memory(blueprint)
 
 
 def test_a_server_and_a_plan_find_the_same_step_memory(make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch) -> None:

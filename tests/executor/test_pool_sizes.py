@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.executor.pool_sizes import first_pool_that_fits, longest_of, num_requests, pools_of, useful_pages
+from jaxserve.executor.pool_sizes import first_pool_that_fits, longest_of, num_requests, pool_bytes, pools_of, useful_pages
 from jaxserve.runner import KVGroup, RunnerSpec
 
 
@@ -62,7 +62,7 @@ def test_the_most_that_fits(ratio: float, available: int) -> None:
     page_bytes = (3, 15)
 
     def taken(first: int) -> int:
-        return sum(count * size for count, size in zip(pools_of(TWO, ratio, first), page_bytes, strict=True))
+        return pool_bytes(pools_of(TWO, ratio, first), page_bytes)
 
     found = first_pool_that_fits(TWO, ratio, page_bytes, available)
     assert taken(found) <= available < taken(found + 1)
