@@ -49,6 +49,7 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
     started_s = time.monotonic()
     loader = WeightLoader(
         config=config,
+        context_len=args.context_length or config.context_len,
         mesh=mesh,
         dtype=jnp.dtype(args.dtype),
         model_override_args=args.json_model_override_args,

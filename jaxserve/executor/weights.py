@@ -24,7 +24,8 @@ _MAY_DIFFER = ("dtype", "eos_token_ids")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WeightLoader:
-    config: ModelConfig  # of the model that is served
+    config: ModelConfig  # of the model that is served, for sequences of at most
+    context_len: int
     mesh: Mesh
     dtype: Any
     model_override_args: str  # JSON, as --json-model-override-args
@@ -54,6 +55,7 @@ class WeightLoader:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(params)) <= psutil.virtual_memory().available
 
     def _comparable(self, config: ModelConfig) -> ModelConfig:
+        config = config.for_context(self.context_len)
         return config.replace(quantization=None, **{name: getattr(self.config, name) for name in _MAY_DIFFER})
 
 

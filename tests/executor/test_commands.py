@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
+from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.models import TENSOR_AXIS, ModelConfig, convert
@@ -340,6 +341,25 @@ def test_quantized_weights(build: Callable[..., ModelRunner], old: Path, new: Pa
     assert tokens_of(runner) == expected
 
 
+def loader_of(config: ModelConfig, mesh: Mesh, context_len: int | None = None) -> WeightLoader:
+    return WeightLoader(
+        config=config,
+        context_len=context_len or config.context_len,
+        mesh=mesh,
+        dtype=np.dtype(np.float32),
+        model_override_args="{}",
+        free_bytes=lambda: 0,
+    )
+
+
+def test_a_window_that_no_sequence_outgrows_makes_no_other_model(tmp_path: Path) -> None:
+    folder = make_checkpoint("mistral", tmp_path)
+    config = ModelConfig.from_pretrained(folder)
+    assert config.windows == (8,) * config.num_layers
+    loader_of(config.for_context(8), make_mesh(1), context_len=8).check(str(folder), "auto")
+    loader_of(config, make_mesh(1)).check(str(folder), "auto")
+
+
 @pytest.mark.parametrize("quantization", [None, "int8wo"])
 @pytest.mark.parametrize("load_format", ["safetensors", "orbax", "dummy"])
 def test_loading_again_compiles_nothing(
@@ -351,7 +371,7 @@ def test_loading_again_compiles_nothing(
     if load_format == "orbax":
         folders = [convert(folder, tmp_path / folder.name, progress=False) for folder in folders]
     mesh = Mesh(np.asarray(jax.devices()[:2]).reshape(1, 2), ("data", TENSOR_AXIS))
-    loader = WeightLoader(config=config, mesh=mesh, dtype=np.dtype(np.float32), model_override_args="{}", free_bytes=lambda: 0)
+    loader = loader_of(config, mesh)
     first = loader.load(str(folders[0]), load_format)
     counter = CompileCounter()
     counter.mark_ready()
