@@ -40,8 +40,9 @@ from jaxserve.aot.targets import gpu_devices, without_devices
 from jaxserve.bench.attention import MAKERS
 from jaxserve.bench.inputs import AttentionCase, decode_case, make_inputs
 from jaxserve.kernels import tuning
-from jaxserve.kernels.pallas import gpu_mla, gpu_write
-from jaxserve.kernels.pallas.gpu_mla_plan import TILE
+from jaxserve.kernels.pallas.gpu import mla as gpu_mla
+from jaxserve.kernels.pallas.gpu import write as gpu_write
+from jaxserve.kernels.pallas.gpu.mla_plan import TILE
 from jaxserve.kernels.rotary import Rotary
 
 NUM_SMS = 132  # jaxserve/aot/h200.txtpb

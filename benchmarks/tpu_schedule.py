@@ -29,10 +29,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.aot.targets import parse_target, without_devices
 from jaxserve.aot.tpu_schedule import dumped_schedules, products, take_blocks
-from jaxserve.kernels.pallas.tpu_attention import paged_attention
-from jaxserve.kernels.pallas.tpu_layout import RowLayout
-from jaxserve.kernels.pallas.tpu_plan import plan_step
-from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassConfig, PassShape, TpuChip, TpuConfig, config_of
+from jaxserve.kernels.pallas.tpu.attention import paged_attention
+from jaxserve.kernels.pallas.tpu.layout import RowLayout
+from jaxserve.kernels.pallas.tpu.plan import plan_step
+from jaxserve.kernels.pallas.tpu.tuning import CHIPS, PassConfig, PassShape, TpuChip, TpuConfig, config_of
 from jaxserve.kernels.spec import QUANTIZED_DTYPES
 
 TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}

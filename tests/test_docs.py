@@ -15,8 +15,8 @@ from fastapi.routing import APIRoute
 
 from jaxserve import Engine
 from jaxserve.config import LARGEST_PAGE_SIZE, ServerArgs
-from jaxserve.kernels.pallas import gpu_attention
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
+from jaxserve.kernels.pallas.gpu import attention as gpu_attention
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.spec import AttentionSpec, Chip
 from jaxserve.server.http.app import create_app

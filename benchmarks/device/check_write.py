@@ -58,7 +58,7 @@ def checks(setting: Setting) -> dict[str, Callable[[Setting], Measure]]:
 
 
 def check_write(shape: WriteShape, setting: Setting, options: CompilerOptions = None) -> Measure:
-    from jaxserve.kernels.pallas import gpu_write
+    from jaxserve.kernels.pallas.gpu import write as gpu_write
 
     seed = time.time_ns() % (1 << 31)
     rng = np.random.default_rng(seed)

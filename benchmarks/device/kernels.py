@@ -28,7 +28,7 @@ def config_for(op: str, case: AttentionCase, setting: Setting) -> Any:
     elif op in ("extend", "ragged extend"):
         config = tuning.extend_config(kind, shape)
     else:
-        from jaxserve.kernels.pallas import gpu_mla
+        from jaxserve.kernels.pallas.gpu import mla as gpu_mla
 
         config = gpu_mla.MlaConfig()
     if not setting.smoke:

@@ -19,7 +19,7 @@ NUM_KV_HEADS, GROUP, HEAD_DIM, PAGE_SIZE = 8, 4, 128, 64
 
 
 def time_write(num_tokens: int, kv_dtype: str, setting: Setting) -> Measure:
-    from jaxserve.kernels.pallas import gpu_write
+    from jaxserve.kernels.pallas.gpu import write as gpu_write
 
     Hkv, page_size = (2, 16) if setting.smoke else (NUM_KV_HEADS, PAGE_SIZE)
     is_quantized = kv_dtype != "bfloat16"

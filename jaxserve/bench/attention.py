@@ -13,7 +13,9 @@ import numpy as np
 from jaxserve.bench.inputs import AttentionCase, AttentionInputs
 from jaxserve.bench.runnable import Runnable, compile_runnable
 from jaxserve.bench.timing import Plan, Rotation, Timing
-from jaxserve.kernels.pallas import gpu_decode, gpu_extend, gpu_mla
+from jaxserve.kernels.pallas.gpu import decode as gpu_decode
+from jaxserve.kernels.pallas.gpu import extend as gpu_extend
+from jaxserve.kernels.pallas.gpu import mla as gpu_mla
 
 
 def _options(case: AttentionCase, config: Any, interpret: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jaxserve.bench.inputs import AttentionCase
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.timing import Plan
 from jaxserve.kernels import tuning
-from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
+from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, Chip
 
 # Fields and the values that are tried. What needs too many registers fails to compile and drops out.

@@ -18,10 +18,10 @@ from jaxserve.bench.runnable import Runnable, time_runnable
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.timing import Plan
 from jaxserve.kernels.metadata import NO_PAGE, AttentionMetadata
-from jaxserve.kernels.pallas import tpu_tuning
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention, TpuKV
-from jaxserve.kernels.pallas.tpu_layout import RowLayout
-from jaxserve.kernels.pallas.tpu_tuning import PassConfig, PassShape, TpuConfig
+from jaxserve.kernels.pallas.tpu import tuning as tpu_tuning
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention, TpuKV
+from jaxserve.kernels.pallas.tpu.layout import RowLayout
+from jaxserve.kernels.pallas.tpu.tuning import PassConfig, PassShape, TpuConfig
 from jaxserve.kernels.spec import AttentionSpec, Chip
 
 

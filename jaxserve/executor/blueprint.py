@@ -53,7 +53,6 @@ class Blueprint:
             kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype],
             page_size=args.page_size,
         )
-        spec = dataclasses.replace(spec, uses_soft_cap=config.uses_soft_cap, uses_sinks=config.uses_sinks)
         try:
             backend = choose_backend(args.attention_backend, spec)
         except NotImplementedError as error:

@@ -19,8 +19,8 @@ import jax.typing
 
 from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.pages import PageArray
-from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
+from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.rotary import Rotary
 from jaxserve.kernels.spec import AttentionSpec, Chip

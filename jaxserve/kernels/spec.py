@@ -20,6 +20,10 @@ class HeadConfig(Protocol):
     def head_dim(self) -> int: ...
     @property
     def windows(self) -> tuple[int | None, ...]: ...
+    @property
+    def uses_soft_cap(self) -> bool: ...
+    @property
+    def uses_sinks(self) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +81,8 @@ class AttentionSpec:
             kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
             page_size=page_size,
             windows=tuple(dict.fromkeys(config.windows)),
+            uses_soft_cap=config.uses_soft_cap,
+            uses_sinks=config.uses_sinks,
         )
 
     @property

@@ -7,7 +7,7 @@ Tables are JSON, written by `jaxserve bench kernels --tune`:
 
 The one that comes with jaxserve is `tuned.json` beside this file; the file that JAXSERVE_TUNING_FILE names goes before it.
 Only configs that were measured stand in a table. What a TPU kernel runs with otherwise comes from a cost model,
-pallas/tpu_tuning.py. Configs are read while a step is traced, never while it runs.
+pallas/tpu/tuning.py. Configs are read while a step is traced, never while it runs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jaxserve.kernels.spec import QUANTIZED_DTYPES
 
 if TYPE_CHECKING:
-    from jaxserve.kernels.pallas.gpu_decode import DecodeConfig
-    from jaxserve.kernels.pallas.gpu_extend import ExtendConfig
+    from jaxserve.kernels.pallas.gpu.decode import DecodeConfig
+    from jaxserve.kernels.pallas.gpu.extend import ExtendConfig
 
 TUNING_FILE_VARIABLE = "JAXSERVE_TUNING_FILE"
 PACKAGED_FILE = "tuned.json"
@@ -54,7 +54,7 @@ class KernelShape:
 
 def decode_config(device_kind: str, shape: KernelShape) -> DecodeConfig:
     """Of a GPU. ValueError, naming the file, if a table holds no DecodeConfig, or one that the kernel can not run with."""
-    from jaxserve.kernels.pallas.gpu_decode import DecodeConfig
+    from jaxserve.kernels.pallas.gpu.decode import DecodeConfig
 
     dims, is_quantized = (shape.head_dim, shape.head_dim_v), shape.kv_dtype in QUANTIZED_DTYPES
     default = DecodeConfig.for_heads(*dims, is_quantized=is_quantized)
@@ -63,7 +63,7 @@ def decode_config(device_kind: str, shape: KernelShape) -> DecodeConfig:
 
 def extend_config(device_kind: str, shape: KernelShape) -> ExtendConfig:
     """Of a GPU. ValueError, naming the file, if a table holds no ExtendConfig, or one that the kernel can not run with."""
-    from jaxserve.kernels.pallas.gpu_extend import ExtendConfig
+    from jaxserve.kernels.pallas.gpu.extend import ExtendConfig
 
     dims, is_quantized = (shape.head_dim, shape.head_dim_v), shape.kv_dtype in QUANTIZED_DTYPES
     default = ExtendConfig.for_heads(*dims, is_quantized=is_quantized)

@@ -11,7 +11,7 @@ import pytest
 from attention_cases import Heads, expected, make_step, rounded, run, spec_of
 
 from jaxserve.kernels.api import BACKENDS, AttentionSpec, Chip, choose_backend
-from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
+from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
 from tests.accelerator.conftest import relative_error
 
 H200 = Chip("gpu", "NVIDIA H200", (9, 0), 132)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.kernels.pallas import gpu_decode
-from jaxserve.kernels.pallas.gpu_decode import DecodeConfig, paged_decode, plan_decode, unsupported
-from jaxserve.kernels.pallas.gpu_decode_plan import Segment, Shape, Stream, for_each_segment, segments_of
-from jaxserve.kernels.pallas.gpu_dequant import is_quantized
+from jaxserve.kernels.pallas.gpu import decode as gpu_decode
+from jaxserve.kernels.pallas.gpu.decode import DecodeConfig, paged_decode, plan_decode, unsupported
+from jaxserve.kernels.pallas.gpu.decode_plan import Segment, Shape, Stream, for_each_segment, segments_of
+from jaxserve.kernels.pallas.gpu.dequant import is_quantized
 from tests.accelerator.conftest import relative_error, some_always
 
 # NaN is what the interpreter's uninitialised memory holds, and what poisons these cases.

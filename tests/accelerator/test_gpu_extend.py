@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.kernels.pallas.gpu_extend import ExtendConfig, paged_extend, plan_extend, ragged_extend, unsupported
-from jaxserve.kernels.pallas.gpu_extend_tile import Work
+from jaxserve.kernels.pallas.gpu.extend import ExtendConfig, paged_extend, plan_extend, ragged_extend, unsupported
+from jaxserve.kernels.pallas.gpu.extend_tile import Work
 from tests.accelerator.conftest import relative_error, some_always
 
 # NaN is what the interpreter's uninitialised memory holds, and what poisons these cases.

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.kernels.pallas import gpu_mla
-from jaxserve.kernels.pallas.gpu_common import SMEM_BYTES
-from jaxserve.kernels.pallas.gpu_extend import ExtendConfig, plan_extend
-from jaxserve.kernels.pallas.gpu_mla import MlaConfig, mla_decode, mla_prefill, plan_mla_decode, unsupported
-from jaxserve.kernels.pallas.gpu_mla_plan import TILE, Row, Shape, Worker
-from jaxserve.kernels.pallas.gpu_softmax import Scoring
+from jaxserve.kernels.pallas.gpu import mla as gpu_mla
+from jaxserve.kernels.pallas.gpu.common import SMEM_BYTES
+from jaxserve.kernels.pallas.gpu.extend import ExtendConfig, plan_extend
+from jaxserve.kernels.pallas.gpu.mla import MlaConfig, mla_decode, mla_prefill, plan_mla_decode, unsupported
+from jaxserve.kernels.pallas.gpu.mla_plan import TILE, Row, Shape, Worker
+from jaxserve.kernels.pallas.gpu.softmax import Scoring
 from tests.accelerator.conftest import relative_error, some_always
 
 GARBAGE = np.array([2**31 - 1, -1, -(2**31), 1 << 30], np.int32)

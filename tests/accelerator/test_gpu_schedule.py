@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_schedule
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS
+from jaxserve.kernels.pallas.gpu.common import MOVES_REGISTERS
 from tests.accelerator.proofs import Record, study_rows
 
 pytestmark = [

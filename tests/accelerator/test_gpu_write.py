@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.aot.targets import gpu_devices
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.kernels.pallas import gpu_write
+from jaxserve.kernels.pallas.gpu import write as gpu_write
 from jaxserve.kernels.rotary import Rotary, quantize_rows, split_and_rotate
 from tests.accelerator.conftest import some_always
 from tests.accelerator.proofs import Facts

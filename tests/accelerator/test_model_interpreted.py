@@ -20,8 +20,8 @@ from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.sampling import Continuation
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip
-from jaxserve.kernels.pallas.gpu_attention import PallasGpuAttention
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
+from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.models import ModelConfig, load_params
 from jaxserve.runner import PageUpdates, StepInput

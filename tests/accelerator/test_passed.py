@@ -43,7 +43,7 @@ def test_whatever_a_test_imports_is_among_its_sources(module: str) -> None:
 
 def test_a_kernels_sources_are_the_kernels_and_what_tests_them() -> None:
     found = named("test_gpu_decode.py")
-    assert {"jaxserve/kernels/pallas/gpu_softmax.py", "jaxserve/aot/h200.txtpb", "tests/conftest.py"} <= found
+    assert {"jaxserve/kernels/pallas/gpu/softmax.py", "jaxserve/aot/h200.txtpb", "tests/conftest.py"} <= found
     assert not [path for path in found if path.startswith(("jaxserve/server", "jaxserve/scheduler", "jaxserve/executor"))]
 
 

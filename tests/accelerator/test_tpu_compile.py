@@ -22,12 +22,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.bench.inputs import AttentionCase, make_inputs
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.tpu import TpuKernels
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
-from jaxserve.kernels.pallas.tpu_layout import RowLayout
-from jaxserve.kernels.pallas.tpu_merge import tokens_are_whole_tiles
-from jaxserve.kernels.pallas.tpu_mla import mla_attention, mla_config, write_latents
-from jaxserve.kernels.pallas.tpu_plan import plan_step
-from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassShape, TpuConfig, pass_shapes, vmem_bytes
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
+from jaxserve.kernels.pallas.tpu.layout import RowLayout
+from jaxserve.kernels.pallas.tpu.merge import tokens_are_whole_tiles
+from jaxserve.kernels.pallas.tpu.mla import mla_attention, mla_config, write_latents
+from jaxserve.kernels.pallas.tpu.plan import plan_step
+from jaxserve.kernels.pallas.tpu.tuning import CHIPS, PassShape, TpuConfig, pass_shapes, vmem_bytes
 from jaxserve.kernels.spec import AttentionSpec, Chip
 from tests.accelerator.conftest import some_always
 from tests.accelerator.proofs import Facts

@@ -9,7 +9,7 @@ import pytest
 from jaxserve.aot import targets
 from jaxserve.aot.chips import CHIPS, TPU7X, V5P, V6E
 from jaxserve.aot.targets import Target, gpu_devices, known_targets, links_per_chip, parse_target
-from jaxserve.kernels.pallas import tpu_tuning
+from jaxserve.kernels.pallas.tpu import tuning as tpu_tuning
 
 
 def test_every_known_name_is_parsed() -> None:

@@ -19,8 +19,8 @@ from jaxserve.bench.timing import Plan
 from jaxserve.bench.tpu import TpuKernels
 from jaxserve.cli.main import run
 from jaxserve.kernels import tuning
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
-from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassConfig, choose_config, pass_shapes, problem_of
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
+from jaxserve.kernels.pallas.tpu.tuning import CHIPS, PassConfig, choose_config, pass_shapes, problem_of
 from jaxserve.kernels.spec import Chip
 
 V6E = Chip("tpu", "TPU v6 lite")

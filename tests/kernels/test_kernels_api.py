@@ -88,11 +88,13 @@ class Config:
     num_kv_heads: int = 2
     head_dim: int = 64
     windows: tuple[int | None, ...] = (None, 16, None)
+    uses_soft_cap: bool = True
+    uses_sinks: bool = False
 
 
 def test_spec_of_a_config() -> None:
     whole = AttentionSpec.of(Config(), chip=Chip("cpu"), tp_size=1, dtype="float32")
-    assert whole == dataclasses.replace(SPEC, windows=(None, 16))
+    assert whole == dataclasses.replace(SPEC, windows=(None, 16), uses_soft_cap=True)
     shard = AttentionSpec.of(Config(), chip=Chip("cpu"), tp_size=4, dtype="bfloat16", kv_dtype="int8", page_size=8)
     assert (shard.num_heads, shard.num_kv_heads, shard.group, shard.kv_dtype, shard.page_size) == (2, 1, 2, "int8", 8)
 

@@ -13,8 +13,9 @@ import pytest
 from attention_cases import Heads, Step, expected, make_step, nan_pool, pack_qkv, rounded, run, spec_of
 from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 
-from jaxserve.kernels.pallas import tpu_kernel, tpu_write
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
+from jaxserve.kernels.pallas.tpu import kernel as tpu_kernel
+from jaxserve.kernels.pallas.tpu import write as tpu_write
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 
 F32_ERROR = 2e-6
 bind_small = functools.partial(PallasTpuAttention, interpret=INTERPRET, override=SMALL)

@@ -19,8 +19,8 @@ import pytest
 from attention_cases import GARBAGE, Heads, Step, attend, expected, fill, make_step, nan_pool, rounded, spec_of
 from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
-from jaxserve.kernels.pallas.tpu_tuning import TpuConfig
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
+from jaxserve.kernels.pallas.tpu.tuning import TpuConfig
 
 pytestmark = pytest.mark.matrix
 no_races = pytest.fixture(autouse=True)(fail_on_races)

@@ -12,10 +12,10 @@ import pytest
 from attention_cases import Heads, Step, expected, make_step, rounded
 from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 
-from jaxserve.kernels.pallas.tpu_layout import RowLayout
-from jaxserve.kernels.pallas.tpu_mla import mla_attention, mla_config, write_latents
-from jaxserve.kernels.pallas.tpu_plan import plan_step
-from jaxserve.kernels.pallas.tpu_tuning import CHIPS, TpuConfig
+from jaxserve.kernels.pallas.tpu.layout import RowLayout
+from jaxserve.kernels.pallas.tpu.mla import mla_attention, mla_config, write_latents
+from jaxserve.kernels.pallas.tpu.plan import plan_step
+from jaxserve.kernels.pallas.tpu.tuning import CHIPS, TpuConfig
 
 no_races = pytest.fixture(autouse=True)(fail_on_races)
 

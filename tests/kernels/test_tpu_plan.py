@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from jaxserve.kernels import tuning
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.kernels.pallas.tpu_backend import PallasTpuAttention
-from jaxserve.kernels.pallas.tpu_layout import RowLayout, pack_queries, token_of_row, tokens_of_tiles, unpack_tokens
-from jaxserve.kernels.pallas.tpu_mla import mla_config
-from jaxserve.kernels.pallas.tpu_plan import plan_extend_write, plan_pass, plan_step
-from jaxserve.kernels.pallas.tpu_tuning import (
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
+from jaxserve.kernels.pallas.tpu.layout import RowLayout, pack_queries, token_of_row, tokens_of_tiles, unpack_tokens
+from jaxserve.kernels.pallas.tpu.mla import mla_config
+from jaxserve.kernels.pallas.tpu.plan import plan_extend_write, plan_pass, plan_step
+from jaxserve.kernels.pallas.tpu.tuning import (
     CHIPS,
     PassConfig,
     TpuConfig,

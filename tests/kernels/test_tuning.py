@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxserve.kernels import tuning
-from jaxserve.kernels.pallas.tpu_tuning import CHIPS, PassConfig
+from jaxserve.kernels.pallas.tpu.tuning import CHIPS, PassConfig
 from jaxserve.kernels.tuning import KernelShape
 
 SHAPE = KernelShape(32, 8, 128, 128, 64, "bfloat16")
@@ -23,8 +23,8 @@ def table(path: Path, fields: dict[str, Any], *, kind: str = KIND, op: str = "ex
 
 
 def test_without_a_table_the_kernels_own_config_is_used() -> None:
-    from jaxserve.kernels.pallas.gpu_decode import DecodeConfig
-    from jaxserve.kernels.pallas.gpu_extend import ExtendConfig
+    from jaxserve.kernels.pallas.gpu.decode import DecodeConfig
+    from jaxserve.kernels.pallas.gpu.extend import ExtendConfig
 
     assert tuning.decode_config("no such device", SHAPE) == DecodeConfig.for_heads(128)
     assert tuning.extend_config("no such device", SHAPE) == ExtendConfig.for_heads(128)
@@ -106,8 +106,8 @@ def test_a_config_that_no_gpu_kernel_can_run_with_is_refused(
 @pytest.mark.parametrize("is_quantized", [False, True])
 @pytest.mark.parametrize("dims", [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
 def test_the_defaults_can_be_run_with(dims: tuple[int, int], is_quantized: bool) -> None:
-    from jaxserve.kernels.pallas.gpu_decode import DecodeConfig
-    from jaxserve.kernels.pallas.gpu_extend import ExtendConfig
+    from jaxserve.kernels.pallas.gpu.decode import DecodeConfig
+    from jaxserve.kernels.pallas.gpu.extend import ExtendConfig
 
     assert DecodeConfig.for_heads(*dims, is_quantized=is_quantized).problem(*dims, is_quantized) is None
     assert ExtendConfig.for_heads(dims[0], is_quantized=is_quantized).problem(*dims, is_quantized) is None

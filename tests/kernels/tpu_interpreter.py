@@ -10,7 +10,7 @@ import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxserve.kernels.pallas.tpu_tuning import PassConfig, TpuConfig
+from jaxserve.kernels.pallas.tpu.tuning import PassConfig, TpuConfig
 
 INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
 

@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek) on TPUs, absorbed: all heads read one row per token, its latent and its rotated key.
 
-It is the kernel of tpu_kernel with one KV head and a row whose value is part of its key: decode and extend alike multiply the
+It is the kernel of kernel with one KV head and a row whose value is part of its key: decode and extend alike multiply the
 H heads of some tokens with rows of 576 (640 lanes). By absorption a prompt costs (576 + 512) / (192 + 128) times the products
 of the expanded form, but reads the cache as it is. A server that prefills long prompts without a cached prefix may prefer to
 expand them and use plain attention; that is the model's choice, not made here.
@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.pallas.tpu_attention import paged_attention
-from jaxserve.kernels.pallas.tpu_layout import RowLayout
-from jaxserve.kernels.pallas.tpu_plan import TpuPlan, WritePlan
-from jaxserve.kernels.pallas.tpu_tuning import PassShape, TpuConfig, config_of
-from jaxserve.kernels.pallas.tpu_write import write_rows
+from jaxserve.kernels.pallas.tpu.attention import paged_attention
+from jaxserve.kernels.pallas.tpu.layout import RowLayout
+from jaxserve.kernels.pallas.tpu.plan import TpuPlan, WritePlan
+from jaxserve.kernels.pallas.tpu.tuning import PassShape, TpuConfig, config_of
+from jaxserve.kernels.pallas.tpu.write import write_rows
 from jaxserve.kernels.rotary import quantize_rows
 
 

@@ -23,7 +23,7 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.kernels.pallas.gpu_common import SMEM_BYTES
+from jaxserve.kernels.pallas.gpu.common import SMEM_BYTES
 from jaxserve.kernels.rotary import ZERO_BELOW, Rotary, quantize_rows, quantized_max
 
 WARPS = 4

@@ -28,9 +28,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas.gpu_common import transforms, value_transforms
-from jaxserve.kernels.pallas.gpu_decode_plan import Segment, Shape
+from jaxserve.kernels.pallas.gpu import dequant
+from jaxserve.kernels.pallas.gpu.common import transforms, value_transforms
+from jaxserve.kernels.pallas.gpu.decode_plan import Segment, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Ring:
 
 def scratch(shape: Shape, dtype: Any, kv_dtype: Any) -> tuple[Any, Any, Any]:
     """Shared memory and barriers of a block: two `Side`s, and (scales, barriers) or (). Pytrees of scratch types."""
-    config, is_quantized = shape.config, gpu_dequant.is_quantized(kv_dtype)
+    config, is_quantized = shape.config, dequant.is_quantized(kv_dtype)
     raw_slots = config.streams * config.stages
     slots = config.streams if is_quantized else raw_slots
     loaded = plgpu.Barrier(num_arrivals=shape.pages_per_tile, num_barriers=raw_slots)
@@ -91,7 +91,7 @@ def scratch(shape: Shape, dtype: Any, kv_dtype: Any) -> tuple[Any, Any, Any]:
         if not is_quantized:
             return (tiles, loaded, handed)
         # V begins at column Dk of the pool, and a TMA source must begin at a multiple of the swizzle's width.
-        raw_layout = gpu_dequant.raw_transforms(math.gcd(shape.head_dim, shape.head_dim_v), kv_dtype)
+        raw_layout = dequant.raw_transforms(math.gcd(shape.head_dim, shape.head_dim_v), kv_dtype)
         return (
             tiles,
             handed,
@@ -185,7 +185,7 @@ def _convert(ring: Ring, index: Any) -> None:
     for side, layout in zip((ring.k, ring.v), _layouts(ring.shape, ring.k.tiles.dtype), strict=True):
         plgpu.barrier_wait(side.raw_full.at[raw_slot])
         _wait_free(ring, side, index)
-        gpu_dequant.convert_tile(side.raw.at[raw_slot], side.tiles.at[slot], layout[1].swizzle)
+        dequant.convert_tile(side.raw.at[raw_slot], side.tiles.at[slot], layout[1].swizzle)
         plgpu.barrier_arrive(side.full.at[slot])
 
 

@@ -1,11 +1,11 @@
-"""The extend kernel put together: shared memory, warpgroups and grid. What each warpgroup does stands in gpu_extend_load,
-gpu_extend_consume and gpu_extend_store.
+"""The extend kernel put together: shared memory, warpgroups and grid. What each warpgroup does stands in extend_load,
+extend_consume and extend_store.
 
 There is one block per SM, which takes items of work one after the other: an item is one tile of the plan and `heads_per_tile`
 query heads of one KV head, 64 rows of scores per consumer warpgroup, ordered head by head. One more warpgroup, the producer,
 fetches queries, keys and values by TMA, and is at the next item before the consumers are. As in FlashAttention-3 (Shah et al.
 2024) two consumers take turns, so that one's softmax, or the end of its item, runs beside the other's products; and beside
-its own, as gpu_extend_consume says.
+its own, as extend_consume says.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas.gpu_common import compiler_params, set_max_registers, transforms
-from jaxserve.kernels.pallas.gpu_extend_consume import consume
-from jaxserve.kernels.pallas.gpu_extend_load import Contiguous, Pages, produce
-from jaxserve.kernels.pallas.gpu_extend_plan import CHUNK_COLUMNS, ROWS
-from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Work
+from jaxserve.kernels.pallas.gpu import dequant
+from jaxserve.kernels.pallas.gpu.common import compiler_params, set_max_registers, transforms
+from jaxserve.kernels.pallas.gpu.extend_consume import consume
+from jaxserve.kernels.pallas.gpu.extend_load import Contiguous, Pages, produce
+from jaxserve.kernels.pallas.gpu.extend_plan import CHUNK_COLUMNS, ROWS
+from jaxserve.kernels.pallas.gpu.extend_tile import Shape, Work
 
 
 def _quantized_scratch(s: Shape) -> dict[str, Any]:
-    layout = gpu_dequant.raw_transforms(math.gcd(s.head_dim, s.head_dim_v), s.kv_dtype)
+    layout = dequant.raw_transforms(math.gcd(s.head_dim, s.head_dim_v), s.kv_dtype)
     full = plgpu.Barrier(num_arrivals=s.copies, num_barriers=1)
     return {
         "raw_k": plgpu.SMEM((s.block_kv, s.head_dim), s.kv_dtype, transforms=layout),

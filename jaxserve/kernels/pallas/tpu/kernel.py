@@ -3,7 +3,7 @@
     for block of query tokens (the grid; queries and results are pipelined by Pallas):
         for item, a row with tokens in the block:                trip count: this step's
             for KV block of the item's pages:                    trip count: from the window's begin to the last query's key
-                start the copies of one that comes later, maybe another item's; wait for this one's (tpu_fetch)
+                start the copies of one that comes later, maybe another item's; wait for this one's (fetch)
                 for chunk of it, for query tile that sees it:    exact bounds, causal and window
                     for KV head: scores, online softmax, weighted values
 
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from jaxserve.kernels.pallas.tpu_fetch import (
+from jaxserve.kernels.pallas.tpu.fetch import (
     Item,
     KernelShape,
     Refs,
@@ -37,8 +37,8 @@ from jaxserve.kernels.pallas.tpu_fetch import (
     take_buffer,
     wait_for_pages,
 )
-from jaxserve.kernels.pallas.tpu_layout import LANES
-from jaxserve.kernels.pallas.tpu_tuning import PRODUCT_ROWS
+from jaxserve.kernels.pallas.tpu.layout import LANES
+from jaxserve.kernels.pallas.tpu.tuning import PRODUCT_ROWS
 
 LOG2_E = 1.4426950408889634
 # The running maximum before the first score. A masked score is -inf, so its weight is 0 even where all scores are masked.

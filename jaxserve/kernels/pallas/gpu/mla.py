@@ -26,11 +26,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas import gpu_softmax
-from jaxserve.kernels.pallas.gpu_common import compiler_params, transforms
-from jaxserve.kernels.pallas.gpu_extend import ExtendConfig, ExtendPlan, ragged_extend
-from jaxserve.kernels.pallas.gpu_mla_combine import combine_kernel
-from jaxserve.kernels.pallas.gpu_mla_plan import (
+from jaxserve.kernels.pallas.gpu import softmax
+from jaxserve.kernels.pallas.gpu.common import compiler_params, transforms
+from jaxserve.kernels.pallas.gpu.extend import ExtendConfig, ExtendPlan, ragged_extend
+from jaxserve.kernels.pallas.gpu.mla_combine import combine_kernel
+from jaxserve.kernels.pallas.gpu.mla_plan import (
     CONSUMERS,
     HALF,
     LATENT,
@@ -47,7 +47,7 @@ from jaxserve.kernels.pallas.gpu_mla_plan import (
     Worker,
     plan_mla_decode,
 )
-from jaxserve.kernels.pallas.gpu_softmax import Scoring
+from jaxserve.kernels.pallas.gpu.softmax import Scoring
 
 __all__ = ["MlaConfig", "MlaPlan", "mla_decode", "mla_prefill", "plan_mla_decode", "unsupported"]
 
@@ -171,7 +171,7 @@ def _mask(s: Shape, item: _Item, tile: Any, scores: Any) -> Any:
         is_edge |= end + s.q_len - 1 > s.sliding_window
 
     def mask(scores: Any) -> Any:
-        column = gpu_softmax.columns(M, TILE)
+        column = softmax.columns(M, TILE)
         if s.q_len > 1:
             row = plgpu.broadcasted_iota(jnp.int32, (M, TILE), 0, layout=plgpu.Layout.WGMMA)
             row = row + lax.axis_index("block") * s.m
@@ -277,7 +277,7 @@ def _add_totals(refs: _Refs, wg: int, state: _State) -> _State:
 def _attend(s: Shape, refs: _Refs, wg: int, item: _Item) -> _State:
     """Consumer 0 owns tiles 0, 2, ..; consumer 1 the others, so for it the first is the other's."""
     plgpu.barrier_wait(refs.q_full)
-    state = _State(*gpu_softmax.start(M, HALF))
+    state = _State(*softmax.start(M, HALF))
     if wg == 1:
         state = _other_tile(s, refs, wg, 0, state)
     remaining = item.count - wg

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.kernels.pallas.tpu_tuning import PassConfig, TpuConfig
+from jaxserve.kernels.pallas.tpu.tuning import PassConfig, TpuConfig
 
 
 @jax.tree_util.register_dataclass

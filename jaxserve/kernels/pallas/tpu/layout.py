@@ -3,7 +3,7 @@
 A page is [Hkv, page_size, width]: heads first, so that a head's keys are whole (sublane, lane) tiles in VMEM and go to the
 matrix unit as they lie there. With tokens first (as RPA v3 has it) a token is written by one exact copy, but every head has to
 be picked out of packed sublanes before each product. Here it is the write that pays: it reads and rewrites the aligned group
-of 8..32 tokens around a new one (tpu_write), once per token and not once per token read.
+of 8..32 tokens around a new one (write), once per token and not once per token read.
 
 A row is a key followed by its value. Each starts at a multiple of 128 lanes unless leaving no gap saves lanes: then the value
 follows the key at once (head_dim 64: 128 lanes instead of 256; 192: 384 instead of 512). The products run over whole groups

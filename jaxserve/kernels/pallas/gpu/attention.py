@@ -1,5 +1,5 @@
-"""PallasGpuAttention: paged attention on NVIDIA Hopper GPUs. Puts together the kernels that gpu_decode, gpu_extend and
-gpu_write hold.
+"""PallasGpuAttention: paged attention on NVIDIA Hopper GPUs. Puts together the kernels that decode, extend and
+write hold.
 
 A row with one query goes through the decode kernel, which splits its keys over the whole chip; rows with more go through the
 extend kernel. Both lists of work are made once per step and shared by all layers. The kernels are imported where they are
@@ -96,10 +96,10 @@ class PallasGpuAttention:
         metadata: AttentionMetadata,
         page_offset: jax.typing.ArrayLike,
     ) -> tuple[jax.Array, GpuKV]:
-        from jaxserve.kernels.pallas import gpu_write
+        from jaxserve.kernels.pallas.gpu import write
 
         with jax.named_scope("rope_and_write"):
-            q, pool, scales = gpu_write.rope_and_write(
+            q, pool, scales = write.rope_and_write(
                 qkv,
                 rotary,
                 *kv_cache,
@@ -122,7 +122,7 @@ class PallasGpuAttention:
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
     ) -> jax.Array:
-        from jaxserve.kernels.pallas import gpu_decode, gpu_extend
+        from jaxserve.kernels.pallas.gpu import decode, extend
 
         window = self.spec.windows.index(sliding_window)
         work: GpuWork = metadata.work
@@ -136,7 +136,7 @@ class PallasGpuAttention:
         }
         with jax.named_scope("decode_attention"):
             single = q if metadata.decode_only else q.at[work.decode_tokens].get(mode="clip")
-            decoded = gpu_decode.paged_decode(
+            decoded = decode.paged_decode(
                 single[:, None],
                 *kv_cache,
                 metadata.page_table,
@@ -148,7 +148,7 @@ class PallasGpuAttention:
         if metadata.decode_only:
             return decoded
         with jax.named_scope("extend_attention"):
-            out = gpu_extend.paged_extend(
+            out = extend.paged_extend(
                 q,
                 *kv_cache,
                 metadata.page_table,
@@ -160,10 +160,10 @@ class PallasGpuAttention:
             return out.at[work.decode_tokens].set(decoded, mode="drop", unique_indices=False)
 
     def _plan_decode(self, kv_lens: jax.Array) -> tuple[Any, ...]:
-        from jaxserve.kernels.pallas import gpu_decode
+        from jaxserve.kernels.pallas.gpu import decode
 
         return tuple(
-            gpu_decode.plan_decode(
+            decode.plan_decode(
                 kv_lens,
                 q_len=1,
                 num_kv_heads=self.spec.num_kv_heads,
@@ -174,9 +174,9 @@ class PallasGpuAttention:
         )
 
     def _plan_extend(self, kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int) -> tuple[Any, ...]:
-        from jaxserve.kernels.pallas import gpu_extend
+        from jaxserve.kernels.pallas.gpu import extend
 
-        plan = gpu_extend.plan_extend(
+        plan = extend.plan_extend(
             kv_lens, cu_q_lens, num_tokens, group=self.spec.group, min_q_len=2, config=self._extend_config()
         )
         return (plan,) * len(self.spec.windows)
@@ -218,7 +218,7 @@ def _wrong_chip(spec: AttentionSpec) -> str | None:
 
 
 def _wrong_shape(spec: AttentionSpec) -> str | None:
-    from jaxserve.kernels.pallas import gpu_decode, gpu_extend, gpu_write
+    from jaxserve.kernels.pallas.gpu import decode, extend, write
 
     if spec.num_heads % spec.num_kv_heads:
         return f"{spec.num_heads} query heads are not a multiple of {spec.num_kv_heads} KV heads."
@@ -232,7 +232,7 @@ def _wrong_shape(spec: AttentionSpec) -> str | None:
         "kv_dtype": spec.kv_dtype,
     }
     return (
-        gpu_decode.unsupported(**asked)
-        or gpu_extend.unsupported(**asked)
-        or gpu_write.unsupported(head_dim=spec.head_dim, group=spec.group, dtype=spec.dtype, pool_dtype=spec.kv_dtype)
+        decode.unsupported(**asked)
+        or extend.unsupported(**asked)
+        or write.unsupported(head_dim=spec.head_dim, group=spec.group, dtype=spec.dtype, pool_dtype=spec.kv_dtype)
     )

@@ -11,11 +11,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas import gpu_softmax as softmax
-from jaxserve.kernels.pallas.gpu_common import ROW_GROUP
-from jaxserve.kernels.pallas.gpu_extend_plan import ROWS
-from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile, Work
+from jaxserve.kernels.pallas.gpu import dequant, softmax
+from jaxserve.kernels.pallas.gpu.common import ROW_GROUP
+from jaxserve.kernels.pallas.gpu.extend_plan import ROWS
+from jaxserve.kernels.pallas.gpu.extend_tile import Shape, Tile, Work
 
 MIN_QUANTIZED_PAGE = 32  # whose scales fill the 128 bytes to which TMA aligns in shared memory
 PAGES_AHEAD = 4  # page ids that the producer holds in registers; of more, smaller pages it reads each when it comes
@@ -154,7 +153,7 @@ def _produce_converted(s: Shape, tile: Tile, q: Any, source: Any, scratch: dict[
             if name == "v":  # with which a tile's scales are done, too
                 source.copy_scales(tile, kv_tile, ids, scratch["scales"].at[slot], scratch["scales_full"].at[slot])
             plgpu.barrier_wait(scratch[f"raw_{name}_full"])
-            gpu_dequant.convert_tile(scratch[f"raw_{name}"], target, s.swizzle(name))
+            dequant.convert_tile(scratch[f"raw_{name}"], target, s.swizzle(name))
             if name == "v":
                 is_partial = tile.kv_len - kv_tile * s.block_kv < s.block_kv
                 pl.when(is_partial)(functools.partial(_clear_values, s, tile, kv_tile, target))

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas import gpu_softmax
+from jaxserve.kernels.pallas.gpu import softmax
 
 
 class Mean(NamedTuple):
@@ -30,7 +30,7 @@ class Mean(NamedTuple):
 
     @staticmethod
     def empty(columns: int) -> Mean:
-        return Mean(jnp.zeros((columns,), jnp.float32), jnp.float32(gpu_softmax.LOWEST), jnp.float32(0))
+        return Mean(jnp.zeros((columns,), jnp.float32), jnp.float32(softmax.LOWEST), jnp.float32(0))
 
     def plus(self, parts: Sequence[Mean]) -> Mean:
         """All in one new unit, so that no part's exponential waits for the one before."""

@@ -9,10 +9,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas.gpu_combine import Mean, weighted_mean
-from jaxserve.kernels.pallas.gpu_combine import scratch as combine_scratch
-from jaxserve.kernels.pallas.gpu_common import compiler_params
-from jaxserve.kernels.pallas.gpu_mla_plan import LATENT, Row, Shape
+from jaxserve.kernels.pallas.gpu.combine import Mean, weighted_mean
+from jaxserve.kernels.pallas.gpu.combine import scratch as combine_scratch
+from jaxserve.kernels.pallas.gpu.common import compiler_params
+from jaxserve.kernels.pallas.gpu.mla_plan import LATENT, Row, Shape
 
 
 def combine_kernel(s: Shape, interpret: Any) -> Any:
@@ -47,7 +47,7 @@ def combine_kernel(s: Shape, interpret: Any) -> Any:
         grid_names=("line", "block", "query"),
         num_threads=warpgroups,
         thread_name="wg",
-        compiler_params=compiler_params(auto_barriers=False),  # shared memory is written once: see gpu_combine
+        compiler_params=compiler_params(auto_barriers=False),  # shared memory is written once: see combine
         interpret=interpret,
         kernel_name="mla_decode_combine",
     )

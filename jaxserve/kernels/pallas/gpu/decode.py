@@ -1,6 +1,6 @@
 """Paged attention of rows with few queries (decode, speculative decode) on Hopper: split KV, bound by memory.
 
-gpu_decode_plan divides the work. A stream is a producer warpgroup (gpu_decode_load) and a consumer warpgroup (here: wgmma and
+decode_plan divides the work. A stream is a producer warpgroup (decode_load) and a consumer warpgroup (here: wgmma and
 online softmax); an SM runs `streams` of them, so that one's softmax hides behind another's loads. A segment's values go
 unnormalised to `partial`, and a second kernel combines the segments of an item, a thread block for each query head.
 
@@ -24,12 +24,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas import gpu_decode_load as loading
-from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas import gpu_softmax as softmax
-from jaxserve.kernels.pallas.gpu_combine import Mean, weighted_mean
-from jaxserve.kernels.pallas.gpu_combine import scratch as combine_scratch
-from jaxserve.kernels.pallas.gpu_common import (
+from jaxserve.kernels.pallas.gpu import decode_load as loading
+from jaxserve.kernels.pallas.gpu import dequant, softmax
+from jaxserve.kernels.pallas.gpu.combine import Mean, weighted_mean
+from jaxserve.kernels.pallas.gpu.combine import scratch as combine_scratch
+from jaxserve.kernels.pallas.gpu.common import (
     LOG2E,
     ROW_GROUP,
     compiler_params,
@@ -37,7 +36,7 @@ from jaxserve.kernels.pallas.gpu_common import (
     set_max_registers,
     transforms,
 )
-from jaxserve.kernels.pallas.gpu_decode_plan import (
+from jaxserve.kernels.pallas.gpu.decode_plan import (
     DecodeConfig,
     DecodePlan,
     M,
@@ -71,7 +70,7 @@ def unsupported(
     """Why a shape can not be had, as a sentence, or None."""
     head_dim_v = head_dim_v or head_dim
     dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype)
-    is_quantized = gpu_dequant.is_quantized(kv_dtype)
+    is_quantized = dequant.is_quantized(kv_dtype)
     config = config or DecodeConfig.for_heads(head_dim, head_dim_v, is_quantized=is_quantized)
     if dtype not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
         return f"queries must be bfloat16 or float16, not {dtype.name}"
@@ -131,7 +130,7 @@ def paged_decode(
     attend = _attend_kernel(shape, softmax.Scoring(scale, soft_cap), dtype, pool.dtype, interpret)
     operands = (pool,) if scales is None else (pool, scales)
     offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
-    q = lax.bitcast_convert_type(q.reshape(-1, head_dim), gpu_dequant.tile_dtype(pool.dtype, dtype))  # as bits
+    q = lax.bitcast_convert_type(q.reshape(-1, head_dim), dequant.tile_dtype(pool.dtype, dtype))  # as bits
     partial = attend(q, page_table, offset, *plan.arrays, *operands)
     combine = _combine_kernel(shape, dtype, sinks is not None, interpret)
     extra = () if sinks is None else (sinks.astype(jnp.float32),)
@@ -141,10 +140,10 @@ def paged_decode(
 def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype: Any, interpret: Any) -> Any:
     """A function of (q, page table, page offset, plan's arrays, pool[, scales]) that gives partial values, peaks and totals.
 
-    No automatic barriers. gpu_decode_load says why tiles and scales need none; queries and results are said at their places.
+    No automatic barriers. decode_load says why tiles and scales need none; queries and results are said at their places.
     """
-    config, tile_dtype = shape.config, gpu_dequant.tile_dtype(kv_dtype, dtype)
-    num_operands = 6 + gpu_dequant.is_quantized(kv_dtype)
+    config, tile_dtype = shape.config, dequant.tile_dtype(kv_dtype, dtype)
+    num_operands = 6 + dequant.is_quantized(kv_dtype)
 
     def body(*refs: Any) -> None:
         q, page_table, page_offset, *plan_refs = refs[:5]
@@ -164,7 +163,7 @@ def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype:
                 queries, scored = q_smem.at[lane], scoring
                 _load_queries(shape, q, queries, q_full.at[lane], segment)
                 if tile_dtype != dtype:  # in place, then commit_smem: each value is one warp's, and loaded before any is stored
-                    unit = gpu_dequant.normalize_queries(queries, dtype)
+                    unit = dequant.normalize_queries(queries, dtype)
                     scored = dataclasses.replace(scoring, scale=scoring.scale * unit)
                 p = p_smem.at[lane] if interpret else None
                 state = _attend(ring, scored, queries, p, segment, done)
@@ -238,10 +237,10 @@ def _attend(
         if ring.is_quantized:
             scales = ring.scales.at[ring.scale_slot(index)]
             plgpu.barrier_wait(ring.scales_full.at[ring.scale_slot(index)])
-            products = gpu_dequant.scale_columns(products, gpu_dequant.load_scales(scales.at[0]))
+            products = dequant.scale_columns(products, dequant.load_scales(scales.at[0]))
             pl.when(has_dead)(lambda: _clear_scales(scales.at[1]))
             if q_smem.dtype == jnp.float16:
-                offset = gpu_dequant.offset_of_scales(gpu_dequant.load_scales(scales.at[1]), M)
+                offset = dequant.offset_of_scales(dequant.load_scales(scales.at[1]), M)
         raw = _masked(shape, segment, tile, scoring.raw(products))
         state, weights = softmax.weigh(state, raw, scoring.factor, offset)
         plgpu.barrier_wait(ring.v.full.at[slot])
@@ -253,7 +252,7 @@ def _attend(
             softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - start, begin)  # in place: each value is one thread's
 
         if scales is not None:  # loaded here, once more: held since the peak was taken they would cost registers
-            weights = gpu_dequant.scale_columns(weights, gpu_dequant.load_scales(scales.at[1]))
+            weights = dequant.scale_columns(weights, dequant.load_scales(scales.at[1]))
         acc = softmax.add_values(state.acc, weights, ring.v.tiles.at[slot], p_smem)
         plgpu.barrier_arrive(ring.v.free.at[slot])
         return state._replace(acc=acc)
@@ -263,7 +262,7 @@ def _attend(
 
 def _clear_scales(scales: Any) -> None:
     """In place, though every warp holds all of them: what one has cleared remains as it is if another clears it again."""
-    gpu_dequant.clear_scales(scales)
+    dequant.clear_scales(scales)
     plgpu.commit_smem()
 
 
@@ -358,7 +357,7 @@ def _combine_kernel(shape: Shape, dtype: Any, has_sinks: bool, interpret: Any) -
         grid_names=("token", "head"),
         num_threads=warpgroups,
         thread_name="wg",
-        compiler_params=compiler_params(auto_barriers=False),  # shared memory is written once: see _write and gpu_combine
+        compiler_params=compiler_params(auto_barriers=False),  # shared memory is written once: see _write and combine
         interpret=interpret,
         kernel_name="paged_decode_combine",
     )

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxserve.kernels.pallas.tpu_layout import RowLayout
-from jaxserve.kernels.pallas.tpu_tuning import PassConfig
+from jaxserve.kernels.pallas.tpu.layout import RowLayout
+from jaxserve.kernels.pallas.tpu.tuning import PassConfig
 
 _TABLE_BYTES = 128 << 10  # of SMEM, for rows of the page table
 _MAX_TABLE_ROWS = 8

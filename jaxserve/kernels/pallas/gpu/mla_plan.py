@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.pallas.gpu_softmax import Scoring
+from jaxserve.kernels.pallas.gpu.softmax import Scoring
 
 LATENT = 512
 ROPE = 64  # as many columns as a tile has tokens: the weights fit into their place

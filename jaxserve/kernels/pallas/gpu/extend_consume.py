@@ -21,12 +21,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas import gpu_softmax as softmax
-from jaxserve.kernels.pallas.gpu_common import LOG2E
-from jaxserve.kernels.pallas.gpu_extend_plan import ROWS
-from jaxserve.kernels.pallas.gpu_extend_store import store
-from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile, Work
+from jaxserve.kernels.pallas.gpu import dequant, softmax
+from jaxserve.kernels.pallas.gpu.common import LOG2E
+from jaxserve.kernels.pallas.gpu.extend_plan import ROWS
+from jaxserve.kernels.pallas.gpu.extend_store import store
+from jaxserve.kernels.pallas.gpu.extend_tile import Shape, Tile, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,14 +164,14 @@ class _Consumer:
         plgpu.barrier_arrive(self.scratch["k_empty"].at[slot])
         if self.s.is_quantized:
             plgpu.barrier_wait(self.scratch["scales_full"].at[slot])
-            raw = gpu_dequant.scale_columns(raw, gpu_dequant.load_scales(self.scratch["scales"].at[slot, 0]))
+            raw = dequant.scale_columns(raw, dequant.load_scales(self.scratch["scales"].at[slot, 0]))
         return self.s.scoring.raw(raw)
 
     def _weights_for_values(self, i: Any, weights: jax.Array, *, is_masked: bool = False) -> jax.Array:
         """As values are to be multiplied with them, which lack their scales."""
         if not self.s.is_quantized:
             return weights
-        return gpu_dequant.scale_columns(weights, _value_scales(self.scratch["scales"].at[self._slot(i), 1], is_masked))
+        return dequant.scale_columns(weights, _value_scales(self.scratch["scales"].at[self._slot(i), 1], is_masked))
 
     def _slot(self, step: Any) -> Any:
         return lax.rem(step, self.s.config.num_stages)
@@ -191,7 +190,7 @@ def _place(wg: Any, tile: Tile) -> Any:
 
 def _value_scales(scales_smem: Any, is_masked: bool) -> jax.Array:
     """Where keys are masked some may be dead, their scales NaN, which a weight of 0 would not hide."""
-    scales = gpu_dequant.load_scales(scales_smem)
+    scales = dequant.load_scales(scales_smem)
     return jnp.where(jnp.abs(scales) < jnp.finfo(jnp.float32).max, scales, 0.0) if is_masked else scales
 
 

@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas.gpu_extend_plan import CHUNK_COLUMNS
-from jaxserve.kernels.pallas.gpu_extend_tile import Shape, Tile
+from jaxserve.kernels.pallas.gpu.extend_plan import CHUNK_COLUMNS
+from jaxserve.kernels.pallas.gpu.extend_tile import Shape, Tile
 
 
 def store(s: Shape, tile: Tile, result: jax.Array, out: Any, chunks: Any) -> None:

@@ -1,4 +1,4 @@
-"""Ragged paged attention on TPUs in Pallas: the calls of the kernel in tpu_kernel for a step that tpu_plan has divided."""
+"""Ragged paged attention on TPUs in Pallas: the calls of the kernel in kernel for a step that plan has divided."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxserve.kernels.pallas.tpu_fetch import NUM_PROGRESS, KernelShape, Refs
-from jaxserve.kernels.pallas.tpu_kernel import LOG2_E, NO_WINDOW, attention_kernel
-from jaxserve.kernels.pallas.tpu_layout import (
+from jaxserve.kernels.pallas.tpu.fetch import NUM_PROGRESS, KernelShape, Refs
+from jaxserve.kernels.pallas.tpu.kernel import LOG2_E, NO_WINDOW, attention_kernel
+from jaxserve.kernels.pallas.tpu.layout import (
     LANES,
     RowLayout,
     compiler_params,
@@ -22,9 +22,9 @@ from jaxserve.kernels.pallas.tpu_layout import (
     tokens_of_tiles,
     unpack_tokens,
 )
-from jaxserve.kernels.pallas.tpu_merge import merge_decoded, tokens_are_whole_tiles
-from jaxserve.kernels.pallas.tpu_plan import PassPlan, TpuPlan
-from jaxserve.kernels.pallas.tpu_tuning import TYPICAL_CONTEXT, PassConfig
+from jaxserve.kernels.pallas.tpu.merge import merge_decoded, tokens_are_whole_tiles
+from jaxserve.kernels.pallas.tpu.plan import PassPlan, TpuPlan
+from jaxserve.kernels.pallas.tpu.tuning import TYPICAL_CONTEXT, PassConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def paged_attention(
 ) -> jax.Array:
     """q [T, Hq, key_dim] -> [T, Hq, value_dim], as AttentionBackend.ragged_paged_attention has it.
 
-    pool [P, Hkv, page_size, width] and its scales are tpu_write's. sliding_window may be an int32 scalar of the device.
+    pool [P, Hkv, page_size, width] and its scales are write's. sliding_window may be an int32 scalar of the device.
     """
     (_, Hq, _), (_, Hkv, _, width) = q.shape, pool.shape
     assert width == layout.width and Hq % Hkv == 0, f"pool {pool.shape} for queries {q.shape} and {layout}"

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas import gpu_softmax as softmax
-from jaxserve.kernels.pallas.gpu_common import ROW_GROUP, transforms
-from jaxserve.kernels.pallas.gpu_extend_plan import (
+from jaxserve.kernels.pallas.gpu import dequant, softmax
+from jaxserve.kernels.pallas.gpu.common import ROW_GROUP, transforms
+from jaxserve.kernels.pallas.gpu.extend_plan import (
     BEGIN,
     CHUNK_COLUMNS,
     END,
@@ -47,7 +46,7 @@ class Shape:
 
     @property
     def is_quantized(self) -> bool:
-        return gpu_dequant.is_quantized(self.kv_dtype)
+        return dequant.is_quantized(self.kv_dtype)
 
     @property
     def group(self) -> int:

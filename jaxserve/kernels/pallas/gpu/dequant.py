@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas.gpu_common import transforms
+from jaxserve.kernels.pallas.gpu.common import transforms
 
 DTYPES = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.int8)))
 

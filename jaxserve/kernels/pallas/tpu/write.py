@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxserve.kernels.pallas.tpu_layout import compiler_params, kept_in_hbm
-from jaxserve.kernels.pallas.tpu_plan import WritePlan
+from jaxserve.kernels.pallas.tpu.layout import compiler_params, kept_in_hbm
+from jaxserve.kernels.pallas.tpu.plan import WritePlan
 
 _SLOT_BYTES = 4 << 20  # of VMEM, for groups on their way in and out
 _MAX_SLOTS = 32

@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from jaxserve.kernels.pallas.gpu_common import LOG2E, ROW_GROUP, value_transforms
+from jaxserve.kernels.pallas.gpu.common import LOG2E, ROW_GROUP, value_transforms
 
 LOWEST = -1e30
 

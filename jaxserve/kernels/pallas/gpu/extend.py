@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.pallas import gpu_dequant
-from jaxserve.kernels.pallas.gpu_common import ROW_GROUP, round_up
-from jaxserve.kernels.pallas.gpu_extend_kernel import extend_kernel
-from jaxserve.kernels.pallas.gpu_extend_load import MIN_QUANTIZED_PAGE
-from jaxserve.kernels.pallas.gpu_extend_plan import ExtendConfig, ExtendPlan, padded_tokens, plan_extend
-from jaxserve.kernels.pallas.gpu_extend_tile import Shape
-from jaxserve.kernels.pallas.gpu_softmax import Scoring
+from jaxserve.kernels.pallas.gpu import dequant
+from jaxserve.kernels.pallas.gpu.common import ROW_GROUP, round_up
+from jaxserve.kernels.pallas.gpu.extend_kernel import extend_kernel
+from jaxserve.kernels.pallas.gpu.extend_load import MIN_QUANTIZED_PAGE
+from jaxserve.kernels.pallas.gpu.extend_plan import ExtendConfig, ExtendPlan, padded_tokens, plan_extend
+from jaxserve.kernels.pallas.gpu.extend_tile import Shape
+from jaxserve.kernels.pallas.gpu.softmax import Scoring
 
 __all__ = ["ExtendConfig", "ExtendPlan", "paged_extend", "plan_extend", "ragged_extend", "unsupported"]
 
@@ -36,7 +36,7 @@ def unsupported(
 ) -> str | None:
     """Why paged_extend cannot do this, as a sentence; None if it can. Heads are those of one shard."""
     head_dim_v, dtype, kv_dtype = head_dim_v or head_dim, jnp.dtype(dtype), jnp.dtype(kv_dtype)
-    is_quantized = gpu_dequant.is_quantized(kv_dtype)
+    is_quantized = dequant.is_quantized(kv_dtype)
     config = config or ExtendConfig.for_heads(head_dim, head_dim_v, is_quantized=is_quantized)
     if num_heads % num_kv_heads:
         return f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads."

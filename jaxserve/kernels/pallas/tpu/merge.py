@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxserve.kernels.pallas.tpu_layout import LANES, SUBLANES, compiler_params, kept_in_hbm
-from jaxserve.kernels.pallas.tpu_plan import TpuPlan
+from jaxserve.kernels.pallas.tpu.layout import LANES, SUBLANES, compiler_params, kept_in_hbm
+from jaxserve.kernels.pallas.tpu.plan import TpuPlan
 
 
 def tokens_are_whole_tiles(group: int, lanes: int, dtype: jax.typing.DTypeLike) -> bool:

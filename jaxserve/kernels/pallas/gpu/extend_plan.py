@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, cdiv, resources_problem, round_up
+from jaxserve.kernels.pallas.gpu.common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, cdiv, resources_problem, round_up
 
 ROWS = 64  # of scores per consumer warpgroup: the M of one wgmma
 CHUNK_COLUMNS = 64  # in which a result leaves, also row by row: rows of 128 bytes, TMA's alignment in shared memory

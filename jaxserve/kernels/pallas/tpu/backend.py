@@ -12,17 +12,17 @@ import jax.typing
 
 from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
 from jaxserve.kernels.pages import PageArray
-from jaxserve.kernels.pallas.tpu_attention import paged_attention
-from jaxserve.kernels.pallas.tpu_layout import RowLayout
-from jaxserve.kernels.pallas.tpu_plan import plan_step
-from jaxserve.kernels.pallas.tpu_tuning import TpuConfig, choose_config, unsupported
-from jaxserve.kernels.pallas.tpu_write import write_rows
+from jaxserve.kernels.pallas.tpu.attention import paged_attention
+from jaxserve.kernels.pallas.tpu.layout import RowLayout
+from jaxserve.kernels.pallas.tpu.plan import plan_step
+from jaxserve.kernels.pallas.tpu.tuning import TpuConfig, choose_config, unsupported
+from jaxserve.kernels.pallas.tpu.write import write_rows
 from jaxserve.kernels.rotary import Rotary, quantize_rows, split_and_rotate
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
 
 
 class TpuKV(NamedTuple):
-    """The KV cache; pages as tpu_layout has them."""
+    """The KV cache; pages as layout has them."""
 
     pool: jax.Array  # [P, Hkv, page_size, width]
     scales: jax.Array | None  # float32 [P, 2 * Hkv, page_size]: what a quantized token's key and value are multiplied with

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxserve.kernels import tuning
-from jaxserve.kernels.pallas.tpu_layout import LANES, SUBLANES, RowLayout, align
+from jaxserve.kernels.pallas.tpu.layout import LANES, SUBLANES, RowLayout, align
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
 
 PRODUCT_ROWS = 512  # a query tile with more is multiplied part by part, so that one's products hide another's softmax

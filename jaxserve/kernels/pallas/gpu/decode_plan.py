@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxserve.kernels.pallas.gpu_common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, resources_problem, round_up, transforms
+from jaxserve.kernels.pallas.gpu.common import MOVES_REGISTERS, ROW_GROUP, SMEM_BYTES, resources_problem, round_up, transforms
 
 M = 64  # rows of one wgmma
 MAX_WARPGROUPS = 8  # of a block, and of a multiprocessor whose threads may have 64 registers each
