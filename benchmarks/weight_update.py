@@ -14,7 +14,7 @@ import psutil
 from benchmarks.server import serve
 from jaxserve.demo import demo_model_path
 
-WARM_UP_UPDATES = 3
+WARM_UP_UPDATES = 20  # while the allocators of the loading threads grow
 
 
 def scheduler_mib() -> float:

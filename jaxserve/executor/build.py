@@ -53,7 +53,6 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
         mesh=mesh,
         dtype=jnp.dtype(args.dtype),
         model_override_args=args.json_model_override_args,
-        free_bytes=lambda: measure(mesh.devices.flat[0]).free,
     )
     params = loader.load(args.model_path, args.load_format, progress=show_progress)
     logger.info("Weights loaded in %.1f s", time.monotonic() - started_s)

@@ -47,26 +47,35 @@ class CommandThread:
 
     def _carry_out(self, command: Command) -> None:
         started_s = time.monotonic()
+        failure = ""
         try:
-            match command:
-                case CheckWeights(model_path, load_format):
-                    self._loader.check(model_path, load_format)
-                case ReplaceWeights(model_path, load_format):
-                    self._replace_weights(model_path, load_format)
-                case ReleaseMemory(tags):
-                    self._release(tags)
-                case ResumeMemory(tags):
-                    self._resume(tags)
+            self._dispatch(command)
         except (ValueError, OSError, jax.errors.JaxRuntimeError) as error:
-            raise CommandError(_sentence(error)) from None
+            failure = _sentence(error)
+        if failure:
+            raise CommandError(failure)
         logger.info("%s: done in %.2f s", command, time.monotonic() - started_s)
+
+    def _dispatch(self, command: Command) -> None:
+        match command:
+            case CheckWeights(model_path, load_format):
+                self._loader.check(model_path, load_format)
+            case ReplaceWeights(model_path, load_format):
+                self._replace_weights(model_path, load_format)
+            case ReleaseMemory(tags):
+                self._release(tags)
+            case ResumeMemory(tags):
+                self._resume(tags)
 
     def _replace_weights(self, model_path: str, load_format: str) -> None:
         self._loader.check(model_path, load_format)
         old = self._contents.params
-        way_back = None
-        if old is not None and not self._loader.fits_beside(old):
-            way_back = self._move_to_host(old)
+        if old is not None and not self._loader.fits_on_host(old):
+            raise CommandError(
+                "The host's memory has no room for a second set of weights, to keep the old ones until the new ones are there. "
+                'Release the weights first (release_memory_occupation, tags ["weights"]).'
+            )
+        way_back = None if old is None or self._loader.loads_beside else _move_to_host(old)
         failure = ""
         try:
             self._contents.params = self._loader.load(model_path, load_format)
@@ -80,17 +89,6 @@ class CommandThread:
         self._source = (model_path, load_format)
         if way_back is None:
             _delete(old)
-
-    def _move_to_host(self, params: Params) -> tuple[Params, Any]:
-        """Copies of the arrays, which are deleted, and their shardings."""
-        if not self._loader.fits_on_host(params):
-            raise CommandError(
-                "The new weights do not fit on the devices beside the old ones, nor the old ones into the host's memory. "
-                'Release the weights first (release_memory_occupation, tags ["weights"]): there is no way back then.'
-            )
-        copies = jax.tree.map(np.array, params)
-        _delete(params)
-        return copies, jax.tree.map(lambda leaf: leaf.sharding, params)
 
     def _release(self, tags: tuple[MemoryTag, ...]) -> None:
         contents = self._contents
@@ -115,6 +113,13 @@ class CommandThread:
 
     def _is_released(self, tag: MemoryTag) -> bool:
         return (self._contents.params if tag == "weights" else self._contents.kv_pool) is None
+
+
+def _move_to_host(params: Params) -> tuple[Params, Any]:
+    """Copies of the arrays, which are deleted, and their shardings."""
+    copies = jax.tree.map(np.array, params)
+    _delete(params)
+    return copies, jax.tree.map(lambda leaf: leaf.sharding, params)
 
 
 def _delete(arrays: Any) -> None:

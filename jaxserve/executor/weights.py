@@ -1,13 +1,12 @@
 """WeightLoader: the weights of one model, from whatever folder holds them, for one mesh: at start-up and to replace them.
 
-It knows what the served model looks like and how much memory is left; not who uses the weights.
+It knows what the served model looks like; not who uses the weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import jax
 import psutil
 from jax.sharding import Mesh
 
+from jaxserve.executor.mesh import platform_of
 from jaxserve.executor.step import Params
 from jaxserve.models import ModelConfig, check_params, load_params
 
@@ -29,7 +29,6 @@ class WeightLoader:
     mesh: Mesh
     dtype: Any
     model_override_args: str  # JSON, as --json-model-override-args
-    free_bytes: Callable[[], int]  # of a device, now
 
     def load(self, path: str, load_format: str, *, progress: bool = False) -> Params:
         """Raises ValueError or OSError with a sentence."""
@@ -46,21 +45,19 @@ class WeightLoader:
             raise ValueError(f"{path} holds another model: its {name} is {other!r}, that of the served one {served!r}.")
         check_params(path, self.config, self.mesh, self.dtype, load_format)
 
-    def fits_beside(self, params: Params) -> bool:
-        """Whether other weights fit on the devices beside these. Quantized ones need room for what they are made of, too, and
-        are taken for not to fit."""
-        return self.config.quantization is None and bytes_per_device(params) <= self.free_bytes()
+    @property
+    def loads_beside(self) -> bool:
+        """Whether other weights are loaded while these are there. Not on an accelerator: its memory is divided, and weights in
+        the room that steps need would leave it in pieces."""
+        return platform_of(self.mesh) == "cpu"
 
     def fits_on_host(self, params: Params) -> bool:
+        """A second set of these."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(params)) <= psutil.virtual_memory().available
 
     def _comparable(self, config: ModelConfig) -> ModelConfig:
         config = config.for_context(self.context_len)
         return config.replace(quantization=None, **{name: getattr(self.config, name) for name in _MAY_DIFFER})
-
-
-def bytes_per_device(params: Params) -> int:
-    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
 
 
 def _first_difference(served: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -104,8 +104,8 @@ class RunnerCommands:
     @property
     def _is_unused(self) -> bool:
         """Nobody holds pages, and nobody who has begun waits for some, unless generation is paused."""
-        has_begun_ones = not self._pace.is_paused and any(req.num_retractions for req in self._waiting)
-        return not self._num_in_flight() and not len(self._residents) and not has_begun_ones
+        is_awaited = self._waiting.has_begun_ones and not self._pace.is_paused
+        return not self._num_in_flight() and not len(self._residents) and not is_awaited
 
     def _alone(self, command: Command) -> Waiting:
         assert not self._num_in_flight(), "a command stands between steps"

@@ -5,9 +5,14 @@ It knows who stands beyond the queue's limit, and counts its tokens. Which reque
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from jaxserve.scheduler.req import Req, RequestState
+
+
+def _has_begun(req: Req) -> bool:
+    return req.num_retractions > 0
 
 
 class WaitingQueue:
@@ -30,7 +35,12 @@ class WaitingQueue:
     @property
     def items(self) -> list[Req]:
         """Those that may be admitted, to read."""
-        return [req for req in self._items if req.num_retractions] if self.only_begun else self._items
+        return list(itertools.takewhile(_has_begun, self._items)) if self.only_begun else self._items
+
+    @property
+    def has_begun_ones(self) -> bool:
+        """They stand in front."""
+        return bool(self._items) and _has_begun(self._items[0])
 
     def push(self, req: Req) -> None:
         self._items.append(req)

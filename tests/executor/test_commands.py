@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import json
 import shutil
@@ -86,6 +85,12 @@ def new_tokens(build: Callable[..., ModelRunner], new: Path, old_tokens: list[li
     return tokens
 
 
+@pytest.fixture
+def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are replaced as they are there, over copies in the host's memory."""
+    monkeypatch.setattr(WeightLoader, "loads_beside", False)
+
+
 def tokens_of(runner: ModelRunner) -> list[list[int]]:
     return [generate(runner, prompt) for prompt in PROMPTS]
 
@@ -160,26 +165,26 @@ def test_other_weights_give_the_tokens_of_a_fresh_runner(
     assert tokens_of(runner) == old_tokens
 
 
-def test_weights_that_do_not_fit_beside_the_old_ones_take_the_way_over_the_host(
-    runner: ModelRunner, old: Path, new: Path, old_tokens: list[list[int]], new_tokens: list[list[int]], tmp_path: Path
+def test_the_way_over_the_host(
+    runner: ModelRunner, old: Path, new: Path, old_tokens: list[list[int]], new_tokens: list[list[int]], on_accelerator: None
 ) -> None:
     """Also back, when loading fails half-way: there is only one set of weights on the devices at any time."""
-    with changed_loader(runner, free_bytes=lambda: 0):
-        replace(runner, new)
-        assert tokens_of(runner) == new_tokens
-        replace(runner, old)
-        with failing_reads(after=5):
-            message = refusal(runner, ReplaceWeights(str(new), "auto"))
-        assert "the disk is gone" in message and "The weights are still the old ones." in message
-        assert tokens_of(runner) == old_tokens
+    before = live_bytes()
+    replace(runner, new)
+    assert tokens_of(runner) == new_tokens
+    replace(runner, old)
+    with failing_reads(after=5):
+        message = refusal(runner, ReplaceWeights(str(new), "auto"))
+    assert "the disk is gone" in message and "The weights are still the old ones." in message
+    assert tokens_of(runner) == old_tokens
+    assert live_bytes() == before
 
 
-def test_neither_the_devices_nor_the_host_have_room(
+def test_the_host_has_no_room_for_a_second_set(
     runner: ModelRunner, new: Path, old_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WeightLoader, "fits_on_host", lambda loader, params: False)
-    with changed_loader(runner, free_bytes=lambda: 0):
-        assert "Release the weights first" in refusal(runner, ReplaceWeights(str(new), "auto"))
+    assert "Release the weights first" in refusal(runner, ReplaceWeights(str(new), "auto"))
     assert tokens_of(runner) == old_tokens
 
 
@@ -330,7 +335,9 @@ def test_released_weights_can_be_replaced_and_come_back_from_where_they_came_las
     assert tokens_of(runner) == old_tokens
 
 
-def test_quantized_weights(build: Callable[..., ModelRunner], old: Path, new: Path, tmp_path: Path) -> None:
+def test_quantized_weights(
+    build: Callable[..., ModelRunner], old: Path, new: Path, tmp_path: Path, on_accelerator: None
+) -> None:
     expected = tokens_of(build(new, quantization="int8wo"))
     runner = build(old, quantization="int8wo")
     assert tokens_of(runner) != expected
@@ -348,7 +355,6 @@ def loader_of(config: ModelConfig, mesh: Mesh, context_len: int | None = None) -
         mesh=mesh,
         dtype=np.dtype(np.float32),
         model_override_args="{}",
-        free_bytes=lambda: 0,
     )
 
 
@@ -382,15 +388,6 @@ def test_loading_again_compiles_nothing(
 
 def _kind(array: jax.Array) -> tuple[Any, ...]:
     return array.shape, array.dtype, array.sharding
-
-
-@contextlib.contextmanager
-def changed_loader(runner: ModelRunner, **changes: Any) -> Iterator[None]:
-    thread = runner._commands
-    loader = thread._loader
-    thread._loader = dataclasses.replace(loader, **changes)
-    yield
-    thread._loader = loader
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def check(manager: ShowsWeights, request: UpdateWeightFromDiskReqInput) -> Updat
 
 
 def update(scheduler: Scheduler, request: UpdateWeightFromDiskReqInput) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:
-    commands, args = scheduler.commands, scheduler.args
+    commands = scheduler.commands
     path, load_format = request.model_path, request.load_format or "auto"
     try:
         with commands.serving("update_weights_from_disk"):
@@ -78,7 +78,7 @@ def update(scheduler: Scheduler, request: UpdateWeightFromDiskReqInput) -> Gener
     except CommandError as error:
         return UpdateWeightFromDiskReqOutput(False, str(error))
     if request.weight_version is not None:
-        scheduler.set_args(args.replace(weight_version=request.weight_version))
+        scheduler.set_args(scheduler.args.replace(weight_version=request.weight_version))
     num_paused = scheduler.load().num_waiting if scheduler.pace.is_paused else 0
     return UpdateWeightFromDiskReqOutput(True, f"The weights are those of {path} now.", num_paused)
 
