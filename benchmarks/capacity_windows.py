@@ -58,15 +58,15 @@ def row(name: str, raw: dict[str, Any], topology: str) -> str | None:
     plans = [plan(without_windows(raw), topology, RATIOS[0]), *(plan(raw, topology, ratio) for ratio in RATIOS)]
     if any(found.failure for found in plans):
         return None
-    cells = [" / ".join(held(found, length) for found in plans) for length in LENGTHS]
+    context_len = plans[0].args.context_length
+    assert context_len is not None
+    cells = [" / ".join(held(found, length) for found in plans) if length <= context_len else "-" for length in LENGTHS]
     return f"| {name} | {topology} | {' | '.join(cells)} |"
 
 
 def held(found: CapacityPlan, length: int) -> str:
-    page_size, context_len, max_rows = found.args.page_size, found.args.context_length, found.args.max_running_requests
-    assert found.memory is not None and page_size is not None and context_len is not None and max_rows is not None
-    if length > context_len:
-        return "-"
+    page_size, max_rows = found.args.page_size, found.args.max_running_requests
+    assert found.memory is not None and page_size is not None and max_rows is not None
     count = num_requests(found.memory.kv_groups, page_size, length)
     return f"{2 * max_rows}+" if count >= 2 * max_rows else str(count)
 

@@ -91,6 +91,7 @@ class Driver:
         )
         started_s = time.monotonic()
         self.runner = build_runner(args, show_progress=False).runner
+        assert len(self.runner.spec.kv_groups) == 1, "rows keep all their pages here: layers must not differ in their windows"
         self.start_s = round(time.monotonic() - started_s, 1)
         self._filled = 0
 

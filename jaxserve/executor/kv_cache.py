@@ -29,7 +29,8 @@ class KVPool:
 
     def page_offset(self, index: jax.Array) -> jax.Array:
         """Where page 0 of the group's `index`-th layer lies."""
-        return self.base + index * self.num_pages
+        offset = index * self.num_pages
+        return self.base + offset if self.base else offset  # without adding 0: so the first group's programs stay as they are
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,10 +53,11 @@ class Step:
             batch = _count_drafts(batch, inputs, continuation.lengths[batch.rows])
         page_table = write_page_table(state.page_table, batch.page_updates)
         placement = place_tokens(batch, bucket)
-        num_rows = len(page_table) // len(self.pools)
+        # Of one group the whole: jnp.split would add an operation.
+        tables = jnp.split(page_table, len(self.pools)) if len(self.pools) > 1 else [page_table]
         plans = {
-            window: self._plan_attention(batch, placement, page_table[group * num_rows + batch.rows], bucket)
-            for group, window in enumerate(self.pools)
+            window: self._plan_attention(batch, placement, table, bucket)
+            for window, table in zip(self.pools, tables, strict=True)
         }
         token_ids = _input_tokens(batch, placement, inputs)
 
@@ -86,10 +87,11 @@ class Step:
         return ForwardState(kv, page_table), forwarded
 
     def _plan_attention(
-        self, batch: ForwardBatch, placement: TokenPlacement, pages: jax.Array, bucket: Bucket
+        self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket
     ) -> AttentionMetadata:
-        """For the layers of one KV group, whose page table has `pages` [R, max_pages_per_row] for the batch's rows."""
+        """For the layers of one KV group; the page table is the group's."""
         page_index, slot_offsets = jnp.divmod(placement.positions, self.page_size)
+        pages = page_table[batch.rows]
         slot_pages = jnp.where(placement.is_live, pages[placement.row_index, page_index], NO_PAGE)
         return self.attention.plan(
             kv_lens=batch.seq_lens,

@@ -1,8 +1,8 @@
 """Steps of paged attention for tests, and what they must give: a plain NumPy oracle in float64.
 
 A step is described by its rows, (query_len, kv_len) each. Everything that no query may look at is NaN: pages that belong to
-nobody, what lies behind the end of a row's last page or behind all windows of its queries, padding tokens; and page-table
-entries past the end, or of pages behind the windows, are nonsense.
+nobody or that are behind the windows of all queries, what lies behind the end of a row's last page, padding tokens; and the
+page-table entries of such pages and past the end are nonsense.
 Backends are driven through AttentionBackend only, so that one list of cases serves all of them.
 """
 
@@ -78,13 +78,13 @@ class Step:
         return self._with_tokens([(n, n) for n in cached], -(-sum(cached) // num_tokens) * num_tokens)
 
     def behind(self, window: int) -> Step:
-        """The same, without what no query sees through a window of so many tokens."""
+        """The same, without the pages that no query sees through a window of so many tokens."""
         table, kv = self.page_table.copy(), ([x.copy() for x in self.keys], [x.copy() for x in self.values])
         for row, (query_len, kv_len) in enumerate(self.rows):
-            first = max(kv_len - query_len - window + 1, 0) if query_len else 0
-            table[row, : first // self.page_size] = GARBAGE[0]
+            first_page = max(kv_len - query_len - window + 1, 0) // self.page_size if query_len else 0
+            table[row, :first_page] = GARBAGE[0]
             for x in kv:
-                x[row][:first] = np.nan
+                x[row][: first_page * self.page_size] = np.nan
         return dataclasses.replace(self, page_table=table, keys=kv[0], values=kv[1])
 
     def _with_tokens(self, rows: Sequence[tuple[int, int]], num_tokens: int) -> Step:
