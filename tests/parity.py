@@ -19,7 +19,7 @@ OUTPUT_LEN = 40
 CACHED_OUTPUT_LEN = 8
 NUM_TOP = 3
 NUM_CLIENTS = 32
-SEVERAL = (4, 32), (32, 512)
+SEVERAL: dict[str, Any] = {"rows": (4, NUM_CLIENTS), "tokens": (32, 512)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,21 +33,21 @@ class Served:
     mixed: bool = False
     overlap: bool = True
     radix: bool = True
-    # Of decode rows and prefill tokens; compiling them is most of a test's time.
-    buckets: tuple[tuple[int, ...], tuple[int, ...]] = ((32,), (512,))
+    rows: tuple[int, ...] = (NUM_CLIENTS,)  # buckets of decode rows; the largest is --max-running-requests
+    tokens: tuple[int, ...] = (512,)  # buckets of prefill tokens. Compiling is most of a test's time
 
     def options(self, context_len: int) -> dict[str, Any]:
         """Of ServerArgs."""
         return {
             "context_length": context_len,
-            "max_running_requests": NUM_CLIENTS,
+            "max_running_requests": self.rows[-1],
             "max_total_tokens": 16384,
             "max_prefill_tokens": 512,
             "page_size": self.page_size,
             "chunked_prefill_size": self.chunk,
             "tp_size": self.tp,
-            "decode_row_buckets": self.buckets[0],
-            "prefill_token_buckets": self.buckets[1],
+            "decode_row_buckets": self.rows,
+            "prefill_token_buckets": self.tokens,
             "enable_mixed_chunk": self.mixed,
             "disable_overlap_schedule": not self.overlap,
             "disable_radix_cache": not self.radix,
@@ -60,18 +60,18 @@ class Served:
     def __str__(self) -> str:
         flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
         flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)
-        flags += ["buckets"] * (self.buckets == SEVERAL)
+        flags += ["buckets"] * (len(self.rows) > 1)
         return "-".join([self.case, *flags])
 
 
 # By a server of its own: what a family's serving can depend on, and every option in two values at least.
 LIVE = [
-    Served("llama", page_size=1, chunk=32, buckets=SEVERAL),
-    Served("mistral", page_size=16, chunk=-1, tp=2, overlap=False, buckets=SEVERAL),
+    Served("llama", page_size=1, chunk=32, **SEVERAL),
+    Served("mistral", page_size=16, chunk=-1, tp=2, overlap=False, **SEVERAL),
     Served("qwen2", page_size=64, chunk=64, mixed=True, radix=False),
-    Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False, buckets=SEVERAL),
-    Served("qwen3-moe", page_size=16, chunk=32, tp=4, mixed=True, buckets=SEVERAL),
-    Served("gemma2", page_size=16, chunk=32, mixed=True, buckets=SEVERAL),
+    Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False, **SEVERAL),
+    Served("qwen3-moe", page_size=16, chunk=32, tp=4, mixed=True, **SEVERAL),
+    Served("gemma2", page_size=16, chunk=32, mixed=True, **SEVERAL),
     Served("gemma3", page_size=1, chunk=48, tp=2, mixed=True),
 ]
 # By scheduler and runner in the test's process: variants of the models.
@@ -82,7 +82,7 @@ IN_PROCESS = [
     Served("llama-llama3", page_size=16, chunk=32, tp=2, mixed=True),
     Served("llama-yarn", page_size=64, chunk=64, overlap=False),
     Served("mistral-full", page_size=1, chunk=32, tp=4, mixed=True),
-    Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False, buckets=SEVERAL),
+    Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False),
     Served("qwen2-yarn", page_size=16, chunk=64, tp=2),
     Served("qwen3-moe-some-layers", page_size=1, chunk=48, radix=False),
     Served("qwen3-biases", page_size=64, chunk=64, tp=1),

@@ -13,6 +13,8 @@ from scheduler_harness import Harness
 from jaxserve.config import ServerArgs
 from jaxserve.executor import build, build_runner
 
+FEW_ROWS = {"max_running_requests": 8, "decode_row_buckets": (8,)}  # of one number: fewest programs; requests have to wait
+
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -28,7 +30,7 @@ def test_tokens_equal_those_of_transformers(
     model = checkpoint(served.case)
     oracle = Oracle(model)
     prompts = oracle.prompts()
-    options = served.options(oracle.context_len)
+    options = served.options(oracle.context_len) | FEW_ROWS
     args = ServerArgs(model_path=str(model), compilation_cache_dir=compiled, random_seed=1, **options)
     built = build_runner(args, show_progress=False)
     harness = Harness(runner=built.runner, server_args=built.args, overlap=served.overlap)
