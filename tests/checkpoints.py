@@ -141,6 +141,7 @@ def build_model(case: Case, bos_token_id: int | None = None, eos_token_id: int |
     import torch
     import transformers
 
+    torch.set_num_threads(1)  # of so small a model, more threads only wait for each other
     kwargs = {**_BASE, **case.kwargs}
     if case.family == "Qwen2":  # has no head_dim option of its own: hidden_size / heads
         kwargs.pop("head_dim")
@@ -166,6 +167,7 @@ def load_model(folder: Path) -> Any:
     import torch
     import transformers
 
+    torch.set_num_threads(1)
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 

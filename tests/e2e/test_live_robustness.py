@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 import pytest
 from live_server import LiveServer, running
-from test_live_parity import Oracle, ask, check, prompts_for
+from parity import Oracle, prompts_for
+from test_live_parity import ask, check
 
 MAX_RUNNING = 16
 
@@ -29,7 +30,7 @@ def server(
     log = tmp_path_factory.mktemp("robust") / "server.log"
     options = ["--model-path", str(checkpoint("qwen3")), "--max-running-requests", str(MAX_RUNNING)]
     options += ["--chunked-prefill-size", "64", "--page-size", "16", "--max-total-tokens", "8192"]
-    options += ["--decode-row-buckets", "4,16", "--compilation-cache-dir", compilation_cache]
+    options += ["--decode-row-buckets", "4,16", "--prefill-token-buckets", "64", "--compilation-cache-dir", compilation_cache]
     with running(log, *options) as live:
         yield live
 
@@ -47,7 +48,7 @@ def test_retraction_changes_no_token(checkpoint: Callable[[str], Path], tmp_path
     prompts = [prompt[:40] for prompt in prompts_for(oracle.config.vocab_size, 60)][:16]
     options = ["--model-path", str(checkpoint("qwen3")), "--max-running-requests", "16", "--context-length", "128"]
     options += ["--max-total-tokens", "640", "--page-size", "16", "--chunked-prefill-size", "64"]
-    options += ["--schedule-conservativeness", "0", "--decode-row-buckets", "4,16"]
+    options += ["--schedule-conservativeness", "0", "--decode-row-buckets", "16", "--prefill-token-buckets", "64"]
     with running(tmp_path / "server.log", *options, "--compilation-cache-dir", compilation_cache) as live:
         # One body: they arrive together. No prompt of these makes the model end by itself.
         replies = ask(live, prompts, 64, ignore_eos=False)
@@ -163,6 +164,7 @@ def test_a_client_that_leaves_ends_its_request(server: LiveServer, stream: bool)
 def test_a_full_queue_answers_503(checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str) -> None:
     options = ["--model-path", str(checkpoint("qwen3")), "--max-running-requests", "2", "--max-queued-requests", "2"]
     options += ["--chunked-prefill-size", "64", "--max-total-tokens", "4096", "--compilation-cache-dir", compilation_cache]
+    options += ["--decode-row-buckets", "2", "--prefill-token-buckets", "64"]
     with running(tmp_path / "server.log", *options) as live, concurrent.futures.ThreadPoolExecutor(12) as pool:
         replies = list(pool.map(lambda seed: live.post("/generate", body(new=200, seed=seed)), range(12)))
         statuses = sorted(reply.status_code for reply in replies)
@@ -181,11 +183,11 @@ def test_two_thousand_requests_do_not_grow_any_process(server: LiveServer) -> No
     def some(count: int, seed: int) -> None:
         with httpx.Client(timeout=60) as client:
             for i in range(count):
-                reply = client.post(server.url + "/generate", json=body(12 + i % 40, 4, seed * 1000 + i, stream=i % 2 == 0))
+                reply = client.post(server.url + "/generate", json=body(12 + i % 40, 2, seed * 1000 + i, stream=i % 2 == 0))
                 assert reply.status_code == 200
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda seed: some(100, seed), range(8)))
+        list(pool.map(lambda seed: some(50, seed), range(8)))
         before = resident_mb()
         list(pool.map(lambda seed: some(250, seed), range(8, 16)))
         after = resident_mb()

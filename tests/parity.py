@@ -1,0 +1,138 @@
+"""Tokens and logprobs against Transformers: a covering set of models and options, prompts, and the oracle.
+
+Every model family, rope kind and head layout of `checkpoints.CASES` is served once; page size, chunking, mixed chunks,
+overlap, tensor parallelism and the radix cache vary with it. The oracle runs one forward pass over prompt and answer: the
+answer is greedy exactly if each of its tokens is the argmax at its position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from checkpoints import load_model
+
+OUTPUT_LEN = 40
+CACHED_OUTPUT_LEN = 8
+NUM_TOP = 3
+NUM_CLIENTS = 32
+SEVERAL: dict[str, Any] = {"rows": (4, NUM_CLIENTS), "tokens": (32, 512)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A checkpoint and the options it is served with."""
+
+    case: str
+    page_size: int
+    chunk: int
+    tp: int = 1
+    mixed: bool = False
+    overlap: bool = True
+    radix: bool = True
+    rows: tuple[int, ...] = (NUM_CLIENTS,)  # buckets of decode rows; the largest is --max-running-requests
+    tokens: tuple[int, ...] = (512,)  # buckets of prefill tokens. Compiling is most of a test's time
+
+    def options(self, context_len: int) -> dict[str, Any]:
+        """Of ServerArgs."""
+        return {
+            "context_length": context_len,
+            "max_running_requests": self.rows[-1],
+            "max_total_tokens": 16384,
+            "max_prefill_tokens": 512,
+            "page_size": self.page_size,
+            "chunked_prefill_size": self.chunk,
+            "tp_size": self.tp,
+            "decode_row_buckets": self.rows,
+            "prefill_token_buckets": self.tokens,
+            "enable_mixed_chunk": self.mixed,
+            "disable_overlap_schedule": not self.overlap,
+            "disable_radix_cache": not self.radix,
+        }
+
+    def expected_hit(self, prompt_len: int) -> int:
+        """Tokens of a prompt that the cache has, the second time."""
+        return (prompt_len - 1) // self.page_size * self.page_size if self.radix else 0
+
+    def __str__(self) -> str:
+        flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
+        flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)
+        flags += ["buckets"] * (len(self.rows) > 1)
+        return "-".join([self.case, *flags])
+
+
+# By a server of its own: what a family's serving can depend on, and every option in two values at least.
+LIVE = [
+    Served("llama", page_size=1, chunk=32, **SEVERAL),
+    Served("mistral", page_size=16, chunk=-1, tp=2, overlap=False, **SEVERAL),
+    Served("qwen2", page_size=64, chunk=64, mixed=True, radix=False),
+    Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False, **SEVERAL),
+    Served("qwen3-moe", page_size=16, chunk=32, tp=4, mixed=True, **SEVERAL),
+    Served("gemma2", page_size=16, chunk=32, mixed=True, **SEVERAL),
+    Served("gemma3", page_size=1, chunk=48, tp=2, mixed=True),
+]
+# By scheduler and runner in the test's process: variants of the models.
+IN_PROCESS = [
+    Served("llama-biases", page_size=64, chunk=-1, tp=4),
+    Served("llama-linear", page_size=16, chunk=32, mixed=True, overlap=False),
+    Served("llama-dynamic", page_size=1, chunk=16, mixed=True),
+    Served("llama-llama3", page_size=16, chunk=32, tp=2, mixed=True),
+    Served("llama-yarn", page_size=64, chunk=64, overlap=False),
+    Served("mistral-full", page_size=1, chunk=32, tp=4, mixed=True),
+    Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False),
+    Served("qwen2-yarn", page_size=16, chunk=64, tp=2),
+    Served("qwen3-moe-some-layers", page_size=1, chunk=48, radix=False),
+    Served("qwen3-biases", page_size=64, chunk=64, tp=1),
+    Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False),
+    Served("gemma3-images", page_size=16, chunk=-1, overlap=False),
+]
+
+
+def prompts_for(vocab_size: int, longest: int) -> list[list[int]]:
+    """NUM_CLIENTS prompts: single tokens to several chunks, page borders, shared prefixes, twins."""
+    rng = np.random.default_rng(0)
+
+    def tokens(count: int) -> list[int]:
+        return rng.integers(3, vocab_size, min(count, longest)).tolist()
+
+    prompts = [tokens(n) for n in (1, 2, 5, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 129)]
+    shared = tokens(80)
+    prompts += [(shared[:n] + tokens(7))[:longest] for n in (20, 40, 64, 72, 80)]
+    prompts += [list(prompt) for prompt in prompts]
+    return prompts[:NUM_CLIENTS]
+
+
+class Oracle:
+    """Transformers on the CPU in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = load_model(folder)
+        self.config = self.model.config.get_text_config()
+        self.context_len = min(self.config.max_position_embeddings, 256)
+        self.output_len = min(OUTPUT_LEN, self.context_len // 2)
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def prompts(self) -> list[list[int]]:
+        return prompts_for(self.config.vocab_size, self.context_len - self.output_len)
+
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """float32 [len(tokens), V]: of the token that follows each position."""
+        key = tuple(tokens)
+        if key not in self._known:
+            with torch.inference_mode():
+                self._known[key] = torch.log_softmax(self.model(torch.tensor([tokens])).logits[0].float(), dim=-1)
+        return self._known[key]
+
+    def check(self, prompt: list[int], answer: list[int], logprobs: Any, top_logprobs: Any, output_len: int) -> None:
+        """`answer` is greedy, `logprobs` [output_len] are its tokens', `top_logprobs` [output_len, NUM_TOP] the best."""
+        assert len(answer) == output_len
+        expected = self.logprobs(prompt + answer)[len(prompt) - 1 : -1]
+        best = expected.argmax(dim=-1).tolist()
+        assert answer == best, (
+            f"prompt of {len(prompt)}: token {next(i for i in range(output_len) if answer[i] != best[i])} differs"
+        )
+        np.testing.assert_allclose(np.asarray(logprobs), expected.max(dim=-1).values, atol=1e-3)
+        np.testing.assert_allclose(np.asarray(top_logprobs), expected.topk(NUM_TOP, dim=-1).values, atol=1e-3)
