@@ -214,8 +214,7 @@ class CacheManager:
         """Shares the whole pages of token_ids, all of whose KV is valid or will be by a step launched before this call.
 
         token_ids starts at the sequence's first token. Where another request has brought the same tokens meanwhile, the
-        tree's pages stay, this row is switched over to them and its own go back; those of windows it keeps as long as it
-        needs them.
+        tree's pages stay, this row is switched over to them and its own go back.
         """
         assert lease.is_open, f"commit of row {lease.row} after its release"
         assert len(token_ids) <= lease.allocated_len, f"{len(token_ids)} tokens, row {lease.row} holds {lease.allocated_len}"
@@ -225,15 +224,16 @@ class CacheManager:
         first = lease.shared_len // self.page_size
         own = self._row_pages(lease.row, first, shared_end // self.page_size)
         result = self.tree.insert(lease.node, token_ids[lease.shared_len : shared_end], own, lease.priority)
-        num_existing = len(result.existing_pages)
+        num_existing = len(result.existing.pages)
         # A launched step may still read these duplicates; see the module's docstring for why they may be reused.
         self.allocator.free(own.pages[:num_existing], PageOwner.LEASED)
         self.allocator.give_to_tree(own.pages[num_existing:])
         if lease.given_from is None and num_existing < len(own.pages):
             lease.given_from = lease.shared_len + num_existing * self.page_size
         if self._full_table is not None:
-            self._full_table.write(lease.row, first, result.existing_pages)
-        for group, taken in zip(self.windows, result.taken_windows, strict=True):
+            self._full_table.write(lease.row, first, result.existing.pages)
+        for group, existing, taken in zip(self.windows, result.existing.windows, result.taken_windows, strict=True):
+            group.switch(lease.row, first, existing)
             group.give_to_tree(taken)
         self.tree.lock(result.node, until=lease.node)
         lease.node = result.node

@@ -10,8 +10,7 @@ here recurses and none loops over tokens: work is per node on the path, so that 
 
 Layers with a window have pages of their own for the same tokens, and those come and go more freely: of a path only the pages
 that the next token's windows reach into are needed, so a prefix counts as cached up to the last place where they are there.
-They are evicted by themselves, the front of a node first, and locks do not keep them: who reads them holds them
-(`window_group`).
+They are evicted by themselves, and locks do not keep them: who reads them holds them (`window_group`).
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class LockedPrefix(NamedTuple):
 
 class InsertResult(NamedTuple):
     node: TreeNode  # ends exactly where the inserted tokens end
-    existing_pages: np.ndarray  # int32: the tree's pages for the front part that it held already
+    existing: RunPages  # the tree's pages for the front part that it held already
     taken_windows: tuple[np.ndarray, ...]  # of the inserted ones those that the tree had no page for: they are its own now
 
 
@@ -65,8 +64,12 @@ class RadixCache:
         self._page_bytes = page_size * TOKEN_BYTES
         self._pages_seen = tuple(-(-(window - 1) // page_size) for window in windows)  # by a token that begins a page
         self._leaves = EvictionQueue(eviction_policy)
-        self._window_queues = [
-            EvictionQueue(eviction_policy, functools.partial(_has_window_pages, group=group)) for group in range(len(windows))
+        self._window_queues = [  # first of nodes with pages that few will miss, then of all
+            (
+                EvictionQueue(eviction_policy, functools.partial(_has_window_pages, group=group, kept=kept)),
+                EvictionQueue(eviction_policy, functools.partial(_has_window_pages, group=group)),
+            )
+            for group, kept in enumerate(self._pages_seen)
         ]
         self._ids = itertools.count()
         self._ticks = itertools.count(1)  # time for recency: one tick per operation, so no two leaves tie
@@ -74,8 +77,7 @@ class RadixCache:
 
     def reset(self) -> None:
         """Forgets everything; the caller takes care of the pages."""
-        for queue in (self._leaves, *self._window_queues):
-            queue.clear()
+        self._clear_queues()
         self.top = self._new_node(None, None, b"", self._no_pages)
         self.evictable_pages = 0
         self.protected_pages = 0
@@ -110,13 +112,12 @@ class RadixCache:
             node.priority = max(node.priority, priority)
         node = walk.path[-1] if walk.path else root
         self.lock(node)
-        windows = tuple(concatenate([n.windows[group] for n in walk.path]) for group in self._window_groups)
-        return LockedPrefix(node, RunPages(concatenate([n.pages for n in walk.path]), windows))
+        return LockedPrefix(node, self._pages_of(walk.path))
 
     def insert(self, start: TreeNode, token_ids: np.ndarray, own: RunPages, priority: int) -> InsertResult:
         """Adds whole pages of tokens below `start`, a locked node. What the tree has already keeps its pages: the caller still
-        owns its own pages for that part (the first len(existing_pages)), the others are the tree's now. Where windows' pages
-        of that part are gone, the caller's take their place."""
+        owns its own pages for that part (the first of them), the others are the tree's now. Where windows' pages of that part
+        are gone, the caller's take their place."""
         data = self._page_aligned_bytes(token_ids)
         pages = own.pages
         assert len(data) == len(pages) * self._page_bytes, f"{len(token_ids)} tokens for {len(pages)} pages of {self.page_size}"
@@ -128,14 +129,14 @@ class RadixCache:
         for node in walk.path:
             node.priority = max(node.priority, priority)
         node = walk.path[-1] if walk.path else start
-        existing_pages = concatenate([n.pages for n in walk.path])
+        existing = self._pages_of(walk.path)
         taken = self._fill_gaps(walk.path, own.windows)
         if walk.num_bytes < len(data):
-            rest = own.part(slice(len(existing_pages), None))
+            rest = own.part(slice(len(existing.pages), None))
             node = self._add_leaf(node, data[walk.num_bytes :], rest, priority)
             for group, window in enumerate(rest.windows):
                 taken[group].append(present(window))
-        return InsertResult(node, existing_pages, tuple(map(concatenate, taken)))
+        return InsertResult(node, existing, tuple(map(concatenate, taken)))
 
     def lock(self, node: TreeNode, until: TreeNode | None = None) -> None:
         """Locks the node and all above it, up to and without `until` (which the caller holds already)."""
@@ -201,23 +202,23 @@ class RadixCache:
 
     def evict_window(self, group: int, num_pages: int, is_held: Callable[[np.ndarray], np.ndarray]) -> RunPages:
         """Drops pages of one KV group with a window that are not held (int32 [n] -> bool [n]) until `num_pages` or all are out;
-        returns those, and what became useless with them. Nodes go in the policy's order, each from its front: what is left at
-        its end serves those who go on behind it."""
-        gone, queue = self._collector(), self._window_queues[group]
+        returns those, and what became useless with them. Nodes go in the policy's order, but no page that who goes on behind a
+        node needs goes before all the others are out."""
+        gone = self._collector()
         passed: list[TreeNode] = []
         missing = num_pages
-        while missing > 0 and (node := queue.pop()) is not None:
-            window = node.windows[group]
-            there = np.flatnonzero(window != NO_PAGE)
-            index = there[~is_held(window[there])][:missing]
-            gone.add_window(group, window[index])
-            window[index] = NO_PAGE
-            missing -= len(index)
-            passed.append(node)
-            self._settle(node, gone)
+        for queue, kept in zip(self._window_queues[group], (self._pages_seen[group], 0), strict=True):
+            while missing > 0 and (node := queue.pop()) is not None:
+                window = node.windows[group]
+                there = np.flatnonzero(window[: max(len(window) - kept, 0)] != NO_PAGE)
+                index = there[~is_held(window[there])][:missing]
+                gone.add_window(group, window[index])
+                window[index] = NO_PAGE
+                missing -= len(index)
+                passed.append(node)
+                self._settle(node, gone)
         for node in passed:
-            if _has_window_pages(node, group):
-                queue.offer(node)
+            self._offer_windows(node)
         return gone.result()
 
     def nodes(self) -> Iterator[TreeNode]:
@@ -239,8 +240,7 @@ class RadixCache:
                     del node.children[child.edge]
                 else:
                     stack.append(child)
-        for queue in (self._leaves, *self._window_queues):
-            queue.clear()
+        self._clear_queues()
         self.top.lock_count = 0
         self.protected_pages = 0
         nodes = list(self.nodes())
@@ -268,6 +268,10 @@ class RadixCache:
         usable = usable_pages([run[:num_pages] != NO_PAGE for run in runs], self._pages_seen)
         return walk if usable == num_pages else _cut_walk(walk, usable, self._page_bytes)
 
+    def _pages_of(self, path: list[TreeNode]) -> RunPages:
+        windows = tuple(concatenate([node.windows[group] for node in path]) for group in self._window_groups)
+        return RunPages(concatenate([node.pages for node in path]), windows)
+
     def _fill_gaps(self, path: list[TreeNode], windows: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
         """Puts pages of a run that begins with `path` where the nodes have none; per group the pages it took."""
         taken: list[list[np.ndarray]] = [[] for _ in windows]
@@ -284,9 +288,15 @@ class RadixCache:
         return taken
 
     def _offer_windows(self, node: TreeNode) -> None:
-        for group, queue in enumerate(self._window_queues):
+        for group, (fronts, all_pages) in enumerate(self._window_queues):
             if _has_window_pages(node, group):
-                queue.offer(node)
+                all_pages.offer(node)
+                if len(node.pages) > self._pages_seen[group]:
+                    fronts.offer(node)
+
+    def _clear_queues(self) -> None:
+        for queue in itertools.chain([self._leaves], *self._window_queues):
+            queue.clear()
 
     def _is_useless(self, leaf: TreeNode) -> bool:
         """Nothing can go on anywhere in it: it has no page left that some window needs."""
@@ -412,8 +422,10 @@ class RadixCache:
         return np.asarray(token_ids[:whole], np.int32).tobytes()
 
 
-def _has_window_pages(node: TreeNode, group: int) -> bool:
-    return not node.discarded and bool((node.windows[group] != NO_PAGE).any())
+def _has_window_pages(node: TreeNode, group: int, kept: int = 0) -> bool:
+    """Whether any is there, the last `kept` of the node left out."""
+    window = node.windows[group]
+    return not node.discarded and bool((window[: max(len(window) - kept, 0)] != NO_PAGE).any())
 
 
 def _cut_walk(walk: _Walk, num_pages: int, page_bytes: int) -> _Walk:

@@ -31,7 +31,7 @@ class PageTable:
         self._pending.append((np.full(len(pages), row, np.int32), np.arange(start, end, dtype=np.int32)))
 
     def write_one_each(self, rows: np.ndarray, index: np.ndarray, pages: np.ndarray) -> None:
-        """Entry index[i] of row rows[i]; the rows are distinct."""
+        """Entry index[i] of row rows[i], for distinct ones."""
         self.entries[rows, index] = pages
         self._pending.append((rows.astype(np.int32), index))
 

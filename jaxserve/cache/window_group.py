@@ -47,8 +47,7 @@ class WindowGroup(FreeStack):
         first = int(self._first_visible(np.array(len(pages) * self._page_size)))
         seen = pages[first:]
         assert (seen >= 0).all(), f"row {row} goes on behind {len(pages)} pages of which one in its window is gone"
-        self.num_evictable -= int((self.holds[seen] == 0).sum())
-        self.holds[seen] += 1
+        self._hold(seen)
         self.first_page[row] = first
         self._table.write(row, first, seen)
 
@@ -75,6 +74,15 @@ class WindowGroup(FreeStack):
             parts = zip(rows.tolist(), first.tolist(), count.tolist(), strict=True)
             self._drop(np.concatenate([self._table.entries[row, start : start + max(n, 0)] for row, start, n in parts]))
         self.first_page[rows] = np.maximum(first, first + count)
+
+    def switch(self, row: int, start: int, pages: np.ndarray) -> None:
+        """The tree's pages (NO_PAGE: none) take the place of the row's own from page `start` on, where the row holds any."""
+        own = self.row_pages(row, start, start + len(pages))
+        at = np.flatnonzero((pages != NO_PAGE) & (own != NO_PAGE) & (pages != own))
+        if len(at):
+            self._hold(pages[at])
+            self._drop(own[at])
+            self._table.write_one_each(np.full(len(at), row, np.int32), (start + at).astype(np.int32), pages[at])
 
     def end(self, row: int) -> None:
         """The row gives up all it holds."""
@@ -118,6 +126,11 @@ class WindowGroup(FreeStack):
     def _first_visible(self, positions: np.ndarray) -> np.ndarray:
         """The page of the first token that a token at each position sees."""
         return np.maximum(positions - (self.window - 1), 0) // self._page_size
+
+    def _hold(self, pages: np.ndarray) -> None:
+        """Of the tree's pages, each once."""
+        self.num_evictable -= int((self.holds[pages] == 0).sum())
+        self.holds[pages] += 1
 
     def _drop(self, pages: np.ndarray) -> None:
         """One hold of each is given up; a page may occur more than once, held by several rows."""

@@ -56,7 +56,7 @@ def test_a_shared_prefix_is_stored_once() -> None:
     tree = RadixCache(2)
     put(tree, tokens(1, 2, 3, 4, 5, 6), 0)
     result = put(tree, tokens(1, 2, 3, 4, 7, 8), 10)
-    assert result.existing_pages.tolist() == [0, 1]
+    assert result.existing.pages.tolist() == [0, 1]
     assert result.node.token_ids.tolist() == [7, 8]
     assert result.node.pages.tolist() == [12]
     assert prefix_pages(tree, tokens(1, 2, 3, 4, 5, 6)) == [0, 1, 2]
@@ -77,7 +77,7 @@ def test_inserting_a_prefix_of_what_is_there_adds_nothing() -> None:
     tree = RadixCache(1)
     put(tree, tokens(1, 2, 3), 0)
     result = put(tree, tokens(1, 2), 10)
-    assert result.existing_pages.tolist() == [0, 1]
+    assert result.existing.pages.tolist() == [0, 1]
     assert result.node.token_ids.tolist() == [1, 2]
     assert tree.num_cached_pages == 3
 
