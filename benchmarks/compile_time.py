@@ -61,11 +61,12 @@ def llama_on(topology: str, num_layers: int) -> Blueprint:
 
 def measure(blueprint: Blueprint, kinds: list[str]) -> Iterator[Timed]:
     options = {"xla_gpu_autotune_level": "0"} if blueprint.platform == "gpu" else None
+    num_pages = blueprint.pages_each(NUM_PAGES)
     for bucket in blueprint.buckets.all:
         if "forward" in kinds:
-            yield timed("forward", bucket.name, functools.partial(blueprint.lower, bucket, NUM_PAGES), options)
+            yield timed("forward", bucket.name, functools.partial(blueprint.lower, bucket, num_pages), options)
     if "sampling" in kinds:
-        programs = blueprint.programs(NUM_PAGES)
+        programs = blueprint.programs(num_pages)
         for key in SamplingKey.all_of(blueprint.buckets.all):
             yield timed("sampling", key.name, functools.partial(programs.lower_sampling, key), options)
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from jaxserve.cache import CacheManager
 from jaxserve.cache.radix_cache import RadixCache
+from jaxserve.cache.run_pages import RunPages
+from jaxserve.runner import KVGroup
 
 VOCAB_SIZE = 128_000
 REPEATS = 60
@@ -54,10 +56,10 @@ def filled_tree(page_size: int, prompts: Prompts, tree_tokens: int, shared_token
 def match_and_insert(tree: RadixCache, prompt: np.ndarray) -> None:
     """What the tree does for one request: find and lock its prefix, add the rest, unlock."""
     prefix = tree.acquire(prompt, None, 0)
-    matched = len(prefix.pages)
+    matched = len(prefix.pages.pages)
     pages = np.arange(matched, len(prompt) // tree.page_size, dtype=np.int32)
     rest = prompt[matched * tree.page_size : len(prompt) // tree.page_size * tree.page_size]
-    result = tree.insert(prefix.node, rest, pages, 0)
+    result = tree.insert(prefix.node, rest, RunPages(pages), 0)
     tree.lock(result.node, until=prefix.node)
     tree.unlock(result.node)
 
@@ -102,7 +104,7 @@ def manager_cases(
 ) -> Iterator[tuple[str, Callable[[], Callable[[], object]]]]:
     pages_per_prompt = prompts.num_tokens // page_size + 1
     full = CacheManager(
-        num_pages=tree_tokens // page_size, page_size=page_size, max_rows=ROWS, max_pages_per_row=pages_per_prompt
+        groups=(KVGroup(tree_tokens // page_size),), page_size=page_size, max_rows=ROWS, max_pages_per_row=pages_per_prompt
     )
     whole_life(full, prompts.fresh())
     while full.free_tokens >= prompts.num_tokens:
@@ -110,7 +112,9 @@ def manager_cases(
     yield "a request's life, evicting others", lambda: bind(whole_life, full, prompts.fresh())
 
     pages_per_row = 4 * REPEATS
-    decoding = CacheManager(num_pages=ROWS * pages_per_row, page_size=page_size, max_rows=ROWS, max_pages_per_row=pages_per_row)
+    decoding = CacheManager(
+        groups=(KVGroup(ROWS * pages_per_row),), page_size=page_size, max_rows=ROWS, max_pages_per_row=pages_per_row
+    )
     leases = [decoding.admit(prompts.fresh()) for _ in range(ROWS)]
     rows = np.asarray([lease.row for lease in leases if lease is not None], np.int32)
     length = np.zeros(1, np.int32)
@@ -119,7 +123,7 @@ def manager_cases(
         decoding.drain_page_updates()
         length[0] += 1
         while (length[0] % page_size == 1 % page_size) != crossing:
-            assert decoding.grow_rows(rows, np.full(ROWS, length[0], np.int32)), "no room"
+            assert decoding.grow_rows(rows, rows, np.full(ROWS, length[0], np.int32)), "no room"
             length[0] += 1
         return bind(decoding.grow_rows, rows, np.full(ROWS, length[0], np.int32))
 
@@ -138,7 +142,7 @@ def whole_life(cache: CacheManager, prompt: np.ndarray) -> None:
     cache.match(prompt)
     lease = cache.admit(prompt)
     assert lease is not None, "no free row"
-    assert cache.grow(lease, len(prompt)), "no room"
+    assert cache.grow(lease, 0, len(prompt)), "no room"
     cache.drain_page_updates()
     cache.commit(lease, prompt)
     cache.release(lease, prompt)

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DetokenizerInput, TokenizedGenerateReqInput, TokenizerInput
-from jaxserve.runner import KVGroup, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import Command, CommandError, KVGroup, RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import ForwardMode, SamplingParams
@@ -39,6 +40,9 @@ class ConstantRunner:
 
     def fetch(self, handle: int) -> StepOutput:
         return StepOutput(np.ones((handle, 1), np.int32), np.ones(handle, np.int32))
+
+    def execute(self, command: Command) -> Future[None]:
+        raise CommandError("This runner has neither weights nor memory.")
 
     def internal_state(self) -> dict[str, Any]:
         return {}

@@ -41,7 +41,7 @@ def blueprint_of(target: targets.Target, raw: dict[str, Any], args: ServerArgs) 
 def compile_step(blueprint: Blueprint, bucket: Bucket) -> tuple[str, Any]:
     """HLO and memory analysis."""
     options = {"xla_gpu_autotune_level": "0"} if blueprint.platform == "gpu" else None  # autotuning needs the device
-    compiled = blueprint.lower(bucket, NUM_PAGES).compile(compiler_options=options)
+    compiled = blueprint.lower(bucket, blueprint.pages_each(NUM_PAGES)).compile(compiler_options=options)
     return compiled.as_text(), compiled.memory_analysis()
 
 

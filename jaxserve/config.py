@@ -83,6 +83,9 @@ class ServerArgs:
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
     max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many that must wait; default: no limit.")
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
+    swa_full_tokens_ratio: float = arg(
+        0.5, "Layers with a sliding window keep this many tokens for each token that layers without one keep."
+    )
     mem_fraction_static: float | None = arg(None, "Share of device memory for weights, tables and KV cache.")
     chunked_prefill_size: int | None = arg(None, "Most prompt tokens in a step; longer prompts are split; -1: never split one.")
     max_prefill_tokens: int = arg(16384, "Most prompt tokens of all requests in a step.")
@@ -181,6 +184,7 @@ class ServerArgs:
         self._check("page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
         self._check("chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")
         self._check("mem_fraction_static", lambda v: 0 < v <= 1, "in (0, 1]")
+        self._check("swa_full_tokens_ratio", lambda v: 0 < v <= 1, "in (0, 1]")
         self._check("port", lambda v: 0 <= v <= 65535, "in [0, 65535]")
         for name in ("prefill_token_buckets", "decode_row_buckets"):
             self._check(name, lambda v: v and min(v) >= 1 and list(v) == sorted(set(v)), "increasing positive numbers")

@@ -157,6 +157,7 @@ class BatchTokenIDOut(Message):
     prompt_tokens: np.ndarray  # int32 [n]
     completion_tokens: np.ndarray  # int32 [n], so far
     cached_tokens: np.ndarray  # int32 [n]
+    weight_version: str = ""  # of the weights that all of this was computed with
     finished: dict[int, FinishReason] = {}  # by index; a request that appears here is never sent again
     logprobs: dict[int, OutputLogprobs] = {}
     times: dict[int, RequestTimes] = {}  # of the finished ones
@@ -179,6 +180,7 @@ class BatchStrOut(Message):
     prompt_tokens: np.ndarray
     completion_tokens: np.ndarray
     cached_tokens: np.ndarray
+    weight_version: str = ""
     finished: dict[int, FinishReason] = {}
     logprobs: dict[int, OutputLogprobs] = {}
     times: dict[int, RequestTimes] = {}

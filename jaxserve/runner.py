@@ -7,7 +7,8 @@ tested with a fake runner whose tokens are computed by hand.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from concurrent.futures import Future
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -148,6 +149,47 @@ class StepOutput:
     drafts: np.ndarray | None = None  # int32 [R, num_draft_tokens - 1] for the row's next DECODE step; -1 from where none is
 
 
+MemoryTag = Literal["kv_cache", "weights"]
+MEMORY_TAGS: tuple[MemoryTag, ...] = ("kv_cache", "weights")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckWeights:
+    """Whether `ReplaceWeights` of this folder would be refused for what stands in its files. Changes nothing."""
+
+    model_path: str
+    load_format: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaceWeights:
+    """Other weights of the same model, from a folder. The pool's contents stay, and are those of the old weights."""
+
+    model_path: str
+    load_format: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseMemory:
+    """Gives the memory of the named parts back to the devices, and their contents up."""
+
+    tags: tuple[MemoryTag, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeMemory:
+    """Takes the memory of released parts again: an empty pool; the weights from the folder they came from last."""
+
+    tags: tuple[MemoryTag, ...]
+
+
+Command = CheckWeights | ReplaceWeights | ReleaseMemory | ResumeMemory
+
+
+class CommandError(Exception):
+    """A command that cannot be carried out, in a sentence. Nothing was changed."""
+
+
 class Runner(Protocol):
     """Runs steps in the order they are launched. A step is launched in two phases, neither of which waits for the device:
     the forward pass, then sampling. So the host can still decide what may be sampled while the forward pass runs.
@@ -167,6 +209,14 @@ class Runner(Protocol):
 
     def fetch(self, handle: Any) -> StepOutput:
         """Waits for a sampled step. Each handle is fetched once."""
+        ...
+
+    def execute(self, command: Command) -> Future[None]:
+        """Starts a command, which is carried out whole, or refused whole: then the result is an exception.
+
+        It stands between steps: all steps launched before it must have been fetched, and none may be launched until it is
+        done, nor while a part of the memory is released. Only CheckWeights may run beside steps.
+        """
         ...
 
     def internal_state(self) -> dict[str, Any]:

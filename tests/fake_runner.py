@@ -2,8 +2,13 @@
 
 It keeps the device's tables in NumPy: a page table fed by page updates and, in place of KV, the token that each page slot was
 written with. A row's next token is a hash of the row's whole token history *read through its pages*, so any mistake with
-pages, prefixes, retraction or step order changes the tokens; `expected_tokens` says what they should be. Steps run in launch
-order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong token too.
+pages, prefixes, retraction or step order changes the tokens; `expected_tokens` says what they should be. KV groups with a
+window must hold the same tokens as far as it reaches; if all have one, the widest is what a token depends on. Steps run in
+launch order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong
+token too.
+
+Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
+"bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read.
 
 It also checks each StepInput against the contract in `runner`; a violation is raised by `fetch`.
 """
@@ -13,24 +18,38 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import time
+import zlib
 from typing import Any
 
 import numpy as np
 
-from jaxserve.runner import KVGroup, RowState, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import (
+    MEMORY_TAGS,
+    CheckWeights,
+    Command,
+    CommandError,
+    KVGroup,
+    ReleaseMemory,
+    ReplaceWeights,
+    ResumeMemory,
+    RowState,
+    RunnerSpec,
+    StepInput,
+    StepOutput,
+)
 from jaxserve.types import ForwardMode
 
 _UNWRITTEN = -2
 _NAN = -1
+_UNSEEN = -3
 _MASK = (1 << 64) - 1
 
 
 def fake_spec(**changes: Any) -> RunnerSpec:
-    """A small RunnerSpec; token 0 is eos. `num_pages` and `windows` (one for each group) stand for its kv_groups."""
-    num_pages, windows = changes.pop("num_pages", 512), changes.pop("windows", (None,))
+    """A small RunnerSpec; token 0 is eos. `num_pages` is that of one KV group that keeps all tokens."""
     values: dict[str, Any] = {
         "page_size": 1,
-        "kv_groups": tuple(KVGroup(num_pages, window) for window in windows),
+        "kv_groups": (KVGroup(changes.pop("num_pages", 512)),),
         "max_rows": 16,
         "context_len": 256,
         "max_step_tokens": 128,
@@ -47,6 +66,10 @@ class _Launched:
     output: concurrent.futures.Future[StepOutput] | None = None  # once it is sampled
 
 
+def weights_of(path: str) -> int:
+    return zlib.crc32(path.encode())
+
+
 class FakeRunner:
     def __init__(self, spec: RunnerSpec, *, step_delay_s: float = 0.0, nan_token: int | None = None) -> None:
         """Each step takes at least `step_delay_s`. A row whose history holds `nan_token` gives NaN logits."""
@@ -54,14 +77,23 @@ class FakeRunner:
         self._step_delay_s = step_delay_s
         self._nan_token = nan_token
         self._powers = _position_factors(spec.context_len)
-        self._pages = np.full((spec.kv_groups[0].num_pages, spec.page_size), _UNWRITTEN, np.int32)
-        self._page_table = np.full((spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
+        groups = spec.kv_groups
+        self._reach = [group.window or spec.context_len for group in groups]  # tokens that a query sees
+        self._pages = [np.full((group.num_pages, spec.page_size), _UNWRITTEN, np.int32) for group in groups]
+        self._written_by = [np.zeros_like(pages, np.int64) for pages in self._pages]  # which weights
+        self._page_tables = np.full((len(groups), spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
         self._kv_len = np.zeros(spec.max_rows, np.int32)
         # What each row's next decode step brings: the token sampled last, once there is one, and drafts (-1: none).
         self._inputs = np.full((spec.max_rows, spec.num_draft_tokens), _UNWRITTEN, np.int32)
         self._states: dict[int, RowState] = {}
         self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="fake-device")
         self._unsampled: _Launched | None = None
+        self._num_unfetched = 0
+        self.weights = 0
+        self.command_delay_s = 0.0
+        self.commands: list[Command] = []  # all that were given
+        self.released: set[str] = set()
+        self._command: concurrent.futures.Future[None] | None = None  # the last that changes something
         self.steps: list[StepInput] = []  # everything launched
         self.masks: list[np.ndarray | None] = []  # of each
 
@@ -71,7 +103,10 @@ class FakeRunner:
 
     def forward(self, step: StepInput) -> _Launched:
         assert self._unsampled is None, "a step is launched before the one before it was sampled"
+        assert self._command is None or self._command.done(), "a step is launched while a command is carried out"
+        assert not self.released, f"a step is launched while {self.released} is released"
         self.steps.append(step)
+        self._num_unfetched += 1
         self._unsampled = _Launched(step)
         return self._unsampled
 
@@ -84,7 +119,16 @@ class FakeRunner:
 
     def fetch(self, handle: _Launched) -> StepOutput:
         assert handle.output is not None, "a step is fetched that was not sampled"
+        self._num_unfetched -= 1
         return handle.output.result(timeout=60)
+
+    def execute(self, command: Command) -> concurrent.futures.Future[None]:
+        self.commands.append(command)
+        future = self._worker.submit(self._carry_out, command)
+        if not isinstance(command, CheckWeights):
+            assert not self._num_unfetched, "a command that changes something is given while a step is in flight"
+            self._command = future
+        return future
 
     def internal_state(self) -> dict[str, Any]:
         return {"kind": "fake", "num_steps": len(self.steps)}
@@ -93,13 +137,19 @@ class FakeRunner:
         self._worker.shutdown()
 
     def expected_tokens(
-        self, prompt_ids: list[int], count: int, *, seed: int = 0, stop_ids: tuple[int, ...] = (0,)
+        self,
+        prompt_ids: list[int],
+        count: int,
+        *,
+        seed: int = 0,
+        stop_ids: tuple[int, ...] = (0,),
+        weights: int = 0,
     ) -> list[int]:
         """The first `count` tokens this prompt must be answered with, cut after the first of `stop_ids`. Pass the request's
         seed unless it is greedy."""
         history, out = list(prompt_ids), []
         for _ in range(count):
-            token = self._next_token(np.array(history, np.int32), seed)
+            token = self._next_token(np.array(history, np.int32), seed + weights)
             out.append(token)
             history.append(token)
             if token in stop_ids:
@@ -108,12 +158,33 @@ class FakeRunner:
 
     # --- in the worker thread
 
+    def _carry_out(self, command: Command) -> None:
+        time.sleep(self.command_delay_s)
+        match command:
+            case CheckWeights(path) | ReplaceWeights(path):
+                is_check = isinstance(command, CheckWeights)
+                if path.startswith("bad") or (path.startswith("broken") and not is_check):
+                    raise CommandError(f"{path} cannot be loaded.")
+                if not is_check:
+                    self.weights = weights_of(path)
+                    self.released.discard("weights")
+            case ReleaseMemory(tags):
+                assert not self.released & set(tags) and set(tags) <= set(MEMORY_TAGS)
+                self.released |= set(tags)
+                if "kv_cache" in tags:
+                    for pages in self._pages:
+                        pages.fill(_UNWRITTEN)
+            case ResumeMemory(tags):
+                if not set(tags) <= self.released:
+                    raise CommandError(f"Of {', '.join(tags)} something is not released.")
+                self.released -= set(tags)
+
     def _run(self, step: StepInput, masks: np.ndarray | None) -> StepOutput:
         if self._step_delay_s:
             time.sleep(self._step_delay_s)
         check_step(step, self._spec)
         updates = step.page_updates
-        self._page_table[updates.rows, updates.index] = updates.pages
+        self._page_tables[updates.groups, updates.rows, updates.index] = updates.pages
         for state in step.new_rows:
             self._begin_row(state, step)
         inputs = [self._inputs_of(step, i) for i in range(step.num_rows)]
@@ -141,8 +212,9 @@ class FakeRunner:
         ids = _extend_ids(step, at)
         assert (state.token_ids[start : start + len(ids)] == ids).all(), f"row {state.row} has other tokens than it says"
         if len(state.output_ids):
-            cached = self._history(state.row, start)
-            assert (state.token_ids[:start] == cached).all(), f"row {state.row} found a prefix of other tokens"
+            cached = self._history(state.row, start, query=start)
+            is_other = (state.token_ids[:start] != cached) & (cached != _UNSEEN)
+            assert not is_other.any(), f"row {state.row} found a prefix of other tokens"
 
     def _inputs_of(self, step: StepInput, at: int) -> np.ndarray:
         """The tokens that the step really adds to its row number `at`."""
@@ -169,14 +241,16 @@ class FakeRunner:
         page_size = self._spec.page_size
         for row, bound, ids in zip(step.rows.tolist(), step.seq_lens.tolist(), inputs, strict=True):
             start = int(self._kv_len[row])
-            held = self._page_table[row, np.arange(start, bound) // page_size]
+            held = self._page_tables[:, row, np.arange(start, bound) // page_size]
             assert (held >= 0).all(), f"row {row} may write tokens {start}..{bound} without pages"
             positions = np.arange(start, start + len(ids))
-            pages = self._page_table[row, positions // page_size]
-            self._pages[pages, positions % page_size] = ids
+            pages = self._page_tables[:, row, positions // page_size]
+            for tokens, writers, at in zip(self._pages, self._written_by, pages, strict=True):
+                tokens[at, positions % page_size] = ids
+                writers[at, positions % page_size] = self.weights
             slots.append(pages * page_size + positions % page_size)
-        written = np.concatenate(slots)
-        assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
+        for written in np.concatenate(slots, axis=1):
+            assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
 
     def _gain(self, row: int, inputs: np.ndarray, is_decode: bool, masks: np.ndarray | None) -> list[int]:
         """What the row samples, up to the first draft that is wrong; the row is ready for its next step then."""
@@ -197,7 +271,7 @@ class FakeRunner:
     def _draft(self, row: int) -> None:
         """Some right guesses, then perhaps a wrong one: as many as a hash of the history says."""
         history = np.append(self._history(row, int(self._kv_len[row])), self._inputs[row, 0])
-        seed = 0 if self._states[row].sampling.is_greedy else self._states[row].seed
+        seed = self.weights + (0 if self._states[row].sampling.is_greedy else self._states[row].seed)
         for place in range(1, self._spec.num_draft_tokens):
             luck = _mix(int(history.astype(np.int64).sum()) + 7919 * place) % 8
             if luck == 0 or len(history) >= self._spec.context_len:
@@ -206,21 +280,34 @@ class FakeRunner:
             self._inputs[row, place] = token if luck > 2 else (token + luck) % self._spec.vocab_size
             history = np.append(history, self._inputs[row, place])
 
-    def _history(self, row: int, length: int) -> np.ndarray:
+    def _history(self, row: int, length: int, query: int | None = None) -> np.ndarray:
+        """The first `length` tokens as the token at `query` (default: the last of them) sees them; _UNSEEN before that."""
+        query = length - 1 if query is None else query
         num_pages = -(-length // self._spec.page_size)
-        history = self._pages[self._page_table[row, :num_pages]].reshape(-1)[:length]
-        assert (history != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
+        history = np.full(length, _UNSEEN, np.int32)
+        for group, reach in enumerate(self._reach):
+            start, pages = max(query - reach + 1, 0), self._page_tables[group, row, :num_pages]
+            seen = self._pages[group][pages].reshape(-1)[start:length]
+            assert (seen != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
+            written_by = self._written_by[group][pages].reshape(-1)[start:length]
+            assert (written_by == self.weights).all(), f"row {row} reads what other weights wrote"
+            known = history[start:] != _UNSEEN
+            assert (seen == history[start:])[known].all(), f"row {row} reads other tokens in group {group} than in those before"
+            history[start:] = seen
         return history
 
     def _sample(self, row: int, seq_len: int, mask: np.ndarray | None) -> int:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
             return _NAN
-        return self._next_token(history, 0 if state.sampling.is_greedy else state.seed, mask)
+        seed = self.weights + (0 if state.sampling.is_greedy else state.seed)
+        return self._next_token(history, seed, mask)
 
     def _next_token(self, history: np.ndarray, seed: int, mask: np.ndarray | None = None) -> int:
         """With a mask, the first allowed token from the one that the hash names."""
-        total = int((self._powers[: len(history)] * (history.astype(np.uint64) + np.uint64(1))).sum(dtype=np.uint64))
+        start = max(len(history) - max(self._reach), 0)
+        seen = history[start:].astype(np.uint64) + np.uint64(1)
+        total = int((self._powers[start : len(history)] * seen).sum(dtype=np.uint64))
         token = _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
         if mask is None:
             return token
@@ -268,10 +355,11 @@ def check_step(step: StepInput, spec: RunnerSpec) -> None:
     is_mode = {ForwardMode.DECODE: decode == count, ForwardMode.EXTEND: decode == 0, ForwardMode.MIXED: 0 < decode < count}
     assert is_mode[step.mode], f"{step.mode.name} with {decode} decode rows of {count}"
     assert {state.row for state in step.new_rows} <= set(step.rows[decode:].tolist()), "a new row takes no part in its step"
-    if len(step.page_updates.pages):
-        low, high = int(step.page_updates.pages.min()), int(step.page_updates.pages.max())
-        num_pages = spec.kv_groups[0].num_pages
-        assert low >= 0 and high < num_pages, f"pages {low}..{high} of {num_pages}"
+    for index, group in enumerate(spec.kv_groups):
+        pages = step.page_updates.pages[step.page_updates.groups == index]
+        if len(pages):
+            low, high = int(pages.min()), int(pages.max())
+            assert low >= 0 and high < group.num_pages, f"pages {low}..{high} of {group.num_pages}"
 
 
 def _extend_ids(step: StepInput, at: int) -> np.ndarray:

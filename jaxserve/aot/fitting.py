@@ -36,7 +36,8 @@ class Demand:
         heads = max(cfg.num_kv_heads // tp_size, 1)
         scales = 2 * 4 if self.kv_dtype in QUANTIZED_DTYPES else 0
         per_head = 2 * cfg.head_dim * jnp.dtype(self.kv_dtype).itemsize + scales
-        return self.context_len * cfg.num_layers * heads * per_head
+        tokens = sum(min(window or self.context_len, self.context_len) for window in cfg.windows)
+        return tokens * heads * per_head
 
     def budget(self, chip: ChipSpec) -> int:
         return int(chip.hbm_bytes * self.mem_fraction)

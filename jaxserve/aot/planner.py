@@ -22,7 +22,7 @@ from jaxserve.aot.programs import Compilation, ProgramReport
 from jaxserve.aot.roofline import Interconnect, ModelShard, Prediction, StepShape, StepWork, predict, step_work
 from jaxserve.aot.targets import Target, links_per_chip, without_devices
 from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
-from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.blueprint import Blueprint, NumPages
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.memory import (
     DeviceMemory,
@@ -34,6 +34,7 @@ from jaxserve.executor.memory import (
     weight_bytes,
 )
 from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.pool_sizes import longest_of, num_requests
 from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.resolve import platform_defaults
 from jaxserve.executor.warmup import compile_all
@@ -80,11 +81,14 @@ class CapacityPlan:
 
     @property
     def kv_tokens(self) -> int:
-        return 0 if self.memory is None else self.memory.num_pages * (self.args.page_size or 1)
+        """What the pool of the first KV group holds."""
+        return 0 if self.memory is None else self.memory.num_pages[0] * (self.args.page_size or 1)
 
     @property
     def full_requests(self) -> int:
-        return self.kv_tokens // (self.args.context_length or 1)
+        if self.memory is None:
+            return 0
+        return num_requests(self.memory.kv_groups, self.args.page_size or 1, self.args.context_length or 1)
 
     @property
     def programs(self) -> tuple[ProgramReport, ...]:
@@ -166,7 +170,7 @@ class _Planner:
         names = [_name(key) for key in largest]
         reports = [program for program in plan.programs if program.name in names]
         if any(program.error for program in plan.programs):
-            num_pages = _PROBE_PAGES
+            num_pages = self.blueprint.pages_each(_PROBE_PAGES)
             reports = self._compile(num_pages, largest)
         for report in reports:
             if report.error:
@@ -176,7 +180,7 @@ class _Planner:
 
     # --- programs
 
-    def _programs(self, num_pages: int) -> tuple[list[StepPlan], list[ProgramReport]]:
+    def _programs(self, num_pages: NumPages) -> tuple[list[StepPlan], list[ProgramReport]]:
         """Steps in the order of the buckets, and the other programs of a server."""
         buckets = self.blueprint.buckets
         chosen: tuple[Any, ...] = ()
@@ -190,12 +194,10 @@ class _Planner:
         steps = [self._step(bucket, num_pages, reports.pop(bucket, None)) for bucket in buckets.all]
         return steps, list(reports.values())
 
-    def _compile(self, num_pages: int, keys: Any) -> list[ProgramReport]:
+    def _compile(self, num_pages: NumPages, keys: Any) -> list[ProgramReport]:
         programs, params = self.blueprint.programs(num_pages), self.blueprint.abstract_params()
-        pool = [
-            (self.blueprint.config.num_layers * num_pages, *page.shape)
-            for page in jax.tree.leaves(self.blueprint.backend.kv_pages())
-        ]
+        pool_pages = sum(pool.num_layers * pool.num_pages for pool in self.blueprint.pools(num_pages).values())
+        pool = [(pool_pages, *page.shape) for page in jax.tree.leaves(self.blueprint.backend.kv_pages())]
         lower: dict[Any, Callable[[], Compilation]] = {}
         for key in keys:
             if isinstance(key, Bucket):
@@ -212,15 +214,16 @@ class _Planner:
         options = {"xla_gpu_autotune_level": "0"} if platform == "gpu" else None  # autotuning needs the device
         return Compilation(name, lower(), platform, pool, options, self.options.save_to)
 
-    def _step(self, bucket: Bucket, num_pages: int, program: ProgramReport | None) -> StepPlan:
+    def _step(self, bucket: Bucket, num_pages: NumPages, program: ProgramReport | None) -> StepPlan:
         blueprint, chip = self.blueprint, self.target.chip
         args, config = blueprint.args, blueprint.config
         assert args.context_length
-        token_bytes = blueprint.page_bytes / config.num_layers / blueprint.page_size
+        token_bytes = sum(blueprint.page_bytes) / config.num_layers / blueprint.page_size
         shard = ModelShard(config, args.dtype, args.tp_size, token_bytes)
         rows = bucket.num_rows
         if bucket.decode_only:
-            longest = min(self.options.assumed_context, args.context_length, num_pages * blueprint.page_size // rows)
+            limit = min(self.options.assumed_context, args.context_length)
+            longest = longest_of(blueprint.spec(num_pages).kv_groups, blueprint.page_size, rows, limit)
             shape = StepShape(rows, 1, max(longest, 1))
         else:  # prompts of equal length, from their beginning
             shape = StepShape(rows, bucket.num_tokens // rows, bucket.num_tokens // rows)

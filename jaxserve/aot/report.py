@@ -15,7 +15,8 @@ GIB, MIB = 1 << 30, 1 << 20
 # Options that shape a plan; what else a server takes is of no meaning here.
 _ARGS = (
     "model_path", "tp_size", "dtype", "kv_cache_dtype", "page_size", "context_length", "max_running_requests",
-    "max_total_tokens", "mem_fraction_static", "chunked_prefill_size", "prefill_token_buckets", "decode_row_buckets",
+    "max_total_tokens", "swa_full_tokens_ratio", "mem_fraction_static", "chunked_prefill_size", "prefill_token_buckets",
+    "decode_row_buckets",
 )  # fmt: skip
 
 
@@ -36,9 +37,10 @@ def plan_json(plan: CapacityPlan) -> dict[str, Any]:
         "notes": list(plan.notes),
         "memory_bytes": None if memory is None else _memory_json(memory),
         "kv_cache": {
-            "num_pages": 0 if memory is None else memory.num_pages,
+            "num_pages": 0 if memory is None else memory.num_pages[0],
             "num_pages_that_would_fit": 0 if memory is None else memory.fitting_pages,
             "tokens": plan.kv_tokens,
+            "groups": [] if memory is None else [dataclasses.asdict(group) for group in memory.kv_groups],
             "requests_of_full_length": plan.full_requests,
         },
         "compile_s": {"sum_over_programs": sum(program.compile_s for program in plan.programs)},

@@ -10,6 +10,9 @@ The scheduler asks for a Lease per running request and names lengths and tokens;
 
 Only whole pages are shared: the last, partly filled page of a request is its own until it is full.
 
+A model's layers may fall into several KV groups, each with pools and page tables of their own. At most one group keeps all
+tokens; those with a window keep the newest ones, and a row gives pages back as its window moves on (`window_group`).
+
 Pages freed here may be written by the next step that is launched while a step launched earlier still reads them (a duplicate
 that commit swapped out, a finished row). That is safe because steps run on the device in launch order: the reader is done
 before the writer starts. For the same reason a prefix may be shared as soon as the step that computes it is launched. What is
@@ -19,15 +22,21 @@ not safe is to release a row that a launched step will still be *told about* by 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxserve.cache.audit import LeakReport, audit, tree_pages
-from jaxserve.cache.page_allocator import PageAllocator, PageOwner
+from jaxserve.cache.page_allocator import NO_PAGE, NoPages, PageAllocator, PageOwner
 from jaxserve.cache.radix_cache import PrefixMatch, RadixCache
 from jaxserve.cache.req_to_token import ReqToTokenPool
+from jaxserve.cache.run_pages import RunPages
 from jaxserve.cache.tree_node import TreeNode
-from jaxserve.runner import PageUpdates
+from jaxserve.cache.window_group import WindowGroup
+from jaxserve.runner import KVGroup, PageUpdates
+
+# At least this share of what may go of a window's pages is evicted at a time.
+WINDOW_EVICT_SHARE = 32
 
 
 @dataclasses.dataclass(slots=True, eq=False, kw_only=True)
@@ -55,36 +64,49 @@ class CacheManager:
     def __init__(
         self,
         *,
-        num_pages: int,
+        groups: Sequence[KVGroup],
         page_size: int,
         max_rows: int,
         max_pages_per_row: int,
         eviction_policy: str = "lru",
         disable_radix: bool = False,
     ) -> None:
-        self.num_pages = num_pages
+        """`groups` as in RunnerSpec."""
+        assert all(group.window is not None for group in groups[1:]), f"a group without a window must be the first: {groups}"
+        self.num_pages = groups[0].num_pages  # of the first group, as everything that is counted below
         self.page_size = page_size
         self.disable_radix = disable_radix
-        self.allocator = PageAllocator(num_pages)
-        self.tree = RadixCache(page_size, eviction_policy)
-        self.req_to_token = ReqToTokenPool(max_rows, max_pages_per_row)
+        self.req_to_token = ReqToTokenPool(max_rows, max_pages_per_row, len(groups))
+        self.allocator = PageAllocator(self.num_pages) if groups[0].window is None else NoPages()
+        self.windows = [
+            WindowGroup(group, page_size, table, self.req_to_token.num_pages)
+            for group, table in zip(groups, self.req_to_token.tables, strict=True)
+            if group.window is not None
+        ]
+        self.tree = RadixCache(page_size, eviction_policy, [group.window for group in self.windows])
+        self.keeps_all = groups[0].window is None
+        self._full_table = self.req_to_token.tables[0] if self.keeps_all else None
+        pools: list[PageAllocator | NoPages | WindowGroup] = [*([self.allocator] if self.keeps_all else []), *self.windows]
+        self._pools = list(zip(self.req_to_token.tables, pools, strict=True))
         self._leases: dict[int, Lease] = {}  # by row
 
-    # --- how full it is, in tokens
+    # --- how full it is, in tokens of the first group
 
     @property
     def free_tokens(self) -> int:
-        return self.allocator.num_free * self.page_size
+        first = self.windows[0] if self._full_table is None else self.allocator
+        return first.num_free * self.page_size
 
     @property
     def evictable_tokens(self) -> int:
         """Cached prefixes that nobody uses."""
-        return self.tree.evictable_pages * self.page_size
+        evictable = self.windows[0].num_evictable if self._full_table is None else self.tree.evictable_pages
+        return evictable * self.page_size
 
     @property
-    def protected_tokens(self) -> int:
-        """Cached prefixes that some lease uses."""
-        return self.tree.protected_pages * self.page_size
+    def num_cached_tokens(self) -> int:
+        """Prefixes that the tree knows, in use or not."""
+        return self.tree.num_cached_pages * self.page_size
 
     @property
     def available_tokens(self) -> int:
@@ -101,9 +123,10 @@ class CacheManager:
         return self.req_to_token.free_rows
 
     @property
-    def page_table(self) -> np.ndarray:
-        """int32 [max_rows, max_pages_per_row]; what the device's table holds once all updates are drained."""
-        return self.req_to_token.page_table
+    def page_tables(self) -> list[np.ndarray]:
+        """Of each group int32 [max_rows, max_pages_per_row]; what the device's tables hold once all updates are drained.
+        Entries behind a row's window are stale."""
+        return [table.entries for table in self.req_to_token.tables]
 
     def drain_page_updates(self) -> PageUpdates:
         """The page-table entries written since the last call. An entry may occur twice, then with the same page."""
@@ -127,8 +150,13 @@ class CacheManager:
         limit = 0 if self.disable_radix else max(len(token_ids) - 1, 0)
         prefix = self.tree.acquire(token_ids[:limit], extra_key, priority)
         row = self.req_to_token.take_row()
-        self.req_to_token.append(row, prefix.pages)
-        prefix_len = len(prefix.pages) * self.page_size
+        pages, windows = prefix.pages
+        self.req_to_token.extend(row, len(pages))
+        if self._full_table is not None:
+            self._full_table.write(row, 0, pages)
+        for group, window in zip(self.windows, windows, strict=True):
+            group.begin(row, window)
+        prefix_len = len(pages) * self.page_size
         lease = Lease(
             row=row,
             extra_key=extra_key,
@@ -142,41 +170,52 @@ class CacheManager:
         self._leases[row] = lease
         return lease
 
-    def grow(self, lease: Lease, new_len: int) -> bool:
-        """Gives a row pages for tokens [0, new_len). False, and nothing changed, if even eviction does not yield enough."""
+    def grow(self, lease: Lease, start: int, end: int) -> bool:
+        """Pages for a step that computes tokens [start, end) of a row, and for all that the step reads: what is behind the
+        windows of `start` is given back. False, and no page taken, if even eviction does not yield enough."""
         assert lease.is_open, f"grow of row {lease.row} after its release"
-        missing = -(-new_len // self.page_size) - int(self.req_to_token.num_pages[lease.row])
+        for group in self.windows:
+            group.slide(np.array([lease.row]), np.array([start]))
+        missing = -(-end // self.page_size) - int(self.req_to_token.num_pages[lease.row])
         if missing <= 0:
             return True
         if not self._make_room(missing):
             return False
-        self.req_to_token.append(lease.row, self.allocator.alloc(missing))
+        self._extend(lease.row, missing)
         return True
 
-    def pages_needed_rows(self, rows: np.ndarray, lengths: np.ndarray) -> int:
-        """New pages that grow_rows of the same arguments would take."""
-        return int(np.maximum(self._missing_pages(rows, lengths), 0).sum())
+    def has_room(self, rows: np.ndarray, lengths: np.ndarray) -> bool:
+        """Whether grow_rows to these lengths would succeed; with windows it may even if this says no."""
+        return self._has_room(int(np.maximum(self._missing_pages(rows, lengths), 0).sum()))
 
-    def grow_rows(self, rows: np.ndarray, lengths: np.ndarray) -> bool:
-        """grow for many distinct rows at once, all or none: row rows[i] must hold lengths[i] tokens. No Python per row, as
-        this runs before every decode step."""
-        missing = self._missing_pages(rows, lengths)
+    def grow_rows(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bool:
+        """grow for many distinct rows at once, all or none: rows[i] computes tokens from starts[i] or later to ends[i]. No
+        Python per row, as this runs before every decode step."""
+        for group in self.windows:
+            group.slide(rows, starts)
+        missing = self._missing_pages(rows, ends)
         most = int(missing.max(initial=0))
         if most <= 0:
             return True
+        is_short = missing > 0
+        rows, missing = rows[is_short], missing[is_short]
+        if not self._make_room(int(missing.sum())):
+            return False
         if most == 1:
-            rows = rows[missing > 0]
-            if not self._make_room(len(rows)):
-                return False
-            self.req_to_token.append_one_each(rows, self.allocator.alloc(len(rows)))
+            index = self.req_to_token.extend_by_one(rows)
+            for table, pool in self._pools:
+                table.write_one_each(rows, index, pool.alloc(len(rows)))
             return True
-        return self._grow_rows_by_many(rows, np.maximum(missing, 0))
+        for row, count in zip(rows.tolist(), missing.tolist(), strict=True):
+            self._extend(row, count)
+        return True
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
         """Shares the whole pages of token_ids, all of whose KV is valid or will be by a step launched before this call.
 
         token_ids starts at the sequence's first token. Where another request has brought the same tokens meanwhile, the
-        tree's pages stay, this row is switched over to them and its own go back.
+        tree's pages stay, this row is switched over to them and its own go back; those of windows it keeps as long as it
+        needs them.
         """
         assert lease.is_open, f"commit of row {lease.row} after its release"
         assert len(token_ids) <= lease.allocated_len, f"{len(token_ids)} tokens, row {lease.row} holds {lease.allocated_len}"
@@ -184,15 +223,18 @@ class CacheManager:
         if self.disable_radix or shared_end <= lease.shared_len:
             return
         first = lease.shared_len // self.page_size
-        own = self.page_table[lease.row, first : shared_end // self.page_size].copy()
+        own = self._row_pages(lease.row, first, shared_end // self.page_size)
         result = self.tree.insert(lease.node, token_ids[lease.shared_len : shared_end], own, lease.priority)
         num_existing = len(result.existing_pages)
         # A launched step may still read these duplicates; see the module's docstring for why they may be reused.
-        self.allocator.free(own[:num_existing], PageOwner.LEASED)
-        self.allocator.give_to_tree(own[num_existing:])
-        if lease.given_from is None and num_existing < len(own):
+        self.allocator.free(own.pages[:num_existing], PageOwner.LEASED)
+        self.allocator.give_to_tree(own.pages[num_existing:])
+        if lease.given_from is None and num_existing < len(own.pages):
             lease.given_from = lease.shared_len + num_existing * self.page_size
-        self.req_to_token.replace(lease.row, first, result.existing_pages)
+        if self._full_table is not None:
+            self._full_table.write(lease.row, first, result.existing_pages)
+        for group, taken in zip(self.windows, result.taken_windows, strict=True):
+            group.give_to_tree(taken)
         self.tree.lock(result.node, until=lease.node)
         lease.node = result.node
         lease.shared_len = shared_end
@@ -210,7 +252,7 @@ class CacheManager:
         while (start := start - len(node.pages) * self.page_size) > lease.given_from:
             assert node.parent is not None, f"row {lease.row}: no node begins at token {lease.given_from}"
             node = node.parent
-        self.allocator.free(self.tree.discard(node), PageOwner.TREE)
+        self._take_back(self.tree.discard(node))
 
     def release(self, lease: Lease, token_ids: np.ndarray | None = None) -> None:
         """Ends a lease. With tokens (those whose KV is valid), their whole pages are shared first; without (an abort, a
@@ -218,10 +260,11 @@ class CacheManager:
         assert lease.is_open, f"row {lease.row} released twice"
         if token_ids is not None:
             self.commit(lease, token_ids)
-        own = self.req_to_token.row_pages(lease.row, lease.shared_len // self.page_size)
-        self.allocator.free(own, PageOwner.LEASED)
-        if len(discarded := self.tree.unlock(lease.node)):
-            self.allocator.free(discarded, PageOwner.TREE)
+        own = self._row_pages(lease.row, lease.shared_len // self.page_size, int(self.req_to_token.num_pages[lease.row]))
+        self.allocator.free(own.pages, PageOwner.LEASED)
+        for group in self.windows:
+            group.end(lease.row)
+        self._take_back(self.tree.unlock(lease.node))
         self.req_to_token.return_row(lease.row)
         del self._leases[lease.row]
         lease.is_open = False
@@ -233,12 +276,12 @@ class CacheManager:
         if self._leases:
             return False
         self.tree.reset()
-        self.allocator.rebuild(tree_pages(self.tree))
+        self._rebuild_pools()
         return True
 
     def check(self) -> LeakReport:
         """Compares the books; only meaningful when no lease should be out."""
-        return audit(self.tree, self.allocator, self.req_to_token)
+        return audit(self.tree, self.allocator, self.windows, self.req_to_token)
 
     def repair(self, report: LeakReport) -> None:
         """Makes the books right: ends leases nobody released, drops prefixes whose pages had a second owner (their KV may have
@@ -247,28 +290,53 @@ class CacheManager:
             lease.is_open = False
         self._leases = {}
         self.req_to_token.reset_rows()
-        self.tree.rebuild(bad_pages=np.concatenate([report.shared_pages, report.foreign_pages]))
-        self.allocator.rebuild(tree_pages(self.tree))
+        self.tree.rebuild(report.bad_pages)
+        self._rebuild_pools()
 
     # --- pages
+
+    def _extend(self, row: int, count: int) -> None:
+        """More pages at the end of a row; there is room."""
+        first = self.req_to_token.extend(row, count)
+        for table, pool in self._pools:
+            table.write(row, first, pool.alloc(count))
+
+    def _row_pages(self, row: int, start: int, end: int) -> RunPages:
+        """The pages [start, end) of a row."""
+        table = self._full_table
+        pages = np.full(end - start, NO_PAGE, np.int32) if table is None else table.entries[row, start:end].copy()
+        return RunPages(pages, tuple(group.row_pages(row, start, end) for group in self.windows))
+
+    def _take_back(self, given_up: RunPages) -> None:
+        """What the tree gave up."""
+        if len(given_up.pages):
+            self.allocator.free(given_up.pages, PageOwner.TREE)
+        for group, pages in zip(self.windows, given_up.windows, strict=True):
+            group.take_from_tree(pages)
+
+    def _rebuild_pools(self) -> None:
+        cached = tree_pages(self.tree)
+        self.allocator.rebuild(cached.pages)
+        for group, pages in zip(self.windows, cached.windows, strict=True):
+            group.rebuild(pages)
 
     def _missing_pages(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         return (lengths + (self.page_size - 1)) // self.page_size - self.req_to_token.num_pages[rows]
 
-    def _make_room(self, num_pages: int) -> bool:
-        """Evicts until `num_pages` pages are free. False, and nothing evicted, if that cannot be."""
-        short = num_pages - self.allocator.num_free
-        if short > 0:
-            if short > self.tree.evictable_pages:
-                return False
-            self.allocator.free(self.tree.evict(short), PageOwner.TREE)
-        return True
-
-    def _grow_rows_by_many(self, rows: np.ndarray, missing: np.ndarray) -> bool:
-        """The rare case that some row crosses several pages in one step."""
-        if not self._make_room(int(missing.sum())):
+    def _has_room(self, num_pages: int) -> bool:
+        if num_pages > self.allocator.num_free + self.tree.evictable_pages:
             return False
-        for row, count in zip(rows.tolist(), missing.tolist(), strict=True):
-            if count:
-                self.req_to_token.append(row, self.allocator.alloc(count))
+        return all(num_pages <= group.num_available for group in self.windows)
+
+    def _make_room(self, num_pages: int) -> bool:
+        """Evicts until `num_pages` pages are free in every group. False, and nothing evicted, if that cannot be."""
+        if not self._has_room(num_pages):
+            return False
+        if (short := num_pages - self.allocator.num_free) > 0:
+            self._take_back(self.tree.evict(short))
+        for index, group in enumerate(self.windows):
+            if (short := num_pages - group.num_free) > 0:
+                # Looking for pages costs more than a page: held ones are passed over each time. So some more go at once.
+                short = max(short, group.num_evictable // WINDOW_EVICT_SHARE)
+                self._take_back(self.tree.evict_window(index, short, group.is_held))
         return True

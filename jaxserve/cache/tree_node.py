@@ -1,5 +1,7 @@
 """A node of the radix tree: a run of whole pages of tokens, the pages that hold their KV, and what eviction needs to know.
 
+A page of a window's layers may be gone while the tokens stay: `windows` holds NO_PAGE in its place.
+
 Plain data: `jaxserve.cache.radix_cache` alone writes it. The scheduler's policies may read `id`, `parent` and `children`.
 """
 
@@ -11,11 +13,19 @@ import numpy as np
 class TreeNode:
     __slots__ = (
         "children", "created", "discarded", "edge", "hits", "id", "key", "last_access", "lock_count", "pages", "parent",
-        "priority", "queued",
+        "priority", "windows",
     )  # fmt: skip
 
     def __init__(
-        self, *, id: int, parent: TreeNode | None, edge: bytes | str | None, key: bytes, pages: np.ndarray, tick: int
+        self,
+        *,
+        id: int,
+        parent: TreeNode | None,
+        edge: bytes | str | None,
+        key: bytes,
+        pages: np.ndarray,
+        windows: tuple[np.ndarray, ...],
+        tick: int,
     ) -> None:
         self.id = id  # never used twice
         self.parent = parent  # None for the one node above all namespaces
@@ -24,6 +34,7 @@ class TreeNode:
         # copy (bytes.startswith), whatever the length.
         self.key = key
         self.pages = pages  # int32, one for each page of tokens in key
+        self.windows = windows  # the same for each KV group with a window
         self.children: dict[bytes | str | None, TreeNode] = {}
         self.lock_count = 0  # leases that hold this node or one below it
         self.last_access = tick
@@ -31,7 +42,6 @@ class TreeNode:
         self.hits = 0  # admissions that used it
         self.priority = 0  # the largest of any request that used it
         self.discarded = False  # out of reach: held by those who had it already, and gone with the last of them
-        self.queued = False  # the eviction queue has an entry for it
 
     @property
     def token_ids(self) -> np.ndarray:

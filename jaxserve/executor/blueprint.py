@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,29 +16,32 @@ from jax.sharding import Mesh, NamedSharding
 from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
 from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
-from jaxserve.executor.kv_cache import KVCacheLayout
+from jaxserve.executor.kv_cache import KVCacheLayout, KVPool
 from jaxserve.executor.model_runner import ModelRunner
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.programs import StepPrograms
 from jaxserve.executor.resolve import resolve_args, resolve_dtype
 from jaxserve.executor.step import Params, Step
 from jaxserve.executor.warmup import CompileCounter
+from jaxserve.executor.weights import WeightLoader
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
 from jaxserve.runner import KVGroup, RunnerSpec
+
+NumPages: TypeAlias = tuple[int, ...]  # of each KV group's pool, in the order of ModelConfig.kv_windows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blueprint:
     args: ServerArgs  # without an "auto" left
-    config: ModelConfig
+    config: ModelConfig  # without windows that no sequence can outgrow
     mesh: Mesh
     backend: AttentionBackend
 
     @staticmethod
     def draw(args: ServerArgs, config: ModelConfig, mesh: Mesh) -> Blueprint:
         """ValueError with the reason if the model cannot be split so, or if no attention backend serves it."""
-        config = config.replace(quantization=args.quantization)
+        config = config.replace(quantization=args.quantization).for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
         chip = Chip.of(mesh.devices.flat[0])
         dtype = resolve_dtype(args, chip.platform)
@@ -74,7 +77,11 @@ class Blueprint:
     def buckets(self) -> Buckets:
         assert self.args.prefill_token_buckets and self.args.decode_row_buckets
         return Buckets.build(
-            self.args.prefill_token_buckets, self.args.decode_row_buckets, self.page_size, self.num_draft_tokens
+            self.args.prefill_token_buckets,
+            self.args.decode_row_buckets,
+            self.page_size,
+            self.num_draft_tokens,
+            len(self.config.kv_windows),
         )
 
     @property
@@ -94,16 +101,30 @@ class Blueprint:
         )
 
     @property
-    def page_bytes(self) -> int:
-        """Of one page in all layers, on one device."""
-        return self.config.num_layers * sum(page.nbytes for page in jax.tree.leaves(self.backend.kv_pages()))
+    def page_bytes(self) -> tuple[int, ...]:
+        """Per KV group: of one page in all its layers, on one device."""
+        layer_bytes = sum(page.nbytes for page in jax.tree.leaves(self.backend.kv_pages()))
+        return tuple(self.config.windows.count(window) * layer_bytes for window in self.config.kv_windows)
 
-    def spec(self, num_pages: int) -> RunnerSpec:
+    def pools(self, num_pages: NumPages) -> dict[int | None, KVPool]:
+        """Of the KV groups, by their window: one behind the other."""
+        pools: dict[int | None, KVPool] = {}
+        base = 0
+        for window, pages in zip(self.config.kv_windows, num_pages, strict=True):
+            pools[window] = KVPool(base, self.config.windows.count(window), pages)
+            base = pools[window].end
+        return pools
+
+    def pages_each(self, count: int) -> NumPages:
+        """Pools of so many pages, for what does not depend on their size."""
+        return (count,) * len(self.config.kv_windows)
+
+    def spec(self, num_pages: NumPages) -> RunnerSpec:
         args = self.args
         assert args.max_running_requests and args.context_length
         return RunnerSpec(
             page_size=self.page_size,
-            kv_groups=(KVGroup(num_pages),),
+            kv_groups=tuple(map(KVGroup, num_pages, self.config.kv_windows)),
             max_rows=args.max_running_requests,
             context_len=args.context_length,
             max_step_tokens=self.buckets.extend[-1].num_tokens,
@@ -128,17 +149,19 @@ class Blueprint:
             lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(self.mesh, info.spec)), self.arrays
         )
 
-    def programs(self, num_pages: int) -> StepPrograms:
+    def programs(self, num_pages: NumPages) -> StepPrograms:
+        pools = self.pools(num_pages)
         return StepPrograms(
-            Step(self.decoder, self.backend, num_pages, self.page_size),
+            Step(self.decoder, self.backend, pools, self.page_size),
             jax.tree.map(lambda info: info.spec, self.arrays),
-            KVCacheLayout(self.backend.kv_pages(), self.config.num_layers * num_pages, self.args.tp_size),
+            KVCacheLayout(self.backend.kv_pages(), max(pool.end for pool in pools.values()), self.args.tp_size),
             self.spec(num_pages),
             self.mesh,
             self.drafter,
         )
 
-    def runner(self, num_pages: int, params: Params, counter: CompileCounter) -> ModelRunner:
+    def runner(self, num_pages: NumPages, params: Params, loader: WeightLoader, counter: CompileCounter) -> ModelRunner:
+        """`params` are those of the options' folder."""
         return ModelRunner(
             programs=self.programs(num_pages),
             params=params,
@@ -146,8 +169,11 @@ class Blueprint:
             buckets=self.buckets,
             spec=self.spec(num_pages),
             compile_counter=counter,
+            loader=loader,
+            model_path=self.args.model_path,
+            load_format=self.args.load_format,
         )
 
-    def lower(self, bucket: Bucket, num_pages: int) -> Any:
+    def lower(self, bucket: Bucket, num_pages: NumPages) -> Any:
         """The forward half of a step of one bucket as a jax.stages.Lowered; needs neither weights nor devices."""
         return self.programs(num_pages).lower_forward(bucket, self.abstract_params())

@@ -34,10 +34,16 @@ class Buckets:
     extend: tuple[Bucket, ...]  # by increasing tokens, then rows
 
     @staticmethod
-    def build(token_sizes: tuple[int, ...], row_sizes: tuple[int, ...], page_size: int, num_draft_tokens: int = 1) -> Buckets:
+    def build(
+        token_sizes: tuple[int, ...],
+        row_sizes: tuple[int, ...],
+        page_size: int,
+        num_draft_tokens: int = 1,
+        num_kv_groups: int = 1,
+    ) -> Buckets:
         """`token_sizes` must reach the largest prefill step, `row_sizes` the most rows."""
         max_rows = row_sizes[-1]
-        new_pages = -(-num_draft_tokens // page_size)  # that a decode row can open in one step
+        new_pages = num_kv_groups * -(-num_draft_tokens // page_size)  # that a decode row can open in one step
         decode = tuple(Bucket(rows * num_draft_tokens, rows, rows * new_pages, decode_only=True) for rows in row_sizes)
         extend = []
         for tokens in token_sizes:
@@ -46,7 +52,7 @@ class Buckets:
                 row_counts.add(min(tokens, max_rows))
             for rows in sorted(row_counts):
                 # Each row can open one page more than its tokens fill, and pages of a prefix hit come on top of that.
-                updates = -(-tokens // page_size) + 2 * rows
+                updates = num_kv_groups * (-(-tokens // page_size) + 2 * rows)
                 extend.append(Bucket(tokens, rows, updates, decode_only=False))
         return Buckets(decode, tuple(sorted(extend)))
 

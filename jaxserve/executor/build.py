@@ -18,7 +18,8 @@ from jaxserve.executor.mesh import make_mesh, select_devices
 from jaxserve.executor.model_runner import ModelRunner
 from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.warmup import CompileCounter, compile_all, use_compilation_cache
-from jaxserve.models import ModelConfig, load_params
+from jaxserve.executor.weights import WeightLoader
+from jaxserve.models import ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +47,18 @@ def build_runner(args: ServerArgs, *, show_progress: bool = True) -> BuiltRunner
     args, config = blueprint.args, blueprint.config
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
     started_s = time.monotonic()
-    params = load_params(
-        args.model_path, config, mesh, jnp.dtype(args.dtype), load_format=args.load_format, progress=show_progress
+    loader = WeightLoader(
+        config=config,
+        mesh=mesh,
+        dtype=jnp.dtype(args.dtype),
+        model_override_args=args.json_model_override_args,
+        free_bytes=lambda: measure(mesh.devices.flat[0]).free,
     )
+    params = loader.load(args.model_path, args.load_format, progress=show_progress)
     logger.info("Weights loaded in %.1f s", time.monotonic() - started_s)
     budget = plan_memory(blueprint)
     logger.info("%s", "\n".join(memory_lines(budget, blueprint)))
-    runner = blueprint.runner(budget.num_pages, params, counter)
+    runner = blueprint.runner(budget.num_pages, params, loader, counter)
     started_s = time.monotonic()
     runner.warm_up(show_progress=show_progress)
     logger.info("Compiled in %.1f s; KV cache of %d tokens", time.monotonic() - started_s, runner.spec.max_total_tokens)
@@ -68,11 +74,12 @@ def plan_memory(blueprint: Blueprint) -> MemoryBudget:
 
 def measure_steps(blueprint: Blueprint) -> StepMemory:
     """What steps take beside weights and state, learnt by compiling the largest of them with a small pool."""
-    programs, params, buckets = blueprint.programs(_PROBE_PAGES), blueprint.abstract_params(), blueprint.buckets
+    num_pages, params, buckets = blueprint.pages_each(_PROBE_PAGES), blueprint.abstract_params(), blueprint.buckets
+    programs = blueprint.programs(num_pages)
     lower: dict[Any, Any] = {
         bucket: functools.partial(programs.lower_forward, bucket, params) for bucket in (buckets.extend[-1], buckets.decode[-1])
     }
     lower["sampling"] = functools.partial(programs.lower_sampling, SamplingKey.largest_of(buckets.decode))
     compiled = compile_all(lower, show_progress=False)
     *forward, sampling = [ProgramMemory.of(program.memory_analysis()) for program in compiled.values()]
-    return StepMemory.of(blueprint, forward, sampling, _PROBE_PAGES)
+    return StepMemory.of(blueprint, forward, sampling, num_pages)

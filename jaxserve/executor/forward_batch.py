@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
-from jaxserve.runner import StepInput
+from jaxserve.runner import PageUpdates, StepInput
 
 # Positions in the header.
 NUM_ROWS, NUM_DECODE_ROWS, HEADER_LEN = range(3)
@@ -54,7 +54,7 @@ class ForwardBatch:
     extend_lens: jax.Array  # [R] tokens this step adds; 0 for padding; an upper bound for rows with drafts
     sample: jax.Array  # [R] 1 where the row's next token is wanted
     row_params: jax.Array  # [R, NUM_ROW_PARAMS] sampling parameters, see row_params.py
-    page_updates: jax.Array  # [3, U] row, index, page; padding names the row behind the scratch row: dropped
+    page_updates: jax.Array  # [4, U] group, row, index, page; padding names the row behind the scratch row: dropped
     input_ids: jax.Array | None  # [T] decode slots are ignored; None if decode_only
 
 
@@ -68,7 +68,7 @@ def layout(bucket: Bucket) -> dict[str, tuple[int, ...]]:
         "extend_lens": (R,),
         "sample": (R,),
         "row_params": (R, NUM_ROW_PARAMS),
-        "page_updates": (3, bucket.num_page_updates),
+        "page_updates": (4, bucket.num_page_updates),
     }
     if not bucket.decode_only:
         fields["input_ids"] = (bucket.num_tokens,)
@@ -102,8 +102,7 @@ def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: i
     """
     live, R = step.num_rows, bucket.num_rows
     assert live <= R and step.num_tokens <= bucket.num_tokens, f"{live} rows, {step.num_tokens} tokens exceed {bucket}"
-    num_updates = len(step.page_updates)
-    assert num_updates <= bucket.num_page_updates, f"{num_updates} page updates exceed {bucket}"
+    assert len(step.page_updates) <= bucket.num_page_updates, f"{len(step.page_updates)} page updates exceed {bucket}"
 
     buffer = np.zeros(packed_len(bucket), np.int32)
     views = split_packed(buffer, bucket)
@@ -115,19 +114,18 @@ def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: i
     views["extend_lens"][:live] = step.extend_lens
     views["sample"][:live] = step.sample
     views["row_params"][:live] = row_params
-    updates = step.page_updates
-    views["page_updates"][:] = no_page_updates(scratch_row, bucket.num_page_updates)
-    views["page_updates"][:, :num_updates] = updates.rows, updates.index, updates.pages
+    views["page_updates"][:] = pack_page_updates(step.page_updates, bucket.num_page_updates, scratch_row)
     if not bucket.decode_only:
         views["input_ids"][step.num_decode_rows : step.num_tokens] = step.input_ids
     return buffer
 
 
-def no_page_updates(scratch_row: int, count: int) -> np.ndarray:
-    """int32 [3, count] of padding: a row behind the scratch row, where writes are dropped."""
-    updates = np.zeros((3, count), np.int32)
-    updates[0] = scratch_row + 1
-    return updates
+def pack_page_updates(updates: PageUpdates, count: int, scratch_row: int) -> np.ndarray:
+    """int32 [4, count]: group, row, index, page; padding names a row behind the scratch row, where writes are dropped."""
+    packed = np.zeros((4, count), np.int32)
+    packed[1] = scratch_row + 1
+    packed[:, : len(updates)] = updates.groups, updates.rows, updates.index, updates.pages
+    return packed
 
 
 @jax.tree_util.register_dataclass

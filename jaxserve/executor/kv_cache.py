@@ -1,4 +1,7 @@
-"""The KV cache's arrays: shapes and shardings, from what a backend says of a page. Knows no heads and no tokens."""
+"""The KV cache's arrays: shapes and shardings, from what a backend says of a page, and where in them each group's pages lie.
+
+Knows no heads and no tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,25 @@ from jaxserve.models import TENSOR_AXIS
 
 
 @dataclasses.dataclass(frozen=True)
+class KVPool:
+    """The part of the arrays that belongs to one KV group, the layers of one window: `num_pages` pages for each layer."""
+
+    base: int  # pages of the groups before it
+    num_layers: int
+    num_pages: int
+
+    @property
+    def end(self) -> int:
+        return self.base + self.num_layers * self.num_pages
+
+    def page_offset(self, index: jax.Array) -> jax.Array:
+        """Where page 0 of the group's `index`-th layer lies."""
+        return self.base + index * self.num_pages
+
+
+@dataclasses.dataclass(frozen=True)
 class KVCacheLayout:
-    """A pytree of PageArray, `num_pages` times (layers times pages per layer), over `tp_size` shards."""
+    """A pytree of PageArray, `num_pages` times (those of all layers), over `tp_size` shards."""
 
     pages: Any
     num_pages: int

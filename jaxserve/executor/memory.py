@@ -7,6 +7,7 @@ the device once its weights are loaded, a plan takes a chip's data sheet less th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import jax
 import psutil
 
-from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.blueprint import Blueprint, NumPages
+from jaxserve.executor.pool_sizes import first_pool_that_fits, num_requests, pools_of, useful_pages
 from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.row_tables import RowTables
+from jaxserve.runner import KVGroup
 
 # On CPU the pool is ordinary host memory, which other programs need too: without --max-total-tokens no more is taken.
 CPU_POOL_LIMIT_BYTES = 2 * 2**30
@@ -65,12 +68,12 @@ class StepMemory:
     code: int
 
     @staticmethod
-    def of(blueprint: Blueprint, forward: Sequence[ProgramMemory], sampling: ProgramMemory, num_pages: int) -> StepMemory:
-        """From the largest programs, compiled with a pool of `num_pages`. The logits of the step before the one that runs are
+    def of(blueprint: Blueprint, forward: Sequence[ProgramMemory], sampling: ProgramMemory, num_pages: NumPages) -> StepMemory:
+        """From the largest programs, compiled with pools of `num_pages`. The logits of the step before the one that runs are
         still there; an input, and what the compiler pads, come with the arguments. Code is that of all programs a server
         compiles, none of them larger than these."""
         programs = (*forward, sampling)
-        known = weight_bytes(blueprint) + page_table_bytes(blueprint) + num_pages * blueprint.page_bytes
+        known = weight_bytes(blueprint) + page_table_bytes(blueprint) + pool_bytes(num_pages, blueprint.page_bytes)
         inputs = max(max(program.arguments for program in forward) - known, 0)
         return StepMemory(
             temporaries=max(program.beside_arguments for program in programs)
@@ -91,9 +94,9 @@ class MemoryBudget:
     row_tables: int  # what is kept per request row: penalty counts, biases, histories that drafts are looked up in
     page_table: int
     steps: StepMemory | None  # None: not compiled
-    page_bytes: int  # of a page in all layers
-    num_pages: int
-    fitting_pages: int  # there is room for; more than num_pages where the request rows could not use them
+    page_bytes: tuple[int, ...]  # per KV group: of a page in all its layers
+    kv_groups: tuple[KVGroup, ...]  # with their pools
+    fitting_pages: int  # of the first group that there is room for; more than its own where request rows could not use them
 
     @property
     def temporaries(self) -> int:
@@ -104,8 +107,12 @@ class MemoryBudget:
         return 0 if self.steps is None else self.steps.code
 
     @property
+    def num_pages(self) -> NumPages:
+        return tuple(group.num_pages for group in self.kv_groups)
+
+    @property
     def kv_pool(self) -> int:
-        return self.num_pages * self.page_bytes
+        return pool_bytes(self.num_pages, self.page_bytes)
 
     @property
     def free(self) -> int:
@@ -124,27 +131,25 @@ def measure(device: jax.Device) -> DeviceMemory:
 def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory | None) -> MemoryBudget:
     """Pages as --max-total-tokens says, or as many as fit and can be used. ValueError, with the numbers, if none fits."""
     weights, page_table = weight_bytes(blueprint), page_table_bytes(blueprint)
-    spec = blueprint.spec(1)
-    row_tables = _num_bytes(blueprint.programs(1).state_shapes()[1])
-    num_pages = fitting_pages = _pages_asked_for(blueprint)
-    if not num_pages:
+    spec, ratio = blueprint.spec(blueprint.pages_each(1)), blueprint.args.swa_full_tokens_ratio
+    row_tables = _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[1])
+    first_pages = fitting_pages = _pages_asked_for(blueprint)
+    if not first_pages:
         mem_fraction = blueprint.args.mem_fraction_static
         assert mem_fraction is not None
-        fitting_pages = fit_pages(
+        available = bytes_for_pools(
             device,
             mem_fraction=mem_fraction,
             table_bytes=row_tables + page_table,
             step_bytes=0 if steps is None else steps.temporaries + steps.code,
-            page_bytes=blueprint.page_bytes,
+            page_bytes=sum(blueprint.page_bytes),
             page_size=blueprint.page_size,
         )
-        num_pages = limit_to_use(
-            fitting_pages,
-            page_bytes=blueprint.page_bytes,
-            max_rows=spec.max_rows,
-            max_pages_per_row=spec.max_pages_per_row,
-            cap_bytes=CPU_POOL_LIMIT_BYTES if blueprint.platform == "cpu" else None,
-        )
+        fit = functools.partial(first_pool_that_fits, spec, ratio, blueprint.page_bytes)
+        fitting_pages = fit(available)
+        first_pages = min(fitting_pages, useful_pages(spec, spec.kv_groups[0]))
+        if blueprint.platform == "cpu":
+            first_pages = min(first_pages, max(fit(CPU_POOL_LIMIT_BYTES), 1))
     return MemoryBudget(
         total=device.total,
         others=max(device.total - device.free - weights, 0),
@@ -153,35 +158,28 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         page_table=page_table,
         steps=steps,
         page_bytes=blueprint.page_bytes,
-        num_pages=num_pages,
+        kv_groups=blueprint.spec(pools_of(spec, ratio, first_pages)).kv_groups,
         fitting_pages=fitting_pages,
     )
 
 
-def fit_pages(
+def bytes_for_pools(
     device: DeviceMemory, *, mem_fraction: float, table_bytes: int, step_bytes: int, page_bytes: int, page_size: int
 ) -> int:
-    """Pages (of all layers, on one device) that fit beside what is in use now and the tables.
+    """What is left for pages beside what is in use now and the tables.
 
     `mem_fraction` is the share of the memory that weights, tables and pages may take together; more is kept free only if steps
-    take more. Raises ValueError with the numbers if not even one page fits.
+    take more. Raises ValueError with the numbers if not even one page (of all layers, `page_bytes`) fits.
     """
     kept = max(int(device.total * (1 - mem_fraction)), step_bytes)
-    pages = (device.free - table_bytes - kept) // page_bytes
-    if pages < 1:
+    available = device.free - table_bytes - kept
+    if available < page_bytes:
         raise ValueError(
             f"No memory is left for the KV cache: {device.free / GIB:.2f} GiB are free, --mem-fraction-static "
             f"{mem_fraction} and what steps take keep {kept / GIB:.2f} GiB of it, tables {table_bytes / GIB:.2f}, and a page "
             f"of {page_size} tokens takes {page_bytes / 2**20:.2f} MiB. Raise --mem-fraction-static or use more devices."
         )
-    return pages
-
-
-def limit_to_use(pages: int, *, page_bytes: int, max_rows: int, max_pages_per_row: int, cap_bytes: int | None) -> int:
-    """Cuts a pool to what the request rows could ever use twice over (once running, once cached) and to `cap_bytes`."""
-    useful = 2 * max_rows * max_pages_per_row
-    affordable = math.inf if cap_bytes is None else max(cap_bytes // page_bytes, 1)
-    return int(min(pages, useful, affordable))
+    return available
 
 
 # --- what follows from shapes, in bytes of one device
@@ -198,7 +196,11 @@ def row_table_bytes(max_rows: int, vocab_size: int) -> int:
 
 
 def page_table_bytes(blueprint: Blueprint) -> int:
-    return _num_bytes(blueprint.programs(1).state_shapes()[0].page_table)
+    return _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[0].page_table)
+
+
+def pool_bytes(num_pages: NumPages, page_bytes: tuple[int, ...]) -> int:
+    return sum(map(int.__mul__, num_pages, page_bytes))
 
 
 def _num_bytes(shapes: Any) -> int:
@@ -213,17 +215,32 @@ def _pages_asked_for(blueprint: Blueprint) -> int:
     return 0 if asked is None else max(asked // blueprint.page_size, 1)
 
 
+def _pool_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, int, str]]:
+    """Of the whole KV cache, and where there are several pools, of each."""
+    page_size, length = blueprint.page_size, blueprint.args.context_length or 1
+    notes = []
+    for group in budget.kv_groups:
+        note = f"{group.num_pages * page_size} tokens"
+        if group.window is not None:
+            note += f", the last {group.window} of each of {num_requests((group,), page_size, length)} requests"
+        notes.append(note)
+    if budget.fitting_pages > budget.kv_groups[0].num_pages:
+        notes[0] += f"; there is room for {budget.fitting_pages * page_size}"
+    requests = f"{num_requests(budget.kv_groups, page_size, length)} requests of {length}"
+    if len(notes) == 1:
+        return [("KV cache", budget.kv_pool, f"{requests}: {notes[0]}")]
+    names = ["  all tokens" if group.window is None else f"  window {group.window}" for group in budget.kv_groups]
+    sizes = map(int.__mul__, budget.num_pages, budget.page_bytes)
+    return [("KV cache", budget.kv_pool, requests), *zip(names, sizes, notes, strict=True)]
+
+
 def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:
     """The budget as a table for people."""
     args = blueprint.args
-    tokens = budget.num_pages * blueprint.page_size
-    pool = f"{tokens} tokens, {tokens // (args.context_length or 1)} requests of {args.context_length}"
-    if budget.fitting_pages > budget.num_pages:
-        pool += f"; there is room for {budget.fitting_pages * blueprint.page_size}"
     measured = "" if budget.steps is not None else "not compiled"
     sizes = (
         ("weights", budget.weights, ""),
-        ("KV cache", budget.kv_pool, pool),
+        *_pool_lines(budget, blueprint),
         ("row tables", budget.row_tables, ""),
         ("page table", budget.page_table, ""),
         ("temporaries", budget.temporaries, measured or "of the largest step, and the logits of the one before it"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.buckets import Buckets
-from jaxserve.executor.forward_batch import Bucket, no_page_updates, pack
+from jaxserve.executor.commands import CommandThread
+from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
 from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, SamplingKey, StepPrograms
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
 from jaxserve.executor.row_tables import needs_tables, pack_row, packed_row_shape
@@ -23,8 +25,12 @@ from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Forwarded
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter, compile_all
-from jaxserve.runner import PageUpdates, RunnerSpec, StepInput, StepOutput
+from jaxserve.executor.weights import WeightLoader
+from jaxserve.runner import Command, PageUpdates, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
+
+_NOTHING = np.zeros(0, np.int32)
+_NO_PAGE_UPDATES = PageUpdates.of(_NOTHING, _NOTHING, _NOTHING)
 
 
 @dataclasses.dataclass
@@ -49,13 +55,18 @@ class ModelRunner:
         buckets: Buckets,
         spec: RunnerSpec,
         compile_counter: CompileCounter,
+        loader: WeightLoader,
+        model_path: str,
+        load_format: str,
     ) -> None:
+        """`params` came from the folder `model_path`; `loader` is for those that replace them."""
         self.spec = spec
         self._programs = programs
-        self._params = params
+        self._params: Params | None = params
         self._mesh = mesh
         self._buckets = buckets
         self._counter = compile_counter
+        self._commands = CommandThread(self, loader, model_path, load_format)
         self._scratch_row = spec.max_rows
         self._row_params = np.zeros((spec.max_rows + 1, NUM_ROW_PARAMS), np.int32)
 
@@ -64,7 +75,12 @@ class ModelRunner:
     def warm_up(self, *, show_progress: bool = True) -> None:
         """Compiles and runs every program once. Nothing compiles after this."""
         programs, keys = self._programs, SamplingKey.all_of(self._buckets.all)
-        lower: dict[Any, Any] = {"page_table": programs.lower_page_table, "row_tables": programs.lower_row_tables}
+        assert self._params is not None
+        lower: dict[Any, Any] = {
+            "page_table": programs.lower_page_table,
+            "row_tables": programs.lower_row_tables,
+            "kv_pool": programs.lower_kv_pool,
+        }
         if self._drafts:
             lower["history"] = programs.lower_history
         for bucket in self._buckets.all:
@@ -94,7 +110,7 @@ class ModelRunner:
             forwarded[bucket.num_rows, bucket.tokens_per_row] = self._forward(bucket, packed)
         for key in keys:
             self._sample(forwarded[key.num_rows, key.tokens_per_row], key.mode, None)
-        self._write_page_table(no_page_updates(self._scratch_row, PAGE_UPDATE_CHUNK))
+        self._write_page_table(_NO_PAGE_UPDATES)
         self._write_row_tables([np.zeros(packed_row_shape(), np.int32)])
         if self._drafts:
             self._write_history(self._scratch_row, np.zeros(1, np.int32))
@@ -103,6 +119,7 @@ class ModelRunner:
     # --- Runner
 
     def forward(self, step: StepInput) -> PendingStep:
+        assert self._params is not None and self.kv_pool is not None, "a step is launched while memory is released"
         for state in step.new_rows:
             self._row_params[state.row] = row_params_from_state(state)
             if needs_tables(state):
@@ -142,6 +159,9 @@ class ModelRunner:
         """What `fetch` always asks for. Without drafts the host knows how many tokens a row gains: each transfer costs."""
         return [sampled.token_ids, sampled.num_tokens, sampled.drafts] if self._drafts else [sampled.token_ids]
 
+    def execute(self, command: Command) -> Future[None]:
+        return self._commands.start(command)
+
     def internal_state(self) -> dict[str, Any]:
         leaves = jax.tree.leaves(self._params)
         devices = self._mesh.devices.size
@@ -156,6 +176,27 @@ class ModelRunner:
             "compiles_total": self._counter.count,
             "compiles_after_ready_total": self._counter.after_ready,
         }
+
+    # --- what commands change (`DeviceContents`)
+
+    @property
+    def params(self) -> Params | None:
+        return self._params
+
+    @params.setter
+    def params(self, params: Params | None) -> None:
+        self._params = params
+
+    @property
+    def kv_pool(self) -> Any | None:
+        return self._forward_state.kv
+
+    @kv_pool.setter
+    def kv_pool(self, kv_pool: Any | None) -> None:
+        self._forward_state = dataclasses.replace(self._forward_state, kv=kv_pool)
+
+    def empty_kv_pool(self) -> Any:
+        return self._compiled["kv_pool"]()
 
     # --- inside
 
@@ -192,7 +233,8 @@ class ModelRunner:
             history = self._compiled["history"](self._sampling_state.history, packed)
             self._sampling_state = dataclasses.replace(self._sampling_state, history=history)
 
-    def _write_page_table(self, packed: np.ndarray) -> None:
+    def _write_page_table(self, updates: PageUpdates) -> None:
+        packed = pack_page_updates(updates, PAGE_UPDATE_CHUNK, self._scratch_row)
         table = self._compiled["page_table"](self._forward_state.page_table, packed)
         self._forward_state = dataclasses.replace(self._forward_state, page_table=table)
 
@@ -203,10 +245,7 @@ class ModelRunner:
         if excess <= 0:
             return step
         for start in range(0, excess, PAGE_UPDATE_CHUNK):
-            part = slice(start, min(start + PAGE_UPDATE_CHUNK, excess))
-            packed = no_page_updates(self._scratch_row, PAGE_UPDATE_CHUNK)
-            packed[:, : part.stop - part.start] = updates.rows[part], updates.index[part], updates.pages[part]
-            self._write_page_table(packed)
+            self._write_page_table(updates[start : min(start + PAGE_UPDATE_CHUNK, excess)])
         return dataclasses.replace(step, page_updates=updates[excess:])
 
 
@@ -227,16 +266,15 @@ def _padded(masks: np.ndarray, key: SamplingKey, mask_words: int) -> np.ndarray:
 
 def _padding_only(bucket: Bucket, scratch_row: int) -> np.ndarray:
     """A packed step without a live row."""
-    nothing = np.zeros(0, np.int32)
     step = StepInput(
         mode=ForwardMode.IDLE,
-        rows=nothing,
-        seq_lens=nothing,
-        extend_lens=nothing,
+        rows=_NOTHING,
+        seq_lens=_NOTHING,
+        extend_lens=_NOTHING,
         num_decode_rows=0,
-        input_ids=nothing,
+        input_ids=_NOTHING,
         sample=np.zeros(0, bool),
-        page_updates=PageUpdates.of(nothing, nothing, nothing),
+        page_updates=_NO_PAGE_UPDATES,
         new_rows=[],
         needs_sampling=False,
         needs_adjusting=False,

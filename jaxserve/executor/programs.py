@@ -118,13 +118,19 @@ class StepPrograms:
         return self._jit(write_history, donated=0).lower(self._sampling_state().history, self._whole((2 + HISTORY_CHUNK,)))
 
     def lower_page_table(self) -> Any:
-        """Of (page table, int32 [3, PAGE_UPDATE_CHUNK]) -> page table."""
-        updates = self._whole((3, PAGE_UPDATE_CHUNK))
+        """Of (page table, int32 [4, PAGE_UPDATE_CHUNK]) -> page table."""
+        updates = self._whole((4, PAGE_UPDATE_CHUNK))
         return self._jit(write_page_table, donated=0).lower(self._forward_state().page_table, updates)
 
     def lower_row_tables(self) -> Any:
         """Of (row tables, a packed row) -> row tables."""
         return self._jit(write_row, donated=0).lower(self._sampling_state().tables, self._whole(packed_row_shape()))
+
+    def lower_kv_pool(self) -> Any:
+        """Of () -> an empty pool, for when the first one was given back."""
+        shapes = self._forward_state().kv
+        shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
+        return jax.jit(lambda: _zeros(shapes), out_shardings=shardings).lower()
 
     def state_shapes(self) -> tuple[ForwardState, SamplingState]:
         """ShapeDtypeStructs with shardings in place of arrays."""
@@ -133,10 +139,7 @@ class StepPrograms:
     def empty_state(self) -> tuple[ForwardState, SamplingState]:
         """Zeros, on the mesh's devices."""
         shapes = self.state_shapes()
-        make = jax.jit(
-            lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
-            out_shardings=jax.tree.map(lambda s: s.sharding, shapes),
-        )
+        make = jax.jit(lambda: _zeros(shapes), out_shardings=jax.tree.map(lambda s: s.sharding, shapes))
         return make()
 
     def _jit(self, function: Any, *, donated: int) -> Any:
@@ -150,7 +153,7 @@ class StepPrograms:
 
     def _forward_state(self) -> ForwardState:
         kv = jax.tree.map(self._shape, self._kv_cache.shapes(), self._kv_cache.specs())
-        return ForwardState(kv, self._whole((self._num_rows, self._spec.max_pages_per_row)))
+        return ForwardState(kv, self._whole((len(self._spec.kv_groups), self._num_rows, self._spec.max_pages_per_row)))
 
     def _sampling_state(self) -> SamplingState:
         tables = RowTables.shapes(self._num_rows, self._spec.vocab_size)
@@ -166,6 +169,10 @@ class StepPrograms:
 
     def _shape(self, shape: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(self._mesh, spec))
+
+
+def _zeros(shapes: Any) -> Any:
+    return jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
 
 
 def write_history(history: jax.Array, packed: jax.Array) -> jax.Array:

@@ -9,12 +9,14 @@ what the requests ask for. Each half's state is donated to it and comes back upd
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxserve.executor.forward_batch import NUM_DECODE_ROWS, Bucket, ForwardBatch, TokenPlacement, place_tokens, unpack
+from jaxserve.executor.kv_cache import KVPool
 from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata
 from jaxserve.kernels.metadata import NO_PAGE
@@ -29,8 +31,8 @@ Params = dict[str, Any]
 class ForwardState:
     """What the forward half keeps on the device. The last row of the page table is the scratch row of padding rows."""
 
-    kv: Any  # the backend's arrays [num_layers * num_pages, *page shape]: page p of layer l at l * num_pages + p
-    page_table: jax.Array  # int32 [max_rows + 1, max_pages_per_row]
+    kv: Any  # the backend's arrays [pages of all layers, *page shape]; each KV group has its part of them
+    page_table: jax.Array  # int32 [groups, max_rows + 1, max_pages_per_row]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Step:
 
     decoder: Decoder
     attention: AttentionBackend
-    num_pages: int
+    pools: Mapping[int | None, KVPool]  # of each KV group, by its layers' window
     page_size: int
 
     def __call__(
@@ -51,13 +53,15 @@ class Step:
             batch = _count_drafts(batch, inputs, continuation.lengths[batch.rows])
         page_table = write_page_table(state.page_table, batch.page_updates)
         placement = place_tokens(batch, bucket)
-        metadata = self._plan_attention(batch, placement, page_table, bucket)
+        plans = {
+            window: self._plan_attention(batch, placement, page_table[group], bucket) for group, window in enumerate(self.pools)
+        }
         token_ids = _input_tokens(batch, placement, inputs)
 
         def attend(
             qkv: jax.Array, rotary: Rotary, kv: Any, layer: SelfAttentionSpec, index: jax.Array, sinks: jax.Array | None
         ) -> tuple[jax.Array, Any]:
-            page_offset = index * self.num_pages
+            metadata, page_offset = plans[layer.window], self.pools[layer.window].page_offset(index)
             q, kv = self.attention.rope_and_write(qkv, rotary, kv, metadata, page_offset)
             out = self.attention.ragged_paged_attention(
                 q,
@@ -82,6 +86,7 @@ class Step:
     def _plan_attention(
         self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket
     ) -> AttentionMetadata:
+        """For the layers of one KV group; `page_table` is the group's."""
         page_index, slot_offsets = jnp.divmod(placement.positions, self.page_size)
         pages = page_table[batch.rows]
         slot_pages = jnp.where(placement.is_live, pages[placement.row_index, page_index], NO_PAGE)
@@ -128,5 +133,6 @@ def _sampled_tokens(placement: TokenPlacement, bucket: Bucket) -> jax.Array:
 
 
 def write_page_table(page_table: jax.Array, updates: jax.Array) -> jax.Array:
-    """Enters int32 [3, U] (row, index, page) into the page table; rows behind its end are padding and dropped."""
-    return page_table.at[updates[0], updates[1]].set(updates[2], mode="drop")
+    """Enters int32 [4, U] (group, row, index, page) into the page table; rows behind its end are padding and dropped."""
+    groups, rows, index, pages = updates
+    return page_table.at[groups, rows, index].set(pages, mode="drop")

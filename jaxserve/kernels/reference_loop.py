@@ -67,15 +67,16 @@ class PagedKV:
     def chunk_tokens(self) -> int:
         return self.chunk_pages * self.pool.page_size
 
-    def read(self, row: jax.Array, chunk: jax.Array, kv_end: jax.Array) -> _Chunk:
-        """Chunk `chunk` [B] of each row `row` [B]. What lies at or past `kv_end` [B] is not followed, and zero in the values:
-        a stranger's leftovers there may be NaN, and 0 * NaN is NaN."""
+    def read(self, row: jax.Array, chunk: jax.Array, kv_begin: jax.Array, kv_end: jax.Array) -> _Chunk:
+        """Chunk `chunk` [B] of each row `row` [B]. What lies before `kv_begin` [B], or at or past `kv_end` [B], is not
+        followed, and zero in the values: a stranger's leftovers there may be NaN, and 0 * NaN is NaN."""
         page_size = self.pool.page_size
         index = chunk[:, None] * self.chunk_pages + jnp.arange(self.chunk_pages, dtype=jnp.int32)
         entries = self.page_table.at[row[:, None], index].get(mode="clip", wrap_negative_indices=False)
-        pages = jnp.where(index * page_size < kv_end[:, None], entries, 0) + self.page_offset
+        has_live = (index * page_size < kv_end[:, None]) & ((index + 1) * page_size > kv_begin[:, None])
+        pages = jnp.where(has_live, entries, 0) + self.page_offset
         positions = chunk[:, None] * self.chunk_tokens + jnp.arange(self.chunk_tokens, dtype=jnp.int32)
-        is_live = positions < kv_end[:, None]
+        is_live = (positions >= kv_begin[:, None]) & (positions < kv_end[:, None])
         keys = reference_pages.read(self.pool, pages, reference_pages.KEYS)
         values = reference_pages.read(self.pool, pages, reference_pages.VALUES)
         return _Chunk(keys, jnp.where(is_live[:, None, :, None], values, 0), positions, is_live)
@@ -131,13 +132,13 @@ def _attend_block(out: jax.Array, q: jax.Array, kv: PagedKV, block: QueryTiles, 
     queries = queries.astype(jnp.float32)
     query_pos = block.first_pos[:, None] + jnp.arange(M, dtype=jnp.int32) // G
 
-    if options.sliding_window is None:
-        first_chunk = jnp.zeros(B, jnp.int32)
-    else:
-        first_chunk = jnp.maximum(block.first_pos - options.sliding_window + 1, 0) // kv.chunk_tokens
+    kv_begin = jnp.zeros(B, jnp.int32)  # of each tile: what its first query sees first
+    if options.sliding_window is not None:
+        kv_begin = jnp.maximum(block.first_pos - options.sliding_window + 1, 0)
+    first_chunk = kv_begin // kv.chunk_tokens
 
     def add_chunk(index: jax.Array, carry: _Softmax) -> _Softmax:
-        chunk = kv.read(block.row, first_chunk + index, block.kv_end)
+        chunk = kv.read(block.row, first_chunk + index, kv_begin, block.kv_end)
         scores = _scores(queries, query_pos, chunk, options)
         return _add(carry, scores, chunk.values)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxserve.models.context import StepContext
     from jaxserve.models.conversion import convert
     from jaxserve.models.decoder import Decoder, ParamTree, abstract_params, build_decoder, check_tp
-    from jaxserve.models.loading import load_params
+    from jaxserve.models.loading import check_params, load_params
     from jaxserve.models.safetensors_files import CheckpointError
 
 _LAZY = {
@@ -30,6 +30,7 @@ _LAZY = {
     "StepContext": "context",
     "abstract_params": "decoder",
     "build_decoder": "decoder",
+    "check_params": "loading",
     "check_tp": "decoder",
     "convert": "conversion",
     "load_params": "loading",
@@ -55,6 +56,7 @@ __all__ = [
     "StepContext",
     "abstract_params",
     "build_decoder",
+    "check_params",
     "check_tp",
     "convert",
     "generation_defaults",

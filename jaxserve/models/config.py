@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,17 @@ class ModelConfig:
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
+    def kv_windows(self) -> tuple[int | None, ...]:
+        """Of each KV group, the widest first: layers of one window share a pool of pages."""
+        return tuple(sorted(set(self.windows), key=lambda window: math.inf if window is None else window, reverse=True))
+
+    @property
+    def kv_indices(self) -> tuple[int, ...]:
+        """Per layer: its number in its KV group."""
+        windows = self.windows
+        return tuple(windows[:layer].count(window) for layer, window in enumerate(windows))
+
+    @property
     def uses_soft_cap(self) -> bool:
         return any(layer.attention.soft_cap is not None for layer in self.layers)
 
@@ -75,6 +87,10 @@ class ModelConfig:
 
     def replace(self, **changes: Any) -> ModelConfig:
         return dataclasses.replace(self, **changes)
+
+    def for_context(self, context_len: int) -> ModelConfig:
+        """The same model for sequences of at most `context_len` tokens: without the windows that none of them outgrows."""
+        return self.replace(layers=tuple(layer.for_context(context_len) for layer in self.layers))
 
     @staticmethod
     def from_pretrained(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:

@@ -23,7 +23,7 @@ from jaxserve.models.blocks.layer import DecoderLayer
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.context import StepContext
-from jaxserve.models.specs import LayerSpec, index_in_kv_group
+from jaxserve.models.specs import LayerSpec
 
 ParamTree = dict[str, Any]
 
@@ -69,9 +69,8 @@ class Decoder:
         # Layers of equal specs differ in their weights only, so one is traced and the others reuse it: a jitted function that
         # is called again with arguments of the same types is not traced again. XLA inlines the calls.
         bodies = {spec: _jitted_layer(graphdef, spec, context, attend) for spec, graphdef in self.layers.items()}
-        specs = self.config.layers
-        for index, (spec, weights) in enumerate(zip(specs, params["layers"], strict=True)):
-            x, kv = bodies[spec](weights, x, kv, jnp.int32(index_in_kv_group(specs, index)))
+        for spec, index, weights in zip(self.config.layers, self.config.kv_indices, params["layers"], strict=True):
+            x, kv = bodies[spec](weights, x, kv, jnp.int32(index))
         with jax.named_scope("final_norm"):
             return norm(x, self._ends(params).final_norm, self.config.final_norm), kv
 

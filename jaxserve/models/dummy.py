@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,21 +28,19 @@ def make_dummy(
     take: Callable[[str, jax.Array], None],
 ) -> None:
     """Gives `take` every array of `stored` by name; `single` describes the same arrays for one device."""
-    programs: dict[Any, Any] = {}
+    tp_size = mesh.shape[TENSOR_AXIS]
     for name, info in stored.items():
-        kind = (single[name].shape, info.shape, info.logical_axes, info.groups)
-        if kind not in programs:
-            programs[kind] = _program(single[name], info, mesh)
         array_seed = zlib.crc32(f"{seed} {name}".encode())
-        take(name, programs[kind](np.uint32(array_seed), np.float32(info.mean), np.float32(info.std)))
+        draw = jax.jit(_draw, static_argnums=(3, 4, 5), out_shardings=NamedSharding(mesh, info.spec))
+        numbers = np.uint32(array_seed), np.float32(info.mean), np.float32(info.std)
+        take(name, draw(*numbers, single[name].shape, info.anonymous, tp_size))
 
 
-def _program(single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> Any:
-    def draw(seed: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-        values = mean + std * _normal(seed, single.shape)
-        return spread(values, info, mesh.shape[TENSOR_AXIS]).astype(info.dtype)
-
-    return jax.jit(draw, out_shardings=NamedSharding(mesh, info.spec))
+def _draw(
+    seed: jax.Array, mean: jax.Array, std: jax.Array, single_shape: tuple[int, ...], info: ArrayInfo, tp_size: int
+) -> jax.Array:
+    """Static but for the first three: one program for all arrays of a kind."""
+    return spread(mean + std * _normal(seed, single_shape), info, tp_size).astype(info.dtype)
 
 
 def _normal(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -24,7 +24,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import ParamTree, abstract_params
 from jaxserve.models.dummy import make_dummy
 from jaxserve.models.names import stored_arrays
-from jaxserve.models.orbax_files import find_orbax, restore
+from jaxserve.models.orbax_files import check_orbax, find_orbax, restore
 from jaxserve.models.safetensors_files import SafetensorsCheckpoint
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]  # per axis, [start, stop)
@@ -63,9 +63,7 @@ def load_arrays(
 ) -> ParamTree:
     """The same for any tree of ArrayInfo: `describe(tp_size)`."""
     folder, arrays = Path(path), describe(mesh.shape[TENSOR_AXIS])
-    chosen = load_format
-    if chosen == "auto":
-        chosen = "safetensors" if find_orbax(folder) is None else "orbax"
+    chosen = _choose_format(folder, load_format)
     total = sum(info.num_bytes for info in jax.tree.leaves(arrays))
     label = "Making dummy weights" if chosen == "dummy" else "Loading weights"
     with tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=not progress, file=sys.stderr) as bar:
@@ -74,19 +72,34 @@ def load_arrays(
             make_dummy(stored_arrays(describe(1)), assembly.stored, mesh, seed, assembly.take)
         elif chosen == "orbax":
             restore(folder, stored_arrays(describe(1)), assembly.stored, mesh, assembly.take)
-        elif chosen == "safetensors":
-            read_safetensors(folder, assembly.stored, mesh, assembly.take)
         else:
-            raise ValueError(f"--load-format must be auto, safetensors, orbax or dummy; got {load_format!r}.")
+            read_safetensors(folder, assembly.stored, mesh, assembly.take)
         return jax.block_until_ready(assembly.params())
+
+
+def check_params(path: str | Path, config: ModelConfig, mesh: Mesh, dtype: Any, load_format: str = "auto") -> None:
+    """CheckpointError, as `load_params` would raise it, for what can be seen without reading any tensor's elements."""
+    folder = Path(path)
+    chosen = _choose_format(folder, load_format)
+    if chosen == "orbax":
+        check_orbax(folder, stored_arrays(abstract_params(config, dtype, 1)))
+    elif chosen == "safetensors":
+        stored = stored_arrays(abstract_params(config, dtype, mesh.shape[TENSOR_AXIS]))
+        _check_tensors(SafetensorsCheckpoint(folder), stored)
+
+
+def _choose_format(folder: Path, load_format: str) -> str:
+    if load_format not in ("auto", "safetensors", "orbax", "dummy"):
+        raise ValueError(f"--load-format must be auto, safetensors, orbax or dummy; got {load_format!r}.")
+    if load_format != "auto":
+        return load_format
+    return "safetensors" if find_orbax(folder) is None else "orbax"
 
 
 def read_safetensors(folder: Path, stored: Mapping[str, ArrayInfo], mesh: Mesh, take: Callable[[str, jax.Array], None]) -> None:
     """Gives `take` every array of `stored` by name, from several threads. All tensors are checked before any is read."""
     checkpoint = SafetensorsCheckpoint(folder)
-    for info in stored.values():
-        for name, shape in _tensors(checkpoint, info):
-            checkpoint.check(name, shape)
+    _check_tensors(checkpoint, stored)
 
     def load(name: str, info: ArrayInfo) -> None:
         take(name, _load_array(checkpoint, info, NamedSharding(mesh, info.spec)))
@@ -96,6 +109,12 @@ def read_safetensors(folder: Path, stored: Mapping[str, ArrayInfo], mesh: Mesh, 
         list(pool.map(load, stored, stored.values()))
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _check_tensors(checkpoint: SafetensorsCheckpoint, stored: Mapping[str, ArrayInfo]) -> None:
+    for info in stored.values():
+        for name, shape in _tensors(checkpoint, info):
+            checkpoint.check(name, shape)
 
 
 def _tensors(checkpoint: SafetensorsCheckpoint, info: ArrayInfo) -> Iterator[tuple[str, tuple[int, ...]]]:

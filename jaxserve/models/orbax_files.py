@@ -6,8 +6,9 @@ fused matrices whose columns stand in another order for that many devices are re
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ def save_params(model_path: Path, params: ParamTree) -> None:
         checkpointer.save((model_path / FOLDER).absolute(), _nested(_named(params)))
 
 
+def check_orbax(model_path: Path, single: Mapping[str, ArrayInfo]) -> None:
+    """CheckpointError unless the arrays `single` describes are there with these shapes."""
+    with _opened(model_path) as (checkpointer, folder):
+        _check(checkpointer, folder, single)
+
+
 def restore(
     model_path: Path,
     single: Mapping[str, ArrayInfo],
@@ -47,25 +54,29 @@ def restore(
 
     CheckpointError names the folder and the tensor at fault.
     """
+    wanted = {name: _stored_as(single[name], info, mesh) for name, info in stored.items()}
+    with _opened(model_path) as (checkpointer, folder):
+        _check(checkpointer, folder, single)
+        # Not strict: the vocabulary may be padded with zeros up to the shape asked for.
+        restored = _named(checkpointer.restore(folder, _nested(wanted), strict=False))
+    for name, info in stored.items():
+        take(name, _finish(restored.pop(name), single[name], info, mesh))
+
+
+@contextlib.contextmanager
+def _opened(model_path: Path) -> Iterator[tuple[ocp.StandardCheckpointer, Path]]:
+    """A checkpointer and the folder to use it with; its errors become CheckpointErrors."""
     folder = find_orbax(model_path)
     if folder is None:
         raise CheckpointError(f"{model_path / FOLDER} does not exist; write it with `jaxserve convert`.")
     folder = folder.absolute()
-    wanted = {name: _stored_as(single[name], info, mesh) for name, info in stored.items()}
     with ocp.StandardCheckpointer() as checkpointer:
         try:
-            metadata = checkpointer.metadata(folder).item_metadata
-            if metadata is None:
-                raise CheckpointError(f"{folder} holds no complete Orbax checkpoint; write it again with `jaxserve convert`.")
-            _check(folder, metadata.tree, single)
-            # Not strict: the vocabulary may be padded with zeros up to the shape asked for.
-            restored = _named(checkpointer.restore(folder, _nested(wanted), strict=False))
+            yield checkpointer, folder
         except CheckpointError:
             raise
         except Exception as error:  # whatever Orbax, TensorStore and the file system raise for a damaged folder
             raise CheckpointError(f"{folder} cannot be read as an Orbax checkpoint: {_reason(error)}") from error
-    for name, info in stored.items():
-        take(name, _finish(restored.pop(name), single[name], info, mesh))
 
 
 def _reason(error: Exception) -> str:
@@ -108,12 +119,16 @@ def _finish(array: jax.Array, single: ArrayInfo, info: ArrayInfo, mesh: Mesh) ->
     tp_size = mesh.shape[TENSOR_AXIS]
     if not is_rearranged(single, info, tp_size):
         return array
-    move = jax.jit(lambda x: spread(x, info, tp_size), out_shardings=NamedSharding(mesh, info.spec))
-    return move(array)
+    # Not a new function each time: JAX would compile it again.
+    move = jax.jit(spread, static_argnums=(1, 2), out_shardings=NamedSharding(mesh, info.spec))
+    return move(array, info.anonymous, tp_size)
 
 
-def _check(folder: Path, found: Any, single: Mapping[str, ArrayInfo]) -> None:
-    shapes = {name: tuple(leaf.shape) for name, leaf in _named(dict(found)).items()}
+def _check(checkpointer: ocp.StandardCheckpointer, folder: Path, single: Mapping[str, ArrayInfo]) -> None:
+    metadata = checkpointer.metadata(folder).item_metadata
+    if metadata is None:
+        raise CheckpointError(f"{folder} holds no complete Orbax checkpoint; write it again with `jaxserve convert`.")
+    shapes = {name: tuple(leaf.shape) for name, leaf in _named(dict(metadata.tree)).items()}
     for name, info in single.items():
         if name not in shapes:
             raise CheckpointError(

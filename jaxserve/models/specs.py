@@ -7,7 +7,6 @@ Layers whose specs are equal run the same program on other weights, so everythin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from jaxserve.models.rope_config import RopeConfig
 
@@ -108,15 +107,16 @@ class LayerSpec:
     norm: NormSpec = dataclasses.field(default_factory=NormSpec)
     norms_outputs: bool = False  # attention's and the MLP's outputs are normed, too, before they are added
 
+    def for_context(self, context_len: int) -> LayerSpec:
+        """For sequences of at most `context_len` tokens: a window that none of them outgrows is none."""
+        window = self.attention.window
+        if window is None or window < context_len:
+            return self
+        return dataclasses.replace(self, attention=dataclasses.replace(self.attention, window=None))
+
     def check_tp(self, tp_size: int) -> None:
         self.attention.check_tp(tp_size)
         self.mlp.check_tp(tp_size)
-
-
-def index_in_kv_group(layers: Sequence[LayerSpec], index: int) -> int:
-    """Which of the layers that share its KV cache's pages layer `index` is. Today all layers share them."""
-    assert index < len(layers), (index, len(layers))
-    return index
 
 
 def check_divides(name: str, value: int, tp_size: int) -> None:

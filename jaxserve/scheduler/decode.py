@@ -12,6 +12,7 @@ import logging
 import numpy as np
 
 from jaxserve.cache.manager import CacheManager
+from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.prefill_adder import CLIP_MAX_NEW_TOKENS
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
@@ -54,11 +55,12 @@ class RunningBatch:
         self._members = self._members[self._members != row]
         self.rows = self.rows[self.rows != row]
 
-    def reserved_tokens(self, new_token_ratio: float) -> int:
-        """KV to hold free for what these requests may still produce; all of it for those that ignore eos."""
+    def add_to(self, demand: KVDemand, new_token_ratio: float) -> None:
+        """What these requests may still produce: that share of what they may at most; all of it for those that ignore eos."""
         table, rows = self._table, self.rows
-        most = np.minimum(table.max_len[rows] - table.kv_len[rows], CLIP_MAX_NEW_TOKENS)
-        return int((most * np.where(table.ignores_eos[rows], 1.0, new_token_ratio)).sum())
+        held = table.kv_len[rows]
+        most = np.minimum(table.max_len[rows] - held, CLIP_MAX_NEW_TOKENS)
+        demand.add_all(held, held + most * np.where(table.ignores_eos[rows], 1.0, new_token_ratio))
 
 
 class DecodeMemory:
@@ -87,7 +89,8 @@ class DecodeMemory:
     def grow(self) -> bool:
         """Pages for what the next step may add to every decode row, or False and nothing happened."""
         rows = self._running.rows
-        return self._cache.grow_rows(rows, self._table.longest_after_step(rows, self._tokens_per_step))
+        ends = self._table.longest_after_step(rows, self._tokens_per_step)
+        return self._cache.grow_rows(rows, self._table.earliest_start(rows), ends)
 
     def make_room(self) -> Req | None:
         """Called when `grow` failed: retracts until it succeeds. No step may be in flight, as it would name the retracted.
@@ -128,7 +131,7 @@ class DecodeMemory:
         """Room for that many steps: retracting for one step only would have to be repeated at the next."""
         rows = self._running.rows
         lengths = self._table.longest_after_step(rows, max(num_steps, self._tokens_per_step))
-        return self._cache.pages_needed_rows(rows, lengths) * self._cache.page_size <= self._cache.available_tokens
+        return self._cache.has_room(rows, lengths)
 
     def _in_retraction_order(self) -> list[Req]:
         """Fewest output tokens first (least work lost), then longest prompt (most memory won), then the youngest."""

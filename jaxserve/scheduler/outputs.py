@@ -40,13 +40,15 @@ class OutputSender:
         table: RowTable,
         send: Callable[[BatchTokenIDOut], None],
         wall_clock: Callable[[], float],
-        *,
+        weight_version: str = "",
         num_draft_tokens: int = 1,
     ) -> None:
+        """`weight_version` names the weights that what is sent was computed with; it may be changed."""
         self._table = table
         self._drafts_per_step = num_draft_tokens - 1
         self._send = send
         self._wall_clock = wall_clock
+        self.weight_version = weight_version
         self._ended: list[_Ended] = []
 
     def add_ended(self, req: Req, reason: FinishReason) -> None:
@@ -107,6 +109,7 @@ class OutputSender:
             prompt_tokens=prompt_len,
             completion_tokens=output_len,
             cached_tokens=table.cached_len[rows],
+            weight_version=self.weight_version,
         )
         table.sent_len[rows] = output_len
         table.send_at_len[rows] = output_len + table.send_every[rows]

@@ -1,4 +1,5 @@
-"""Pace: whether the next step may be launched now. Not while generation is paused, and when slowed down not before its time."""
+"""Pace: whether the next step may be launched now. Not while generation is paused or a command holds it, and when slowed down
+not before its time."""
 
 from __future__ import annotations
 
@@ -15,21 +16,27 @@ class Pace:
         self._paused_since_s: float | None = None
         self._last_launch_s = float("-inf")
         self.forward_sleep_s = 0.0  # least time between two launches
+        self.is_held = False  # by a command to the runner, or because memory is released
 
     @property
     def is_paused(self) -> bool:
         return self._paused_since_s is not None
 
     @property
+    def is_stopped(self) -> bool:
+        """For how long, time does not say."""
+        return self.is_paused or self.is_held
+
+    @property
     def wait_s(self) -> float:
-        """Until the next launch, unless generation is paused; 0: now."""
+        """Until the next launch, unless it is stopped; 0: now."""
         if not self.forward_sleep_s:
             return 0.0
         return max(0.0, self._last_launch_s + self.forward_sleep_s - self._clock())
 
     @property
     def may_launch(self) -> bool:
-        return not self.is_paused and not self.wait_s
+        return not self.is_stopped and not self.wait_s
 
     def launched(self) -> None:
         if self.forward_sleep_s:

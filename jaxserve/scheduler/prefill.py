@@ -14,6 +14,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NO_ROWS, NeedsResults, ScheduleBatch
 from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
+from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill_adder import AddResult, PrefillAdder, PrefillLimits
 from jaxserve.scheduler.req import Req, RequestState
@@ -132,9 +133,15 @@ class PrefillPlanner:
             self._residents,
             self._limits,
             num_decode_rows=num_mixed,
-            reserved_tokens=self._running.reserved_tokens(self._ratio.value),
+            demand=self._demand(),
             is_alone=not len(self._residents),
         )
+
+    def _demand(self) -> KVDemand:
+        """Of the running requests."""
+        demand = KVDemand(self._cache)
+        self._running.add_to(demand, self._ratio.value)
+        return demand
 
     def _add_waiting(self, adder: PrefillAdder, is_settled: bool) -> None:
         for req in self._policy.order(self._waiting.items):
@@ -165,7 +172,7 @@ class PrefillPlanner:
         for victim in self._victims(req):
             self._memory.retract([victim])
             self.num_preempted += 1
-            adder.restart_memory(self._running.reserved_tokens(self._ratio.value), is_alone=not len(self._residents))
+            adder.restart_memory(self._demand(), is_alone=not len(self._residents))
             result = adder.add(req)
             if result not in (AddResult.NO_TOKENS, AddResult.NO_ROW):
                 break

@@ -4,7 +4,7 @@ The budgets, all in tokens (SGLang's):
 
     step     prompt tokens in this step: chunked_prefill_size, max_prefill_tokens and what the runner can take, less the decode
              rows of a mixed step. A prompt that does not fit is split at a page boundary; one prompt at a time may be split.
-    memory   free and evictable KV, less what running requests may still need (`reserved`), less the same for those added here.
+    memory   free and evictable KV, less what running requests may still need, less the same for those added here (`kv_demand`).
              An estimate: outputs count as at most CLIP_MAX_NEW_TOKENS, and retraction corrects what goes wrong.
     rows     free request rows, max_running_requests, prefill_max_requests.
 
@@ -27,6 +27,7 @@ import enum
 import numpy as np
 
 from jaxserve.cache.manager import CacheManager
+from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
 
@@ -81,26 +82,28 @@ class PrefillAdder:
         limits: PrefillLimits,
         *,
         num_decode_rows: int,
-        reserved_tokens: int,
+        demand: KVDemand,
         is_alone: bool,
     ) -> None:
-        """`num_decode_rows` share this step; `reserved_tokens` are held free for running requests (a chunked one's come with
-        `resume`); `is_alone`: nothing runs that could ever give memory back."""
+        """`num_decode_rows` share this step; `demand` is that of the running requests, and grows (a
+        chunked one's comes with `resume`); `is_alone`: nothing runs that could ever give memory back."""
         self._cache = cache
         self._residents = residents
         self._limits = limits
         self._page_size = cache.page_size
         self._step_left = limits.tokens_beside(num_decode_rows)
         self._hard_left = limits.max_step_tokens - num_decode_rows
-        self._reserved = reserved_tokens
+        self._demand = demand
         self._is_alone = is_alone
         self._shared_keys: set[tuple[str | None, bytes]] = set()
         self.items: list[PrefillItem] = []
         self.chunked_req: Req | None = None  # the request whose prompt is not complete after this step
 
-    def restart_memory(self, reserved_tokens: int, is_alone: bool) -> None:
+    def restart_memory(self, demand: KVDemand, is_alone: bool) -> None:
         """After a preemption: other requests run than before."""
-        self._reserved = reserved_tokens + sum(self._still_wanted(item.req, item.end) for item in self.items)
+        self._demand = demand
+        for item in self.items:
+            demand.add(item.end, _expected_len(item.req))
         self._is_alone = is_alone and not self.items
 
     def resume(self, req: Req, start: int) -> AddResult:
@@ -109,7 +112,7 @@ class PrefillAdder:
         end = self._chunk_end(req, start)
         if end <= start:
             return AddResult.STEP_FULL
-        if not self._cache.grow(req.lease, end):
+        if not self._cache.grow(req.lease, start, end):
             return AddResult.NO_TOKENS
         self._append(req, start, end, is_new=False)
         return AddResult.ADDED
@@ -135,11 +138,12 @@ class PrefillAdder:
         assert lease is not None, f"no row for {req.rid} although {self._cache.free_rows} are free"
         end = self._chunk_end(req, lease.prefix_len)
         # Only now is the prefix locked, and no longer counted as available.
-        if end <= lease.prefix_len or not self._fits_memory(req, lease.prefix_len) or not self._cache.grow(lease, end):
+        start = lease.prefix_len
+        if end <= start or not self._fits_memory(req, start) or not self._cache.grow(lease, start, end):
             self._cache.release(lease)
             return AddResult.NO_TOKENS
         self._residents.attach(req, lease)
-        self._append(req, lease.prefix_len, end, is_new=True)
+        self._append(req, start, end, is_new=True)
         return AddResult.ADDED
 
     def _reusable_prefix_len(self, req: Req, token_ids: np.ndarray) -> int:
@@ -149,12 +153,11 @@ class PrefillAdder:
 
     def _fits_memory(self, req: Req, prefix_len: int) -> bool:
         """At least the pages themselves if nothing else runs; else with room for what the request may produce."""
-        available = self._cache.available_tokens
         if self._is_alone and not self.items:
             return True  # growing finds out
-        extend_len = req.fill_len - prefix_len
-        new_tokens = min(req.max_len - req.fill_len, CLIP_MAX_NEW_TOKENS)
-        return extend_len + new_tokens + self._page_size < available - self._reserved
+        return self._demand.leaves_room(
+            held=prefix_len, fill_len=req.fill_len, length=_expected_len(req), step_tokens=self._limits.step_tokens
+        )
 
     def _chunk_end(self, req: Req, start: int) -> int:
         """Where this step's part of the prompt ends: at the prompt's end, or at a page boundary, or (nothing fits) at start."""
@@ -178,14 +181,11 @@ class PrefillAdder:
         self.items.append(item)
         self._step_left -= end - start
         self._hard_left -= end - start
-        self._reserved += self._still_wanted(req, end)
+        self._demand.add(end, _expected_len(req))
         if not item.is_last:
             assert end % self._page_size == 0, f"chunk of {req.rid} ends at {end}, inside a page of {self._page_size}"
             self.chunked_req = req
         self._note_shareable(req, start, end)
-
-    def _still_wanted(self, req: Req, end: int) -> int:
-        return req.fill_len - end + min(req.max_len - req.fill_len, CLIP_MAX_NEW_TOKENS)
 
     # --- in-batch prefix sharing
 
@@ -203,3 +203,8 @@ class PrefillAdder:
         if not self._shared_keys or len(token_ids) <= shared_end:
             return False
         return (req.extra_key, token_ids[:shared_end].tobytes()) in self._shared_keys
+
+
+def _expected_len(req: Req) -> int:
+    """How long the sequence may become, as far as is planned for."""
+    return req.fill_len + min(req.max_len - req.fill_len, CLIP_MAX_NEW_TOKENS)

@@ -40,6 +40,7 @@ class Requests:
         self._outputs = outputs
         self._counters = counters
         self.is_closed = False  # no more are taken
+        self.unavailable = ""  # why none are taken for now
         self.live: dict[str, Req] = {}  # by rid: compiling, waiting or resident, not finished
 
     def add(self, message: TokenizedGenerateReqInput) -> None:
@@ -54,6 +55,8 @@ class Requests:
     def _refusal(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
         if self.is_closed:
             return FinishReason.abort("The server is shutting down.", 503, UNAVAILABLE)
+        if self.unavailable:
+            return FinishReason.abort(self.unavailable, 503, UNAVAILABLE)
         if message.rid in self.live:
             logger.error("Request id %s is in use; the newcomer is refused.", message.rid)
             return FinishReason.abort(f"The request id {message.rid!r} is in use.", 400, "BadRequestError")

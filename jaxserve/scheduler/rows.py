@@ -106,6 +106,12 @@ class RowTable:
             return self.kv_len[rows] + 1
         return np.minimum(self.kv_len[rows] + num_tokens, self.max_len[rows] - 1)
 
+    def earliest_start(self, rows: np.ndarray) -> np.ndarray:
+        """int32: where the first token that the rows' next decode step adds stands, or before that."""
+        if not self.drafts.shape[1]:
+            return self.kv_len[rows]
+        return np.minimum(self.kv_len[rows], self.known_len[rows] - 1)
+
     def req(self, row: int) -> Req:
         req = self.reqs[row]
         assert req is not None, f"row {row} holds no request"

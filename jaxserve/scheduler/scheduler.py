@@ -37,6 +37,7 @@ from jaxserve.messages import (
 )
 from jaxserve.runner import Runner, StepInput
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NeedsResults, ScheduleBatch, StepBuilder
+from jaxserve.scheduler.commands import RunnerCommands
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.scheduler.control.set_internal_state import changeable
@@ -96,7 +97,7 @@ class Scheduler:
         self._limits = prefill_limits(args, spec)
         by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
         self.cache = CacheManager(
-            num_pages=spec.kv_groups[0].num_pages,
+            groups=spec.kv_groups,
             page_size=spec.page_size,
             max_rows=spec.max_rows,
             max_pages_per_row=spec.max_pages_per_row,
@@ -116,7 +117,7 @@ class Scheduler:
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
         self._turns = Turns(args.prefill_decode_interval)
         self._intake = Intake(args, spec, decoder=decoder, clock=clock, wall_clock=wall_clock)
-        self._outputs = OutputSender(self._table, sink.send_output, wall_clock, num_draft_tokens=spec.num_draft_tokens)
+        self._outputs = OutputSender(self._table, sink.send_output, wall_clock, args.weight_version, spec.num_draft_tokens)
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._requests = Requests(
             self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters
@@ -160,6 +161,9 @@ class Scheduler:
         self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
         self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
         self._needs_masks = False  # the step launched last is not sampled yet
+        self.commands = RunnerCommands(
+            runner, self.pace, self._requests, self._waiting, self._residents, self.cache.flush, lambda: self.num_in_flight
+        )
         self._control = ControlDesk(self, address, sink.send_reply)
         self._dispatch = Dispatcher(
             {
@@ -196,8 +200,8 @@ class Scheduler:
             return 0.0
         if len(self._compiling) == len(self._requests.live):
             return POLL_INTERVAL_S
-        is_held = self._holds_nothing or self.pace.is_paused  # then only control requests wait, and look now and then
-        return TIMER_INTERVAL_S if is_held else min(self.pace.wait_s, TIMER_INTERVAL_S)
+        looks_only = self._holds_nothing or self.pace.is_stopped  # at control requests that wait, now and then
+        return TIMER_INTERVAL_S if looks_only else min(self.pace.wait_s, TIMER_INTERVAL_S)
 
     @property
     def num_in_flight(self) -> int:
@@ -221,7 +225,7 @@ class Scheduler:
             "num_grammar_queue_reqs": len(self._compiling),
             "num_pending_tokens": load.pending_tokens,
             "num_used_tokens": load.used_tokens,
-            "num_cached_tokens": self.cache.evictable_tokens + self.cache.protected_tokens,
+            "num_cached_tokens": self.cache.num_cached_tokens,
             "token_usage": load.token_usage,
             "new_token_ratio": self._ratio.value,
             "last_gen_throughput": self._log.gen_throughput,
@@ -234,6 +238,7 @@ class Scheduler:
             "page_size": spec.page_size,
             "prefill_step_tokens": self._limits.step_tokens,
             "is_paused": self.pace.is_paused,
+            "released_memory": list(self.commands.released),
             "forward_sleep_time": self.pace.forward_sleep_s or None,
             **changeable(self.args),
             **vars(self._log.counters),
@@ -268,6 +273,7 @@ class Scheduler:
         """Ends every request whose rid begins so."""
         wanted = [req for rid, req in self._requests.live.items() if rid.startswith(rid_prefix)]
         self._requests.end(wanted, FinishReason.abort(ABORT_MESSAGE))
+        self._outputs.flush()
 
     def flush_cache(self) -> bool:
         """Whether nothing used the cache, so that it is empty now. Requests that a pause keeps waiting do not use it."""
@@ -292,8 +298,9 @@ class Scheduler:
         return True
 
     def set_args(self, args: ServerArgs) -> None:
-        """Options as `control.set_internal_state` permits to change them."""
+        """Options as control requests may change them."""
         self.args = args
+        self._outputs.weight_version = args.weight_version
         self._waiting.max_len = args.max_queued_requests
         self._log.decode_log_interval = args.decode_log_interval
 
@@ -304,7 +311,7 @@ class Scheduler:
 
         Planning ends no request whose step is in flight and waits for none: where it would have to, it says NeedsResults.
         """
-        if self.pace.is_paused:
+        if self.pace.is_stopped:
             self._refuse_beyond_limit()
         if not self.pace.may_launch:
             return None
@@ -405,7 +412,7 @@ class Scheduler:
     def _end_stuck_request(self) -> None:
         """Nothing runs and nothing could be scheduled: whoever is first in line can never be served. Intake refuses such
         requests, so this is a bug; one clear answer is better than a server that hangs."""
-        first = self._prefill.chunked_req or next(iter(self._waiting), None)
+        first = self._prefill.chunked_req or next(iter(self._waiting.items), None)
         if first is None:
             return
         logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self.load())

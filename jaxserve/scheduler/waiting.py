@@ -16,6 +16,7 @@ class WaitingQueue:
         self.max_len = max_len
         self._evicts_by_priority = evicts_by_priority
         self._items: list[Req] = []
+        self.only_begun = False  # requests that never ran have to wait: only retracted ones may be admitted
         self.pending_tokens = 0  # to prefill, not counting what the cache will spare
         self.num_pushed = 0  # ever; a change may unblock a policy that reorders
         self.num_removed = 0  # ever, without having been admitted
@@ -28,8 +29,8 @@ class WaitingQueue:
 
     @property
     def items(self) -> list[Req]:
-        """The queue itself, to read."""
-        return self._items
+        """Those that may be admitted, to read."""
+        return [req for req in self._items if req.num_retractions] if self.only_begun else self._items
 
     def push(self, req: Req) -> None:
         self._items.append(req)

@@ -91,6 +91,7 @@ class Detokenizer:
             prompt_tokens=out.prompt_tokens,
             completion_tokens=out.completion_tokens,
             cached_tokens=out.cached_tokens,
+            weight_version=out.weight_version,
             finished=out.finished,
             logprobs=out.logprobs,
             times=out.times,

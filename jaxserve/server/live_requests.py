@@ -61,6 +61,7 @@ def _merge(into: GenerationChunk, later: GenerationChunk) -> None:
     into.cached_tokens = later.cached_tokens
     into.finish_reason = later.finish_reason
     into.meta = later.meta
+    into.weight_version = later.weight_version
 
 
 @dataclasses.dataclass(slots=True)
@@ -115,7 +116,17 @@ class LiveTable:
             meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion[i])
             call.add(
                 GenerationChunk(
-                    sequence.index, rid, out.texts[i], ids, logprobs, prompt[i], completion[i], cached[i], reason, meta
+                    sequence.index,
+                    rid,
+                    out.texts[i],
+                    ids,
+                    logprobs,
+                    prompt[i],
+                    completion[i],
+                    cached[i],
+                    reason,
+                    meta,
+                    out.weight_version,
                 )
             )
 

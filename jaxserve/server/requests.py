@@ -97,6 +97,7 @@ class GenerationChunk:
     cached_tokens: int
     finish_reason: FinishReason | None = None
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)  # last chunk: e2e_latency, queue_time, num_retractions, ...
+    weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
 
 
 def raise_if_failed(chunk: GenerationChunk) -> None:

@@ -17,6 +17,8 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
 from jaxserve.ipc import IpcPaths
@@ -33,6 +35,7 @@ from jaxserve.models import generation_defaults
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
+from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
 from jaxserve.server.request_checks import ModelLimits
@@ -56,6 +59,8 @@ class TokenizerManager:
         self.args = args
         self.status: Status = "starting"
         self.is_paused = False  # generation, by pause_generation
+        self.released_memory: tuple[str, ...] = ()  # by release_memory_occupation
+        self.weights = ServedWeights(args.model_path, args.load_format, args.weight_version)
         self.failure = ""  # why, once status is failed
         self.generation_defaults: dict[str, float | int] = {}  # of the model, under SamplingParams' names
         self.resolved_options: dict[str, Any] = {}  # options that were None or auto, as the scheduler chose them
@@ -124,7 +129,7 @@ class TokenizerManager:
     @property
     def is_ready(self) -> bool:
         """New requests are served."""
-        return self.status == "ready" and not self.is_paused
+        return self.status == "ready" and not self.is_paused and not self.released_memory
 
     @property
     def num_live(self) -> int:
@@ -156,12 +161,11 @@ class TokenizerManager:
         args, limits = self.args, self._limits
         preferred = args.preferred_sampling_params
         return {
-            "model_path": args.model_path,
+            **msgspec.structs.asdict(self.weights),
             "tokenizer_path": args.effective_tokenizer_path,
             "served_model_name": args.effective_served_model_name,
             "is_generation": True,
             "preferred_sampling_params": json.loads(preferred) if preferred else None,
-            "weight_version": args.weight_version,
             "context_length": limits.context_len if limits else None,
             "vocab_size": limits.vocab_size if limits else None,
             "max_total_tokens": limits.max_total_tokens if limits else None,

@@ -75,7 +75,7 @@ def step(rows: list[int], lens: list[tuple[int, int]], num_decode: int, tokens: 
 
 
 def logits_of_steps(blueprint: Blueprint, params: Any) -> list[np.ndarray]:
-    programs = blueprint.programs(NUM_PAGES)
+    programs = blueprint.programs(blueprint.pages_each(NUM_PAGES))
     state, _ = programs.empty_state()
     tokens = np.random.default_rng(0).integers(0, 256, 200)
     goes_on_from = Continuation(jnp.asarray(np.arange(5) + 7, jnp.int32)[:, None], None)

@@ -39,8 +39,8 @@ def blueprint(folder: Path, config: dict[str, Any], tp_size: int, num_layers: in
 
 
 def check_step(prove: Prove, plan: Blueprint, bucket: Bucket) -> None:
-    facts = prove(plan.lower(bucket, NUM_PAGES))
-    pool_bytes = plan.page_bytes * NUM_PAGES
+    facts = prove(plan.lower(bucket, plan.pages_each(NUM_PAGES)))
+    pool_bytes = sum(plan.page_bytes) * NUM_PAGES
     assert facts.aliased_bytes >= pool_bytes, bucket
     assert facts.temp_bytes < pool_bytes, f"{bucket}: {facts.temp_bytes} temporary bytes"
     (page,) = jax.tree.leaves(plan.backend.kv_pages())[:1]
@@ -94,18 +94,19 @@ def test_a_layer_of_decode_is_few_launches_and_the_step_one_graph(
     for num_layers in (LAYERS, LAYERS + 1):
         plan = blueprint(tmp_path, LLAMA_8B, 1, num_layers)
         bucket = plan.buckets.decode[which]
-        lowered = plan.lower(bucket, NUM_PAGES)
+        lowered = plan.lower(bucket, plan.pages_each(NUM_PAGES))
         launches.append(prove(lowered).launches)
     assert launches[1] - launches[0] <= 10, launches
-    assert prove(plan.lower(bucket, FULL_POOL_BYTES // plan.page_bytes)).launches == launches[1]
+    full = plan.lower(bucket, plan.pages_each(FULL_POOL_BYTES // sum(plan.page_bytes)))
+    assert prove(full).launches == launches[1]
     thunks = thunks_of(lowered)
     assert (thunks.graphs, thunks.in_graphs, thunks.outside) == (1, launches[1], ())
 
 
 def test_prefill_and_sampling_are_one_graph_each(tmp_path: Path, thunks_of: Callable[[Any], Thunks]) -> None:
     plan = blueprint(tmp_path, LLAMA_8B, 1)
-    programs = plan.programs(NUM_PAGES)
-    prefill = thunks_of(plan.lower(plan.buckets.extend[-1], NUM_PAGES))
+    programs = plan.programs(plan.pages_each(NUM_PAGES))
+    prefill = thunks_of(plan.lower(plan.buckets.extend[-1], plan.pages_each(NUM_PAGES)))
     assert prefill.graphs == 1 and not prefill.outside, prefill
     greedy = thunks_of(programs.lower_sampling(SamplingKey(64, 1, SamplingMode.GREEDY)))
     assert greedy.graphs == 0 and len(greedy.outside) < 5, greedy  # XLA makes no graph of so few

@@ -39,5 +39,5 @@ def test_a_step_has_the_collectives_it_should(tmp_path: Path) -> None:
     args = ServerArgs(model_path=str(tmp_path), tp_size=tp_size, prefill_token_buckets=(16,), decode_row_buckets=(2,))
     blueprint = Blueprint.draw(args.replace(max_running_requests=2, chunked_prefill_size=16), config, make_mesh(tp_size))
     for bucket in blueprint.buckets.all:
-        hlo = blueprint.lower(bucket, 8).compile().as_text()
+        hlo = blueprint.lower(bucket, blueprint.pages_each(8)).compile().as_text()
         assert count_collectives(hlo) == expected_collectives(config, tp_size), bucket

@@ -56,8 +56,8 @@ def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
 def test_the_pool_is_what_a_server_would_take(tmp_path: Path) -> None:
     made = plan(tmp_path, hbm_bytes=1 << 30)
     assert made.memory is not None and made.args.page_size is not None
-    assert made.memory.fitting_pages * made.memory.page_bytes == pytest.approx(0.5 * (1 << 30), rel=0.001)
-    assert made.memory.num_pages == 2 * 4 * 64 // made.args.page_size
+    assert made.memory.fitting_pages * made.memory.page_bytes[0] == pytest.approx(0.5 * (1 << 30), rel=0.001)
+    assert made.memory.num_pages == (2 * 4 * 64 // made.args.page_size,)
     assert made.kv_tokens == 2 * 4 * 64 and made.full_requests == 8
     assert "there is room for" in plan_text(made)
 
@@ -78,7 +78,7 @@ def test_a_pool_that_leaves_no_room_is_cut(tmp_path: Path) -> None:
     promised, cut = (plan(tmp_path, 550_000, mem_fraction_static=1.0, compile=compile) for compile in ("none", "largest"))
     assert cut.failure is None and cut.memory is not None and promised.memory is not None
     assert cut.memory.num_pages < promised.memory.num_pages
-    assert 0 <= cut.memory.free < cut.memory.page_bytes
+    assert 0 <= cut.memory.free < cut.memory.page_bytes[0]
 
 
 def test_a_pool_that_was_asked_for(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import numpy as np
 
 from jaxserve.cache import CacheManager
+from jaxserve.runner import KVGroup
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -9,11 +10,11 @@ def tokens(*values: int) -> np.ndarray:
 
 def cached() -> CacheManager:
     """8 pages of one token: [1, 2] cached on two of them, [5] in namespace "a" on a third, the rest free."""
-    cache = CacheManager(num_pages=8, page_size=1, max_rows=4, max_pages_per_row=8)
+    cache = CacheManager(groups=(KVGroup(8),), page_size=1, max_rows=4, max_pages_per_row=8)
     for prompt, extra_key in ((tokens(1, 2), None), (tokens(5), "a")):
         lease = cache.admit(prompt, extra_key)
         assert lease is not None
-        assert cache.grow(lease, len(prompt))
+        assert cache.grow(lease, 0, len(prompt))
         cache.release(lease, prompt)
     return cache
 
@@ -42,7 +43,7 @@ def test_a_leaked_page_comes_back() -> None:
     cache = cached()
     leaked = cache.allocator.alloc(2)
     report = cache.check()
-    assert report.leaked_pages.tolist() == sorted(leaked.tolist())
+    assert report.full.leaked.tolist() == sorted(leaked.tolist())
     assert "2 leaked pages (3, 4)" in report.describe()
     assert repaired(cache).match(tokens(1, 2)).length_tokens == 2
 
@@ -53,7 +54,7 @@ def test_a_page_freed_twice_is_free_once() -> None:
     cache.allocator._stack[cache.allocator.num_free : cache.allocator.num_free + 2] = page
     cache.allocator.num_free += 2
     report = cache.check()
-    assert report.shared_pages.tolist() == [page]
+    assert report.full.shared.tolist() == [page]
     assert "1 pages owned more than once" in report.describe()
     assert repaired(cache).match(tokens(1, 2)).length_tokens == 2
 
@@ -80,7 +81,7 @@ def test_a_page_that_does_not_exist() -> None:
     cache = cached()
     next(node for node in cache.tree.nodes() if node.token_ids.tolist() == [5]).pages[0] = 99
     report = cache.check()
-    assert report.foreign_pages.tolist() == [99]
+    assert report.full.foreign.tolist() == [99]
     cache = repaired(cache)
     assert cache.match(tokens(5), "a").length_tokens == 0
     assert cache.match(tokens(1, 2)).length_tokens == 2
@@ -90,11 +91,11 @@ def test_a_forgotten_lease_is_ended() -> None:
     cache = cached()
     lease = cache.admit(tokens(1, 2, 3))
     assert lease is not None
-    assert cache.grow(lease, 5)
+    assert cache.grow(lease, 0, 5)
     report = cache.check()
     assert report.busy_rows == [lease.row]
     assert report.locked_nodes > 0
-    assert len(report.leaked_pages) == 3
+    assert len(report.full.leaked) == 3
     assert "request rows not released (0)" in report.describe()
     cache = repaired(cache)
     assert not lease.is_open
@@ -114,7 +115,7 @@ def test_wrong_counters_are_counted_again() -> None:
 
 
 def test_a_long_list_is_shortened() -> None:
-    cache = CacheManager(num_pages=100, page_size=1, max_rows=4, max_pages_per_row=8)
+    cache = CacheManager(groups=(KVGroup(100),), page_size=1, max_rows=4, max_pages_per_row=8)
     cache.allocator.alloc(100)
     assert "100 leaked pages (0, 1, 2, 3, 4, 5, 6, 7, ...)" in cache.check().describe()
 
@@ -126,7 +127,7 @@ def test_serving_goes_on_after_a_repair() -> None:
     lease = cache.admit(tokens(1, 2, 3))
     assert lease is not None
     assert lease.prefix_len == 2
-    assert cache.grow(lease, 8)  # evicts namespace "a"
+    assert cache.grow(lease, 0, 8)  # evicts namespace "a"
     cache.release(lease, np.arange(1, 9, dtype=np.int32))
     assert cache.check().is_clean
     assert cache.evictable_tokens == 8

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from jaxserve.cache import CacheManager, Lease
+from jaxserve.runner import KVGroup
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -9,13 +10,13 @@ def tokens(*values: int) -> np.ndarray:
 
 
 def manager(num_pages: int = 16, page_size: int = 2, **options: object) -> CacheManager:
-    return CacheManager(num_pages=num_pages, page_size=page_size, max_rows=4, max_pages_per_row=8, **options)  # type: ignore[arg-type]
+    return CacheManager(groups=(KVGroup(num_pages),), page_size=page_size, max_rows=4, max_pages_per_row=8, **options)  # type: ignore[arg-type]
 
 
 def start(cache: CacheManager, prompt: np.ndarray, extra_key: str | None = None) -> Lease:
     """A request whose prompt has been prefilled and committed."""
     lease = admitted(cache, prompt, extra_key)
-    assert cache.grow(lease, len(prompt))
+    assert cache.grow(lease, 0, len(prompt))
     cache.commit(lease, prompt)
     return lease
 
@@ -27,12 +28,12 @@ def admitted(cache: CacheManager, prompt: np.ndarray, extra_key: str | None = No
 
 
 def pages_of(cache: CacheManager, lease: Lease) -> list[int]:
-    return cache.page_table[lease.row, : lease.allocated_len // cache.page_size].tolist()
+    return cache.page_tables[0][lease.row, : lease.allocated_len // cache.page_size].tolist()
 
 
 def budget(cache: CacheManager) -> tuple[int, int, int, int]:
     assert cache.available_tokens == cache.free_tokens + cache.evictable_tokens
-    return cache.free_tokens, cache.evictable_tokens, cache.protected_tokens, cache.used_tokens
+    return cache.free_tokens, cache.evictable_tokens, cache.tree.protected_pages * cache.page_size, cache.used_tokens
 
 
 def test_life_of_one_request() -> None:
@@ -40,13 +41,13 @@ def test_life_of_one_request() -> None:
     prompt = tokens(1, 2, 3, 4, 5)
     lease = admitted(cache, prompt)
     assert (lease.prefix_len, lease.shared_len, lease.allocated_len) == (0, 0, 0)
-    assert cache.grow(lease, 5)
+    assert cache.grow(lease, 0, 5)
     assert lease.allocated_len == 6
     assert budget(cache) == (26, 0, 0, 6)
     cache.commit(lease, prompt)
     assert lease.shared_len == 4  # the half-filled page stays the request's own
     assert budget(cache) == (26, 0, 4, 6)
-    assert cache.grow_rows(tokens(lease.row), tokens(7))
+    assert cache.grow_rows(tokens(lease.row), tokens(6), tokens(7))
     assert lease.allocated_len == 8
     cache.release(lease, tokens(1, 2, 3, 4, 5, 6, 7))
     assert lease.allocated_len == 0
@@ -61,7 +62,7 @@ def test_a_second_request_reads_the_first_ones_pages() -> None:
     second = admitted(cache, tokens(1, 2, 3, 4, 9))
     assert second.prefix_len == second.shared_len == 4
     assert pages_of(cache, second) == pages_of(cache, first)[:2]
-    assert cache.protected_tokens == 4
+    assert cache.tree.protected_pages * cache.page_size == 4
 
 
 @pytest.mark.parametrize(("length", "cached"), [(1, 0), (2, 0), (3, 2), (4, 2), (5, 4), (6, 4)])
@@ -76,8 +77,8 @@ def test_duplicates_give_way_to_the_trees_pages() -> None:
     cache = manager()
     prompt = tokens(1, 2, 3, 4, 5)
     first, second = admitted(cache, prompt), admitted(cache, prompt)  # both in one prefill batch: nothing cached yet
-    assert cache.grow(first, 5)
-    assert cache.grow(second, 5)
+    assert cache.grow(first, 0, 5)
+    assert cache.grow(second, 0, 5)
     cache.drain_page_updates()
     cache.commit(first, prompt)
     own = pages_of(cache, second)
@@ -98,16 +99,16 @@ def test_duplicates_give_way_to_the_trees_pages() -> None:
 def test_duplicates_of_a_part_only() -> None:
     cache = manager()
     first, second = admitted(cache, tokens(1, 2, 3, 4, 5, 6)), admitted(cache, tokens(1, 2, 3, 4, 7, 8))
-    assert cache.grow(first, 6)
-    assert cache.grow(second, 6)
+    assert cache.grow(first, 0, 6)
+    assert cache.grow(second, 0, 6)
     cache.commit(first, tokens(1, 2, 3, 4, 5, 6))
     own = pages_of(cache, second)
     cache.commit(second, tokens(1, 2, 3, 4, 7, 8))
     assert pages_of(cache, second) == [*pages_of(cache, first)[:2], own[2]]
     assert second.shared_len == 6
-    assert cache.protected_tokens == 8
+    assert cache.tree.protected_pages * cache.page_size == 8
     cache.release(first)
-    assert (cache.protected_tokens, cache.evictable_tokens) == (6, 2)
+    assert (cache.tree.protected_pages * cache.page_size, cache.evictable_tokens) == (6, 2)
     cache.release(second)
     assert cache.check().is_clean
 
@@ -117,7 +118,7 @@ def test_a_prompt_in_chunks() -> None:
     prompt = np.arange(10, dtype=np.int32)
     lease = admitted(cache, prompt)
     for end, shared in ((3, 0), (6, 4), (10, 8)):
-        assert cache.grow(lease, end)
+        assert cache.grow(lease, 0, end)
         cache.commit(lease, prompt[:end])
         assert lease.shared_len == shared
         assert cache.match(prompt).length_tokens == shared
@@ -132,11 +133,11 @@ def test_someone_else_splits_a_leased_prefix() -> None:
     long = start(cache, tokens(1, 2, 3, 4, 5, 6))
     short = admitted(cache, tokens(1, 2, 9))
     assert short.prefix_len == 2
-    assert cache.grow(long, 8)
+    assert cache.grow(long, 0, 8)
     cache.commit(long, tokens(1, 2, 3, 4, 5, 6, 7, 8))
     assert cache.match(tokens(1, 2, 3, 4, 5, 6, 7, 8)).length_tokens == 8
     cache.release(long)
-    assert (cache.protected_tokens, cache.evictable_tokens) == (2, 6)
+    assert (cache.tree.protected_pages * cache.page_size, cache.evictable_tokens) == (2, 6)
     cache.release(short)
     assert cache.check().is_clean
 
@@ -146,22 +147,22 @@ def test_growing_evicts_what_nobody_uses() -> None:
     cache.release(start(cache, tokens(1, 2, 3, 4)))
     held = start(cache, tokens(5, 6, 7))
     assert budget(cache) == (0, 4, 2, 4)
-    assert not cache.grow(held, 9)
+    assert not cache.grow(held, 0, 9)
     assert budget(cache) == (0, 4, 2, 4)  # nothing was evicted in vain
-    assert cache.grow(held, 7)
+    assert cache.grow(held, 0, 7)
     assert budget(cache) == (0, 0, 2, 8)
     assert cache.match(tokens(5, 6)).length_tokens == 2
-    assert not cache.grow(held, 10)
+    assert not cache.grow(held, 0, 10)
 
 
 def test_admission_right_after_eviction_gets_no_stale_prefix() -> None:
     cache = manager(num_pages=3)
     cache.release(start(cache, tokens(1, 2, 3, 4)))
     other = admitted(cache, tokens(7, 8))
-    assert cache.grow(other, 6)
+    assert cache.grow(other, 0, 6)
     again = admitted(cache, tokens(1, 2, 3, 4, 5))
     assert again.prefix_len == 0
-    assert not cache.grow(again, 2)
+    assert not cache.grow(again, 0, 2)
     cache.release(again)
     cache.release(other)
     assert cache.check().is_clean
@@ -178,33 +179,32 @@ def test_rows_run_out() -> None:
 
 @pytest.mark.parametrize("page_size", [1, 3])
 def test_grow_rows_is_all_or_nothing(page_size: int) -> None:
-    cache = CacheManager(num_pages=9, page_size=page_size, max_rows=4, max_pages_per_row=8)
+    cache = CacheManager(groups=(KVGroup(9),), page_size=page_size, max_rows=4, max_pages_per_row=8)
     leases = [admitted(cache, tokens(i)) for i in range(3)]
     rows = np.array([lease.row for lease in leases], np.int32)
     first = np.full(3, page_size, np.int32)
-    assert cache.pages_needed_rows(rows, first) == 3
-    assert cache.grow_rows(rows, first)
-    assert cache.pages_needed_rows(rows, first) == 0
-    assert cache.grow_rows(rows, first)
+    assert cache.has_room(rows, first)
+    assert cache.grow_rows(rows, rows, first)
+    assert cache.grow_rows(rows, rows, first)
     some = first + np.array([0, 1, 0], np.int32)
-    assert cache.grow_rows(rows, some)
+    assert cache.grow_rows(rows, rows, some)
     assert [lease.allocated_len for lease in leases] == [page_size, 2 * page_size, page_size]
     many = np.array([4, 2, 4], np.int32) * page_size
-    assert cache.pages_needed_rows(rows, many) == 6
-    assert not cache.grow_rows(rows, many)
-    assert cache.grow_rows(rows, many - np.array([page_size, 0, 0], np.int32))
+    assert not cache.has_room(rows, many)
+    assert not cache.grow_rows(rows, rows, many)
+    assert cache.grow_rows(rows, rows, many - np.array([page_size, 0, 0], np.int32))
     held = sorted(page for lease in leases for page in pages_of(cache, lease))
     assert held == list(range(9))
-    assert not cache.grow_rows(rows[:1], many[:1])
-    assert cache.grow_rows(rows[:0], many[:0])
+    assert not cache.grow_rows(rows[:1], rows[:1], many[:1])
+    assert cache.grow_rows(rows[:0], rows[:0], many[:0])
 
 
 def test_page_updates_rebuild_the_table() -> None:
-    cache = CacheManager(num_pages=64, page_size=1, max_rows=4, max_pages_per_row=16)
+    cache = CacheManager(groups=(KVGroup(64),), page_size=1, max_rows=4, max_pages_per_row=16)
     device = np.full((4, 16), -1, np.int32)
     first, second = admitted(cache, np.arange(6, dtype=np.int32)), admitted(cache, np.arange(6, dtype=np.int32))
     for step in range(1, 9):
-        assert cache.grow_rows(np.array([first.row, second.row]), np.array([step, step]))
+        assert cache.grow_rows(np.array([first.row, second.row]), np.array([0, 0]), np.array([step, step]))
         if step == 6:
             cache.commit(first, np.arange(6, dtype=np.int32))
             cache.commit(second, np.arange(6, dtype=np.int32))
@@ -250,7 +250,7 @@ def test_a_lease_ends_once() -> None:
     with pytest.raises(AssertionError, match="row 0 released twice"):
         cache.release(lease)
     with pytest.raises(AssertionError, match="after its release"):
-        cache.grow(lease, 4)
+        cache.grow(lease, 0, 4)
     with pytest.raises(AssertionError, match="after its release"):
         cache.commit(lease, tokens(1, 2))
 
@@ -261,17 +261,17 @@ def test_only_tokens_with_pages_can_be_committed() -> None:
     with pytest.raises(AssertionError, match="5 tokens, row 0 holds 4"):
         cache.commit(lease, tokens(1, 2, 3, 4, 5))
     with pytest.raises(AssertionError, match="more than 8"):
-        cache.grow(lease, 17)
+        cache.grow(lease, 0, 17)
 
 
 def test_priority_reaches_the_tree() -> None:
-    cache = CacheManager(num_pages=4, page_size=1, max_rows=4, max_pages_per_row=8, eviction_policy="priority")
+    cache = CacheManager(groups=(KVGroup(4),), page_size=1, max_rows=4, max_pages_per_row=8, eviction_policy="priority")
     for token, priority in ((1, 3), (2, 1)):
         lease = cache.admit(tokens(token), priority=priority)
         assert lease is not None
-        assert cache.grow(lease, 1)
+        assert cache.grow(lease, 0, 1)
         cache.release(lease, tokens(token))
-    assert cache.grow(admitted(cache, tokens(9)), 3)
+    assert cache.grow(admitted(cache, tokens(9)), 0, 3)
     assert cache.match(tokens(1)).length_tokens == 1
     assert cache.match(tokens(2)).length_tokens == 0
 
@@ -313,7 +313,7 @@ def test_others_keep_what_they_share_with_a_discarded_prefix() -> None:
     again = start(cache, tokens(1, 2, 3, 4, 5, 6))
     assert again.prefix_len == 0 and not set(pages_of(cache, again)) & set(held)
     assert pages_of(cache, other) == held
-    assert cache.grow(other, 10)
+    assert cache.grow(other, 0, 10)
     cache.commit(other, tokens(1, 2, 3, 4, 5, 6, 7, 8, 9))  # nobody finds it, and it goes with its owner
     assert cache.match(tokens(1, 2, 3, 4, 5, 6, 7, 8)).length_tokens == 6
     cache.release(other, tokens(1, 2, 3, 4, 5, 6, 7, 8, 9, 10))

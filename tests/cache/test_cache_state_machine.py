@@ -18,6 +18,7 @@ from jaxserve.cache import CacheManager, Lease, RadixCache, TreeNode
 from jaxserve.cache.eviction import EVICTION_KEYS
 from jaxserve.cache.radix_cache import EVICT_SHARE
 from jaxserve.config import EVICTION_POLICIES
+from jaxserve.runner import KVGroup
 
 MAX_ROWS = 4
 MAX_LEN = 24
@@ -93,7 +94,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.page_size = page_size
         self.num_pages = -(-num_tokens // page_size)
         self.cache = CacheManager(
-            num_pages=self.num_pages,
+            groups=(KVGroup(self.num_pages),),
             page_size=page_size,
             max_rows=MAX_ROWS,
             max_pages_per_row=-(-MAX_LEN // page_size),
@@ -103,7 +104,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.running: list[Running] = []
         self.cached: dict[Prefix, int] = {}
         self.kv: dict[tuple[int, int], Prefix] = {}  # (page, slot in it) -> the sequence whose last token's KV is there
-        self.device_table = np.full(self.cache.page_table.shape, -1, np.int32)
+        self.device_table = np.full(self.cache.page_tables[0].shape, -1, np.int32)
 
     # --- the model
 
@@ -137,7 +138,7 @@ class CacheMachine(RuleBasedStateMachine):
         return [run for run in self.running if run.computed == len(run.tokens) and len(run.tokens) <= MAX_LEN - 4]
 
     def row(self, run: Running) -> list[int]:
-        return self.cache.page_table[run.lease.row, : run.lease.allocated_len // self.page_size].tolist()
+        return self.cache.page_tables[0][run.lease.row, : run.lease.allocated_len // self.page_size].tolist()
 
     def write_kv(self, run: Running, end: int) -> None:
         """A launched step computes tokens [computed, end)."""
@@ -216,7 +217,7 @@ class CacheMachine(RuleBasedStateMachine):
     def compute(self, run: Running, end: int) -> None:
         needed = max(-(-end // self.page_size) - len(self.row(run)), 0)
         fits, gone = self.expect_growth(needed)
-        assert self.cache.grow(run.lease, end) == fits
+        assert self.cache.grow(run.lease, 0, end) == fits
         if fits:
             self.forget(gone)
             self.write_kv(run, end)
@@ -237,9 +238,9 @@ class CacheMachine(RuleBasedStateMachine):
             for n, run in zip(lengths, runs, strict=True)
             if n > run.lease.allocated_len
         )
-        assert self.cache.pages_needed_rows(rows, lengths) == needed
         fits, gone = self.expect_growth(needed)
-        assert self.cache.grow_rows(rows, lengths) == fits
+        assert self.cache.has_room(rows, lengths) == fits
+        assert self.cache.grow_rows(rows, rows, lengths) == fits
         if fits:
             self.forget(gone)
             for run, more in zip(runs, new, strict=True):
@@ -362,7 +363,7 @@ class CacheMachine(RuleBasedStateMachine):
         locked = len(self.locked()) * self.page_size
         held = len(self.discarded_pages()) * self.page_size
         total = self.num_pages * self.page_size
-        assert cache.protected_tokens == locked + held
+        assert cache.tree.protected_pages * cache.page_size == locked + held
         assert cache.evictable_tokens == len(self.cached) * self.page_size - locked
         assert cache.free_tokens == total - self.owned_pages() * self.page_size
         assert cache.available_tokens == cache.free_tokens + cache.evictable_tokens
@@ -383,7 +384,7 @@ class CacheMachine(RuleBasedStateMachine):
                     above = above.parent
                 below += above is node
             assert node.lock_count == below
-            assert node.children or node.lock_count or node.queued, f"{node!r} can never be evicted"
+            assert node.children or node.lock_count or node in tree._leaves, f"{node!r} can never be evicted"
             assert len(node.key) == len(node.pages) * self.page_size * 4
 
     @invariant()

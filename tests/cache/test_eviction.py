@@ -3,6 +3,7 @@ import pytest
 
 from jaxserve.cache.eviction import EVICTION_KEYS
 from jaxserve.cache.radix_cache import RadixCache
+from jaxserve.cache.run_pages import RunPages
 from jaxserve.config import EVICTION_POLICIES
 
 
@@ -12,7 +13,7 @@ def tokens(*values: int) -> np.ndarray:
 
 def put(tree: RadixCache, token_ids: np.ndarray, first_page: int, priority: int = 0) -> None:
     root = tree.acquire(tokens(), None, 0).node
-    tree.insert(root, token_ids, np.arange(first_page, first_page + len(token_ids), dtype=np.int32), priority)
+    tree.insert(root, token_ids, RunPages(np.arange(first_page, first_page + len(token_ids), dtype=np.int32)), priority)
     tree.unlock(root)
 
 
@@ -21,7 +22,7 @@ def use(tree: RadixCache, token_ids: np.ndarray, priority: int = 0) -> None:
 
 
 def eviction_order(tree: RadixCache) -> list[int]:
-    return [int(tree.evict(1)[0]) for _ in range(tree.num_cached_pages)]
+    return [int(tree.evict(1).pages[0]) for _ in range(tree.num_cached_pages)]
 
 
 def tree_of_singles(policy: str) -> RadixCache:
@@ -116,7 +117,7 @@ def test_the_front_part_of_a_split_keeps_its_merits(policy: str) -> None:
 def test_a_locked_leaf_is_passed_over_and_comes_back() -> None:
     tree = tree_of_singles("lru")
     held = tree.acquire(tokens(0), None, 0)
-    assert [int(tree.evict(1)[0]) for _ in range(2)] == [1, 2]
+    assert [int(tree.evict(1).pages[0]) for _ in range(2)] == [1, 2]
     tree.unlock(held.node)
     assert eviction_order(tree) == [3, 0]
 
@@ -124,20 +125,20 @@ def test_a_locked_leaf_is_passed_over_and_comes_back() -> None:
 def test_a_long_leaf_is_eaten_from_its_end() -> None:
     tree = RadixCache(1)
     put(tree, np.arange(100, dtype=np.int32), 0)
-    assert tree.evict(1).tolist() == list(range(75, 100))  # a quarter, so that shortening costs little in all
-    assert tree.evict(30).tolist() == list(range(45, 75))
+    assert tree.evict(1).pages.tolist() == list(range(75, 100))  # a quarter, so that shortening costs little in all
+    assert tree.evict(30).pages.tolist() == list(range(45, 75))
     assert tree.match(np.arange(100, dtype=np.int32), None).length_tokens == 45
     assert tree.evictable_pages == 45
-    assert tree.evict(45).tolist() == list(range(45))
+    assert tree.evict(45).pages.tolist() == list(range(45))
 
 
 def test_evicting_everything_takes_what_there_is() -> None:
     tree = tree_of_singles("lru")
     held = tree.acquire(tokens(3), None, 0)
-    assert sorted(tree.evict(100).tolist()) == [0, 1, 2]
-    assert tree.evict(1).tolist() == []
+    assert sorted(tree.evict(100).pages.tolist()) == [0, 1, 2]
+    assert tree.evict(1).pages.tolist() == []
     tree.unlock(held.node)
-    assert tree.evict(100).tolist() == [3]
+    assert tree.evict(100).pages.tolist() == [3]
 
 
 def test_the_queue_does_not_grow_with_use() -> None:

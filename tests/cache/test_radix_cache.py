@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from jaxserve.cache.radix_cache import InsertResult, RadixCache
+from jaxserve.cache.run_pages import RunPages
 
 
 def tokens(*values: int) -> np.ndarray:
@@ -13,7 +14,7 @@ def put(tree: RadixCache, token_ids: np.ndarray, first_page: int, extra_key: str
     root = tree.acquire(tokens(), extra_key, 0).node
     num_pages = len(token_ids) // tree.page_size
     whole = token_ids[: num_pages * tree.page_size]
-    result = tree.insert(root, whole, np.arange(first_page, first_page + num_pages, dtype=np.int32), 0)
+    result = tree.insert(root, whole, RunPages(np.arange(first_page, first_page + num_pages, dtype=np.int32)), 0)
     tree.unlock(root)
     return result
 
@@ -22,7 +23,7 @@ def prefix_pages(tree: RadixCache, token_ids: np.ndarray, extra_key: str | None 
     """The pages a request with these tokens would get."""
     prefix = tree.acquire(token_ids, extra_key, 0)
     tree.unlock(prefix.node)
-    return prefix.pages.tolist()
+    return prefix.pages.pages.tolist()
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 16, 128])
@@ -88,7 +89,7 @@ def test_namespaces_do_not_see_each_other_and_vanish_when_empty() -> None:
     put(tree, tokens(1, 2), 20, extra_key="")
     assert [prefix_pages(tree, tokens(1, 2), key) for key in (None, "a", "", "b")] == [[0, 1], [10, 11], [20, 21], []]
     assert set(tree.top.children) == {None, "a", ""}
-    assert sorted(tree.evict(6).tolist()) == [0, 1, 10, 11, 20, 21]
+    assert sorted(tree.evict(6).pages.tolist()) == [0, 1, 10, 11, 20, 21]
     assert not tree.top.children
 
 
@@ -100,10 +101,10 @@ def test_splitting_a_locked_node_keeps_both_parts_locked() -> None:
     assert front.node is whole.node.parent
     assert (front.node.lock_count, whole.node.lock_count) == (2, 1)
     assert (tree.protected_pages, tree.evictable_pages) == (4, 0)
-    assert len(tree.evict(4)) == 0
+    assert len(tree.evict(4).pages) == 0
     tree.unlock(whole.node)
     assert (tree.protected_pages, tree.evictable_pages) == (2, 2)
-    assert sorted(tree.evict(4).tolist()) == [2, 3]
+    assert sorted(tree.evict(4).pages.tolist()) == [2, 3]
     tree.unlock(front.node)
     assert (tree.protected_pages, tree.evictable_pages) == (0, 2)
 
@@ -111,9 +112,9 @@ def test_splitting_a_locked_node_keeps_both_parts_locked() -> None:
 def test_locks_move_down_without_counting_the_path_twice() -> None:
     tree = RadixCache(1)
     start = tree.acquire(tokens(), None, 0).node
-    first = tree.insert(start, tokens(1, 2), np.array([0, 1], np.int32), 0).node
+    first = tree.insert(start, tokens(1, 2), RunPages(np.array([0, 1], np.int32)), 0).node
     tree.lock(first, until=start)
-    second = tree.insert(first, tokens(3), np.array([2], np.int32), 0).node
+    second = tree.insert(first, tokens(3), RunPages(np.array([2], np.int32)), 0).node
     tree.lock(second, until=first)
     assert [start.lock_count, first.lock_count, second.lock_count, tree.top.lock_count] == [1, 1, 1, 1]
     tree.unlock(second)
@@ -133,7 +134,7 @@ def test_inserted_pages_are_a_copy() -> None:
     tree = RadixCache(1)
     start = tree.acquire(tokens(), None, 0).node
     table = np.arange(5, dtype=np.int32)
-    result = tree.insert(start, tokens(1, 2), table[1:3], 0)
+    result = tree.insert(start, tokens(1, 2), RunPages(table[1:3]), 0)
     table[:] = 9
     assert result.node.pages.tolist() == [1, 2]
 
@@ -143,20 +144,20 @@ def test_a_very_deep_tree_needs_no_recursion() -> None:
     prompt = np.arange(3000, dtype=np.int32)
     node = tree.acquire(tokens(), None, 0).node
     for i in range(len(prompt)):
-        below = tree.insert(node, prompt[i : i + 1], np.array([i], np.int32), 0).node
+        below = tree.insert(node, prompt[i : i + 1], RunPages(np.array([i], np.int32)), 0).node
         tree.lock(below, until=node)
         node = below
     tree.unlock(node)
     assert prefix_pages(tree, prompt) == list(range(3000))
     assert sum(len(n.pages) for n in tree.nodes()) == 3000
-    assert tree.evict(2999).tolist() == list(range(2999, 0, -1))
+    assert tree.evict(2999).pages.tolist() == list(range(2999, 0, -1))
 
 
 def test_tokens_and_pages_must_fit_each_other() -> None:
     tree = RadixCache(2)
     start = tree.acquire(tokens(), None, 0).node
     with pytest.raises(AssertionError, match="4 tokens for 1 pages of 2"):
-        tree.insert(start, tokens(1, 2, 3, 4), np.array([0], np.int32), 0)
+        tree.insert(start, tokens(1, 2, 3, 4), RunPages(np.array([0], np.int32)), 0)
 
 
 def test_rebuild_drops_bad_pages_with_all_below_and_all_locks() -> None:
@@ -167,9 +168,9 @@ def test_rebuild_drops_bad_pages_with_all_below_and_all_locks() -> None:
     put(tree, tokens(7), 20, extra_key="gone")
     tree.acquire(tokens(5, 6), None, 0)
     tree.evictable_pages = 77
-    tree.rebuild(np.array([1, 20], np.int32))
+    tree.rebuild(RunPages(np.array([1, 20], np.int32)))
     assert prefix_pages(tree, tokens(1, 2, 3)) == []
     assert prefix_pages(tree, tokens(5, 6)) == [10, 11]
     assert (tree.protected_pages, tree.evictable_pages) == (0, 2)
     assert set(tree.top.children) == {None}
-    assert sorted(tree.evict(9).tolist()) == [10, 11]
+    assert sorted(tree.evict(9).pages.tolist()) == [10, 11]

@@ -28,7 +28,7 @@ def mixed_step() -> StepInput:
         num_decode_rows=2,
         input_ids=ints(11, 12, 13, 21, 22),
         sample=np.asarray([True, True, False, True]),
-        page_updates=PageUpdates.of(ints(7, 2), ints(1, 0), ints(40, 41)),
+        page_updates=PageUpdates(ints(7, 2), ints(1, 0), ints(40, 41), groups=ints(0, 1)),
         new_rows=[],
         needs_sampling=True,
         needs_adjusting=False,
@@ -50,7 +50,8 @@ def test_what_is_packed_is_what_is_unpacked() -> None:
     assert batch.seq_lens.tolist() == [5, 9, 7, 2, 0, 0, 0, 0]
     assert batch.sample.tolist() == [1, 1, 0, 1, 0, 0, 0, 0]
     np.testing.assert_array_equal(batch.row_params[:4], params)
-    assert batch.page_updates.tolist() == [[7, 2] + [SCRATCH + 1] * 3, [1, 0, 0, 0, 0], [40, 41, 0, 0, 0]]
+    padding = [SCRATCH + 1] * 3
+    assert batch.page_updates.tolist() == [[0, 1, 0, 0, 0], [7, 2, *padding], [1, 0, 0, 0, 0], [40, 41, 0, 0, 0]]
     assert batch.input_ids is not None
     assert batch.input_ids.tolist()[2:7] == [11, 12, 13, 21, 22]
 
@@ -105,5 +106,7 @@ def test_every_step_up_to_the_largest_finds_its_bucket() -> None:
     ]
     assert [(b.num_tokens, b.num_rows) for b in Buckets.build((16,), (4, 50), page_size=1).extend] == [(16, 8), (16, 16)]
     assert [b.num_rows for b in buckets.decode] == [1, 4, 16, 50]
+    twice = Buckets.build(powers_up_to(16, 4, 1000), powers_up_to(1, 4, 50), page_size=16, num_kv_groups=2)
+    assert [b.num_page_updates for b in twice.all] == [2 * b.num_page_updates for b in buckets.all]
     assert len(set(buckets.all)) == len(buckets.all)
     assert buckets.choose(mixed_step()) == buckets.extend[0]

@@ -24,8 +24,7 @@ from jaxserve.executor.memory import (
     MemoryBudget,
     ProgramMemory,
     StepMemory,
-    fit_pages,
-    limit_to_use,
+    bytes_for_pools,
     memory_budget,
     memory_lines,
     weight_bytes,
@@ -64,22 +63,16 @@ def make_blueprint(tmp_path: Path) -> MakeBlueprint:
 def test_pages_fill_the_share_that_is_left() -> None:
     common = {"mem_fraction": 0.9, "page_bytes": GIB, "page_size": 16}
     device = DeviceMemory(total=100 * GIB, free=80 * GIB)
-    assert fit_pages(device, table_bytes=0, step_bytes=GIB, **common) == 70  # 80 free, 10 of them not ours
-    assert fit_pages(device, table_bytes=2 * GIB, step_bytes=GIB, **common) == 68
-    assert fit_pages(device, table_bytes=2 * GIB, step_bytes=30 * GIB, **common) == 48  # steps need more than the reserve
+    assert bytes_for_pools(device, table_bytes=0, step_bytes=GIB, **common) // GIB == 70  # 80 free, 10 of them not ours
+    assert bytes_for_pools(device, table_bytes=2 * GIB, step_bytes=GIB, **common) // GIB == 68
+    # Steps need more than the reserve.
+    assert bytes_for_pools(device, table_bytes=2 * GIB, step_bytes=30 * GIB, **common) // GIB == 48
 
 
 def test_no_room_is_an_error_with_the_numbers() -> None:
     device = DeviceMemory(total=10 * GIB, free=GIB)
     with pytest.raises(ValueError, match=r"1\.00 GiB are free.*0\.8.*2\.00 GiB.*tables 0\.50.*16 tokens"):
-        fit_pages(device, mem_fraction=0.8, table_bytes=GIB // 2, step_bytes=0, page_bytes=GIB, page_size=16)
-
-
-def test_a_pool_is_no_larger_than_its_use() -> None:
-    common = {"page_bytes": 1024, "max_rows": 4, "max_pages_per_row": 8}
-    assert limit_to_use(10_000, cap_bytes=None, **common) == 64
-    assert limit_to_use(10_000, cap_bytes=20 * 1024, **common) == 20
-    assert limit_to_use(10, cap_bytes=None, **common) == 10
+        bytes_for_pools(device, mem_fraction=0.8, table_bytes=GIB // 2, step_bytes=0, page_bytes=GIB, page_size=16)
 
 
 def test_the_budget_is_the_whole_device(make_blueprint: MakeBlueprint) -> None:
@@ -90,27 +83,27 @@ def test_the_budget_is_the_whole_device(make_blueprint: MakeBlueprint) -> None:
     budget = memory_budget(blueprint, DeviceMemory(TOTAL, TOTAL - weights - 5_000), steps)
     assert (budget.weights, budget.others, budget.temporaries, budget.code) == (weights, 5_000, 30_000, 10_000)
     assert budget.row_tables > 5 * 100 * 2  # output_counts alone, with the row for padding
-    assert budget.page_table == 5 * blueprint.spec(1).max_pages_per_row * 4
+    assert budget.page_table == 5 * blueprint.spec((1,)).max_pages_per_row * 4
     reserve = TOTAL - int(TOTAL * blueprint.args.mem_fraction_static) - 40_000
-    assert reserve <= budget.free < reserve + 2 * budget.page_bytes
+    assert reserve <= budget.free < reserve + 2 * budget.page_bytes[0]
     needy = memory_budget(blueprint, DeviceMemory(TOTAL, TOTAL - weights), StepMemory(TOTAL // 2, 10_000))
-    assert needy.num_pages < budget.num_pages and 0 <= needy.free < needy.page_bytes
+    assert needy.num_pages < budget.num_pages and 0 <= needy.free < needy.page_bytes[0]
     table = "\n".join(memory_lines(budget, blueprint))
-    assert f"{budget.num_pages * blueprint.page_size} tokens" in table and "row tables" in table
+    assert f"{budget.num_pages[0] * blueprint.page_size} tokens" in table and "row tables" in table
 
 
 def test_a_pool_that_was_asked_for(make_blueprint: MakeBlueprint) -> None:
     blueprint = make_blueprint(max_total_tokens=64)
-    assert memory_budget(blueprint, DeviceMemory(TOTAL, 0), None).num_pages == 64 // blueprint.page_size
+    assert memory_budget(blueprint, DeviceMemory(TOTAL, 0), None).num_pages == (64 // blueprint.page_size,)
 
 
 def test_code_is_that_of_all_programs(make_blueprint: MakeBlueprint) -> None:
     blueprint = make_blueprint(decode_row_buckets=(2, 4))
-    known = weight_bytes(blueprint) + 5 * blueprint.spec(1).max_pages_per_row * 4 + 10 * blueprint.page_bytes
+    known = weight_bytes(blueprint) + 5 * blueprint.spec((1,)).max_pages_per_row * 4 + 10 * blueprint.page_bytes[0]
     extend = ProgramMemory(arguments=known + 7, temporaries=100, new_outputs=20, code=5)
     decode = ProgramMemory(arguments=known, temporaries=50, new_outputs=30, code=3)
     sampling = ProgramMemory(arguments=0, temporaries=10, new_outputs=1, code=1)
-    steps = StepMemory.of(blueprint, [extend, decode], sampling, num_pages=10)
+    steps = StepMemory.of(blueprint, [extend, decode], sampling, num_pages=(10,))
     assert steps.temporaries == 120 + 30 + 7
     assert steps.code == 5 * len(blueprint.buckets.all) + len(SamplingKey.all_of(blueprint.buckets.all))
 

@@ -1,7 +1,8 @@
 """Steps of paged attention for tests, and what they must give: a plain NumPy oracle in float64.
 
 A step is described by its rows, (query_len, kv_len) each. Everything that no query may look at is NaN: pages that belong to
-nobody, what lies behind the end of a row's last page, padding tokens; and page-table entries past the end are nonsense.
+nobody, what lies behind the end of a row's last page or behind all windows of its queries, padding tokens; and page-table
+entries past the end, or of pages behind the windows, are nonsense.
 Backends are driven through AttentionBackend only, so that one list of cases serves all of them.
 """
 
@@ -75,6 +76,16 @@ class Step:
         """The step that filled the cache with what precedes this one, padded to a multiple of `num_tokens`."""
         cached = [kv_len - query_len for query_len, kv_len in self.rows]
         return self._with_tokens([(n, n) for n in cached], -(-sum(cached) // num_tokens) * num_tokens)
+
+    def behind(self, window: int) -> Step:
+        """The same, without what no query sees through a window of so many tokens."""
+        table, kv = self.page_table.copy(), ([x.copy() for x in self.keys], [x.copy() for x in self.values])
+        for row, (query_len, kv_len) in enumerate(self.rows):
+            first = max(kv_len - query_len - window + 1, 0) if query_len else 0
+            table[row, : first // self.page_size] = GARBAGE[0]
+            for x in kv:
+                x[row][:first] = np.nan
+        return dataclasses.replace(self, page_table=table, keys=kv[0], values=kv[1])
 
     def _with_tokens(self, rows: Sequence[tuple[int, int]], num_tokens: int) -> Step:
         token_rows, token_positions = _place(rows, num_tokens, decode_only=False)
@@ -202,12 +213,14 @@ def run(bind: Bind, step: Step, dtype: Any = jnp.float32, *, num_layers: int = 1
     offset = jnp.int32(layer * step.num_pages)
     backend = bind(spec_of(step, dtype))
     pool = nan_pool(backend, num_layers * step.num_pages)
-    before = step.before(256)
+    window = options.get("sliding_window")
+    seen = step if window is None else step.behind(int(window))
+    before = dataclasses.replace(seen, page_table=step.page_table).before(256)
     if len(before.token_rows):
-        k, v = (jnp.asarray(before.new(x), dtype) for x in (step.keys, step.values))
+        k, v = (jnp.asarray(before.new(x), dtype) for x in (seen.keys, seen.values))
         pool = fill(backend, pool, k, v, offset, before.plan_arguments())
     q, k, v = (jnp.asarray(x, dtype) for x in (step.q, step.new(step.keys), step.new(step.values)))
-    out, _ = attend(backend, pool, q, k, v, offset, step.plan_arguments(), step.decode_only, **options)
+    out, _ = attend(backend, pool, q, k, v, offset, seen.plan_arguments(), step.decode_only, **options)
     assert out.dtype == dtype, out.dtype
     return np.asarray(out.astype(jnp.float32))
 

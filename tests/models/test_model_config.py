@@ -207,3 +207,20 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
 def test_reading_a_config_starts_neither_jax_nor_torch() -> None:
     code = "import sys, jaxserve.models; sys.exit(any(m in sys.modules for m in ('jax', 'flax', 'torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_layers_of_one_window_are_a_kv_group(tmp_path: Path) -> None:
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = read(tmp_path, **qwen, layer_types=types)
+    assert config.kv_windows == (None, 8) and config.kv_indices == (0, 0, 1)
+    mistral = read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=8)
+    assert mistral.kv_windows == (8,) and mistral.kv_indices == (0, 1, 2)
+
+
+def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path) -> None:
+    config = read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=8)
+    assert config.for_context(9) == config
+    short = config.for_context(8)
+    assert short.windows == (None, None, None) and short.kv_windows == (None,)
+    assert short.replace(layers=config.layers) == config

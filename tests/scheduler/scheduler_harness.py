@@ -242,7 +242,7 @@ class Harness:
         """The tokens the request must get if nothing but eos, its stop ids or its length ends it."""
         message = self.sent[rid]
         sampling = message.sampling_params
-        room = min(self.runner.spec.context_len, self.runner.spec.max_total_tokens + 1) - len(message.input_ids)
+        room = min(self.runner.spec.context_len, self.runner.spec.max_sequence_tokens + 1) - len(message.input_ids)
         most = room if sampling.max_new_tokens is None else min(sampling.max_new_tokens, room)
         stops = (*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.runner.spec.eos_token_ids))
         seed = 0 if sampling.is_greedy else sampling.sampling_seed

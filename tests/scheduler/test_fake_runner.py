@@ -140,7 +140,8 @@ def test_a_scheduler_that_frees_too_early_is_caught(make_harness: Callable[..., 
         harness.submit(prompt_of(5, i), 20, ignore_eos=True)
     harness.turn(3)
     cache = harness.scheduler.cache
-    cache.req_to_token.replace(int(harness.steps[0].rows[0]), 2, cache.page_table[int(harness.steps[0].rows[1]), 2:3])
+    table, rows = cache.req_to_token.tables[0], harness.steps[0].rows
+    table.write(int(rows[0]), 2, table.entries[int(rows[1]), 2:3])
     harness.turn(3)
     harness.abort(abort_all=True)
     harness.turn(2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.cache.manager import CacheManager
+from jaxserve.runner import KVGroup
 from jaxserve.scheduler import policy as policy_module
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.req import Req
@@ -20,11 +21,11 @@ def make_req(rid: str, tokens: list[int], **fields: Any) -> Req:
 
 
 def make_cache(*prefixes: list[int], disable_radix: bool = False) -> CacheManager:
-    cache = CacheManager(num_pages=256, page_size=1, max_rows=8, max_pages_per_row=64, disable_radix=disable_radix)
+    cache = CacheManager(groups=(KVGroup(256),), page_size=1, max_rows=8, max_pages_per_row=64, disable_radix=disable_radix)
     for prefix in prefixes:
         tokens = np.array(prefix, np.int32)
         lease = cache.admit(tokens)
-        assert lease is not None and cache.grow(lease, len(tokens))
+        assert lease is not None and cache.grow(lease, 0, len(tokens))
         cache.release(lease, tokens)
     return cache
 

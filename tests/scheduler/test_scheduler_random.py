@@ -11,10 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness
 
+from jaxserve.runner import KVGroup
 from jaxserve.scheduler import prefill_adder
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
 
+MAX_STEP_TOKENS = 160
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 
 
@@ -34,6 +36,16 @@ def random_args(rng: random.Random, page_size: int) -> dict[str, Any]:
         "priority_scheduling_preemption_threshold": rng.choice([0, 2, 10]),
         "stream_interval": rng.choice([1, 3]),
     }
+
+
+def random_groups(rng: random.Random, num_pages: int, page_size: int) -> tuple[KVGroup, ...]:
+    """A pool of a window is smaller, but one request can always go on."""
+    windows = rng.choice([(None,), (None,), (None, 5), (None, 24), (24,), (3, 40)])
+    groups = []
+    for window in windows:
+        least = num_pages if window is None else min(num_pages, (window + MAX_STEP_TOKENS) // page_size + 3)
+        groups.append(KVGroup(max(num_pages // rng.choice([1, 2, 4]), least), window))
+    return tuple(groups)
 
 
 def submit_random(harness: Harness, rng: random.Random, bases: list[list[int]]) -> str:
@@ -70,10 +82,10 @@ def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
         random_args(rng, page_size),
         overlap=overlap,
         page_size=page_size,
-        num_pages=rng.choice([48, 96, 160, 256, 1024]) // page_size,
+        kv_groups=random_groups(rng, rng.choice([48, 96, 160, 256, 1024]) // page_size, page_size),
         max_rows=rng.choice([2, 8, 16]),
         context_len=160,
-        max_step_tokens=160,
+        max_step_tokens=MAX_STEP_TOKENS,
         num_draft_tokens=rng.choice([1, 2, 4, 7]),
     )
     try:
@@ -92,7 +104,7 @@ def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
                 submit_random(harness, rng, bases)
                 harness.control(ContinueGenerationReqInput())
         harness.run()
-        most = harness.runner.spec.max_total_tokens
+        most = harness.runner.spec.max_sequence_tokens
         refused = {rid for rid, message in harness.sent.items() if len(message.input_ids) > most}
         assert set(harness.transport.answers) == set(harness.sent)
         for rid, answer in harness.transport.answers.items():

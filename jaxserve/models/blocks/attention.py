@@ -33,8 +33,9 @@ class Attend(Protocol):
     ) -> tuple[jax.Array, Any]:
         """qkv [T, K, H / K + 2, D] as it was projected, and what norms and rotates it -> (out [T, H, D], kv).
 
-        `layer` says window, scale and soft cap; `index` is a traced int32, the layer's place in its KV group; `sinks` [H] are
-        scores of a key per head that has no value. kv is any pytree; it is threaded through to be updated in place.
+        `layer` says window, scale and soft cap; `index` is a traced int32, the layer's number among those of its window.
+        `sinks` [H] are scores of a key per head that has no value. kv is any pytree; it is threaded through to be updated in
+        place.
         """
         ...
 

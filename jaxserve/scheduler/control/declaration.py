@@ -56,3 +56,7 @@ class Control:
     # By kind of worker. The TokenizerManager's runs first, and whatever it raises keeps the request from the others.
     handlers: Mapping[str, Handler]
     route: Route | None = None
+    takes_long: bool = False  # as long as loading a model may: whoever asks waits until it is answered or the worker is gone
+    # The TokenizerManager's part once every worker has carried it out, given the manager, the request and the replies. Not
+    # called if one refuses, fails, or says success=False.
+    completed: Callable[[Any, Any, Sequence[Any]], None] | None = None

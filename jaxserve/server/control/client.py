@@ -46,11 +46,15 @@ class ControlClient:
         workers = [worker for worker in self._link.workers if worker.kind in control.handlers]
         if not workers:
             return [local]
-        replies = await self._ask_workers(control.name, body, workers, ANSWER_TIMEOUT_S + getattr(request, "timeout_s", 0.0))
+        timeout_s = None if control.takes_long else ANSWER_TIMEOUT_S + getattr(request, "timeout_s", 0.0)
+        replies = await self._ask_workers(control.name, body, workers, timeout_s)
         for reply in replies:
             if reply.error:
                 raise _refusal(reply.error, reply.status_code)
-        return [unpack(reply.body, control.reply) for reply in replies]
+        answers = [unpack(reply.body, control.reply) for reply in replies]
+        if control.completed is not None and all(getattr(answer, "success", True) for answer in answers):
+            control.completed(self._tokenizer_manager, request, answers)
+        return answers
 
     def receive(self, reply: ControlReply) -> None:
         question = self._open.get(reply.request_id)
@@ -71,7 +75,7 @@ class ControlClient:
         return None if handler is None else handler(self._tokenizer_manager, request)
 
     async def _ask_workers(
-        self, name: str, body: msgspec.Raw, workers: list[WorkerAddress], timeout_s: float
+        self, name: str, body: msgspec.Raw, workers: list[WorkerAddress], timeout_s: float | None
     ) -> list[ControlReply]:
         question = _Question(set(workers), asyncio.get_running_loop().create_future())
         message = ControlRequest(request_id=uuid.uuid4().hex, name=name, body=body)

@@ -30,7 +30,7 @@ class GenerateReply:
         token_text: TokenText | None = None,
         index: int | None = None,
     ) -> None:
-        self._weight_version = weight_version
+        self._weight_version = weight_version  # of requests that no weights computed
         self._return_logprob = return_logprob
         self._with_top = return_logprob and top_logprobs_num > 0
         self._token_text = token_text  # given if logprobs are to come with the tokens' text
@@ -80,7 +80,7 @@ class GenerateReply:
             "prompt_tokens": chunk.prompt_tokens,
             "completion_tokens": chunk.completion_tokens,
             "cached_tokens": chunk.cached_tokens,
-            "weight_version": self._weight_version,
+            "weight_version": chunk.weight_version or self._weight_version,
             **chunk.meta,
         }
         if self._return_logprob:

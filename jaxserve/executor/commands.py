@@ -1,0 +1,128 @@
+"""CommandThread: carries out what `Runner.execute` is given, one command after the other, in a thread of its own.
+
+The thread waits for disks and devices while the scheduler goes on answering. No step runs meanwhile (the contract of
+`execute`), so what a command changes is changed by nobody else. Whatever can fail is done before anything is given up, or there
+is a way back.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxserve.executor.step import Params
+from jaxserve.executor.weights import WeightLoader
+from jaxserve.runner import CheckWeights, Command, CommandError, MemoryTag, ReleaseMemory, ReplaceWeights, ResumeMemory
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceContents(Protocol):
+    """What a runner keeps on its devices and commands change. None: released."""
+
+    params: Params | None
+    kv_pool: Any | None
+
+    def empty_kv_pool(self) -> Any:
+        """A new one. Nothing is compiled for it."""
+        ...
+
+
+class CommandThread:
+    def __init__(self, contents: DeviceContents, loader: WeightLoader, model_path: str, load_format: str) -> None:
+        """The last two say where the weights are from."""
+        self._contents = contents
+        self._loader = loader
+        self._source = (model_path, load_format)
+        self._thread = ThreadPoolExecutor(1, "runner-commands")
+
+    def start(self, command: Command) -> Future[None]:
+        return self._thread.submit(self._carry_out, command)
+
+    def _carry_out(self, command: Command) -> None:
+        started_s = time.monotonic()
+        try:
+            match command:
+                case CheckWeights(model_path, load_format):
+                    self._loader.check(model_path, load_format)
+                case ReplaceWeights(model_path, load_format):
+                    self._replace_weights(model_path, load_format)
+                case ReleaseMemory(tags):
+                    self._release(tags)
+                case ResumeMemory(tags):
+                    self._resume(tags)
+        except (ValueError, OSError, jax.errors.JaxRuntimeError) as error:
+            raise CommandError(_sentence(error)) from None
+        logger.info("%s: done in %.2f s", command, time.monotonic() - started_s)
+
+    def _replace_weights(self, model_path: str, load_format: str) -> None:
+        self._loader.check(model_path, load_format)
+        old = self._contents.params
+        way_back = None
+        if old is not None and not self._loader.fits_beside(old):
+            way_back = self._move_to_host(old)
+        failure = ""
+        try:
+            self._contents.params = self._loader.load(model_path, load_format)
+        except Exception as error:
+            failure = _sentence(error)
+        if failure:  # the exception is gone by now, and with it what its traceback held
+            gc.collect()
+            if way_back is not None:
+                self._contents.params = jax.block_until_ready(jax.tree.map(jax.device_put, *way_back))
+            raise CommandError(f"{failure} The weights are still the old ones." if old is not None else failure)
+        self._source = (model_path, load_format)
+        if way_back is None:
+            _delete(old)
+
+    def _move_to_host(self, params: Params) -> tuple[Params, Any]:
+        """Copies of the arrays, which are deleted, and their shardings."""
+        if not self._loader.fits_on_host(params):
+            raise CommandError(
+                "The new weights do not fit on the devices beside the old ones, nor the old ones into the host's memory. "
+                'Release the weights first (release_memory_occupation, tags ["weights"]): there is no way back then.'
+            )
+        copies = jax.tree.map(np.array, params)
+        _delete(params)
+        return copies, jax.tree.map(lambda leaf: leaf.sharding, params)
+
+    def _release(self, tags: tuple[MemoryTag, ...]) -> None:
+        contents = self._contents
+        for tag in tags:
+            if self._is_released(tag):
+                raise CommandError(f"{tag} is released already.")
+        if "kv_cache" in tags:
+            _delete(contents.kv_pool)
+            contents.kv_pool = None
+        if "weights" in tags:
+            _delete(contents.params)
+            contents.params = None
+
+    def _resume(self, tags: tuple[MemoryTag, ...]) -> None:
+        contents = self._contents
+        for tag in tags:
+            if not self._is_released(tag):
+                raise CommandError(f"{tag} is not released.")
+        params = self._loader.load(*self._source) if "weights" in tags else contents.params
+        kv_pool = jax.block_until_ready(contents.empty_kv_pool()) if "kv_cache" in tags else contents.kv_pool
+        contents.params, contents.kv_pool = params, kv_pool
+
+    def _is_released(self, tag: MemoryTag) -> bool:
+        return (self._contents.params if tag == "weights" else self._contents.kv_pool) is None
+
+
+def _delete(arrays: Any) -> None:
+    for leaf in jax.tree.leaves(arrays):
+        leaf.delete()
+
+
+def _sentence(error: Exception) -> str:
+    """JAX's errors go on for lines about where memory went."""
+    text = str(error).strip() or type(error).__name__
+    return text.split("\n")[0] if isinstance(error, jax.errors.JaxRuntimeError) else text

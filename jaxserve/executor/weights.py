@@ -1,0 +1,77 @@
+"""WeightLoader: the weights of one model, from whatever folder holds them, for one mesh: at start-up and to replace them.
+
+It knows what the served model looks like and how much memory is left; not who uses the weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import psutil
+from jax.sharding import Mesh
+
+from jaxserve.executor.step import Params
+from jaxserve.models import ModelConfig, check_params, load_params
+
+# What may differ between checkpoints of one model: how they are stored, and where a text ends, which is decided at start.
+_MAY_DIFFER = ("dtype", "eos_token_ids")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightLoader:
+    config: ModelConfig  # of the model that is served
+    mesh: Mesh
+    dtype: Any
+    model_override_args: str  # JSON, as --json-model-override-args
+    free_bytes: Callable[[], int]  # of a device, now
+
+    def load(self, path: str, load_format: str, *, progress: bool = False) -> Params:
+        """Raises ValueError or OSError with a sentence."""
+        return load_params(path, self.config, self.mesh, self.dtype, load_format=load_format, progress=progress)
+
+    def check(self, path: str, load_format: str) -> None:
+        """ValueError or OSError if the folder holds another model, or if a tensor is missing or has another shape."""
+        if not path or not Path(path).is_dir():
+            raise ValueError(f"model_path {path!r} is not a folder.")
+        found = ModelConfig.from_pretrained(path, json.loads(self.model_override_args))
+        difference = _first_difference(self._comparable(self.config), self._comparable(found))
+        if difference is not None:
+            name, served, other = difference
+            raise ValueError(f"{path} holds another model: its {name} is {other!r}, that of the served one {served!r}.")
+        check_params(path, self.config, self.mesh, self.dtype, load_format)
+
+    def fits_beside(self, params: Params) -> bool:
+        """Whether other weights fit on the devices beside these. Quantized ones need room for what they are made of, too, and
+        are taken for not to fit."""
+        return self.config.quantization is None and bytes_per_device(params) <= self.free_bytes()
+
+    def fits_on_host(self, params: Params) -> bool:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(params)) <= psutil.virtual_memory().available
+
+    def _comparable(self, config: ModelConfig) -> ModelConfig:
+        return config.replace(quantization=None, **{name: getattr(self.config, name) for name in _MAY_DIFFER})
+
+
+def bytes_per_device(params: Params) -> int:
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(params))
+
+
+def _first_difference(served: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Name and values of the first thing that differs, looked for inside of dataclasses and tuples of one length."""
+    if served == other:
+        return None
+    if dataclasses.is_dataclass(served) and type(served) is type(other):
+        parts = [(field.name, getattr(served, field.name), getattr(other, field.name)) for field in dataclasses.fields(served)]
+    elif isinstance(served, tuple) and isinstance(other, tuple) and len(served) == len(other):
+        parts = [(str(index), *pair) for index, pair in enumerate(zip(served, other, strict=True))]
+    elif isinstance(served, tuple) and isinstance(other, tuple):
+        return f"number of {name}", len(served), len(other)
+    else:
+        return name, served, other
+    inside = (_first_difference(mine, theirs, f"{name}.{part}" if name else part) for part, mine, theirs in parts)
+    return next((found for found in inside if found is not None), (name, served, other))

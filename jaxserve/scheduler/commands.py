@@ -1,0 +1,125 @@
+"""RunnerCommands: commands to the runner on behalf of control requests, one at a time, and what they mean for requests.
+
+No step is launched while a command is carried out, nor while memory is released. Weights change only when no request holds
+pages: so nobody's tokens come from two sets of weights, unless generation was paused for just that. All methods that wait are
+generators, like the handlers of control requests that call them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+
+from jaxserve.runner import MEMORY_TAGS, Command, CommandError, MemoryTag, ReleaseMemory, ReplaceWeights, ResumeMemory, Runner
+from jaxserve.scheduler.pace import Pace
+from jaxserve.scheduler.requests import Requests
+from jaxserve.scheduler.residents import Residents
+from jaxserve.scheduler.waiting import WaitingQueue
+
+RELEASED_MESSAGE = "The server's memory is released ({tags}); /resume_memory_occupation takes it again."
+
+Waiting = Generator[None, None, None]
+
+
+class RunnerCommands:
+    def __init__(
+        self,
+        runner: Runner,
+        pace: Pace,
+        requests: Requests,
+        waiting: WaitingQueue,
+        residents: Residents,
+        flush_cache: Callable[[], bool],
+        num_in_flight: Callable[[], int],
+    ) -> None:
+        self._runner = runner
+        self._pace = pace
+        self._requests = requests
+        self._waiting = waiting
+        self._residents = residents
+        self._num_in_flight = num_in_flight
+        self._flush_cache = flush_cache
+        self._under_way = ""  # the control request that is served
+        self._released: set[MemoryTag] = set()
+
+    @property
+    def released(self) -> tuple[MemoryTag, ...]:
+        return tuple(tag for tag in MEMORY_TAGS if tag in self._released)
+
+    @contextlib.contextmanager
+    def serving(self, name: str) -> Iterator[None]:
+        """Around a control request's use of this. CommandError if another one is not done."""
+        if self._under_way:
+            raise CommandError(f"{name} must wait: {self._under_way} is still under way.")
+        self._under_way = name
+        try:
+            yield
+        finally:
+            self._under_way = ""
+            self._waiting.only_begun = False
+
+    def beside_steps(self, command: Command) -> Waiting:
+        """Raises CommandError."""
+        future = self._runner.execute(command)
+        while not future.done():
+            yield
+        future.result()
+
+    def replace_weights(self, command: ReplaceWeights) -> Waiting:
+        """Lets the requests that have begun end, while no others begin. If generation is paused, those that wait or were
+        retracted go on with the new weights later. Raises CommandError."""
+        self._waiting.only_begun = True
+        while not self._is_unused:
+            if self._pace.is_paused and len(self._residents):
+                raise CommandError(
+                    f"{len(self._residents)} requests are paused in place and would go on with a KV cache of the old weights. "
+                    "Pause with mode retract or abort first."
+                )
+            yield
+        yield from self._alone(command)
+        self._flush()
+        self._released.discard("weights")
+        self._hold()
+
+    def release(self, tags: tuple[MemoryTag, ...]) -> Waiting:
+        """Requests that come from now on are refused. Raises CommandError, also if something runs."""
+        if not self._is_unused or (len(self._waiting) and not self._pace.is_paused):
+            raise CommandError(
+                f"Memory can be released only while nothing runs: {len(self._residents)} requests are running and "
+                f"{len(self._waiting)} are waiting. Let them end, abort them, or pause with mode retract."
+            )
+        self._requests.unavailable = RELEASED_MESSAGE.format(tags=", ".join(tags))
+        yield from self._alone(ReleaseMemory(tags))
+        if "kv_cache" in tags:
+            self._flush()
+        self._released.update(tags)
+        self._hold()
+
+    def resume(self, tags: tuple[MemoryTag, ...]) -> Waiting:
+        """Raises CommandError."""
+        yield from self._alone(ResumeMemory(tags))
+        self._released.difference_update(tags)
+        self._hold()
+
+    @property
+    def _is_unused(self) -> bool:
+        """Nobody holds pages, and nobody who has begun waits for some, unless generation is paused."""
+        has_begun_ones = not self._pace.is_paused and any(req.num_retractions for req in self._waiting)
+        return not self._num_in_flight() and not len(self._residents) and not has_begun_ones
+
+    def _alone(self, command: Command) -> Waiting:
+        assert not self._num_in_flight(), "a command stands between steps"
+        self._pace.is_held = True
+        try:
+            yield from self.beside_steps(command)
+        finally:
+            self._hold()
+
+    def _hold(self) -> None:
+        """What follows from what is released."""
+        self._pace.is_held = bool(self._released)
+        self._requests.unavailable = RELEASED_MESSAGE.format(tags=", ".join(self.released)) if self._released else ""
+
+    def _flush(self) -> None:
+        flushed = self._flush_cache()
+        assert flushed, "a request holds pages"

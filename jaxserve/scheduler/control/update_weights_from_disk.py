@@ -1,0 +1,102 @@
+"""update_weights_from_disk: other weights of the same model, from a folder, without a restart. All of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from jaxserve.messages import SCHEDULER, TOKENIZER
+from jaxserve.runner import CheckWeights, CommandError, ReplaceWeights
+from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
+
+if TYPE_CHECKING:
+    from jaxserve.scheduler.scheduler import Scheduler
+
+
+class UpdateWeightFromDiskReqInput(ControlStruct):
+    """Replaces the weights by those in a folder, all or none; requests that run end first, new ones wait.
+
+    abort_all_requests: ends all requests instead. weight_version: a new label; null: it stays. load_format: auto, safetensors,
+    orbax, dummy.
+    """
+
+    model_path: str
+    load_format: str | None = None
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+    flush_cache: bool = True
+    # SGLang's clients may send these. The first two mean nothing here; of the others only what asks for nothing is taken.
+    torch_empty_cache: bool = False
+    recapture_cuda_graph: bool = False
+    is_async: bool = False
+    keep_pause: bool = False
+    token_step: int = 0
+    manifest: dict[str, Any] | None = None
+
+
+class UpdateWeightFromDiskReqOutput(msgspec.Struct):
+    success: bool
+    message: str
+    num_paused_requests: int = 0  # that go on with the new weights when generation continues
+
+
+class ServedWeights(msgspec.Struct):
+    """What /model_info says of them."""
+
+    model_path: str
+    load_format: str
+    weight_version: str
+
+
+class ShowsWeights(Protocol):
+    """The TokenizerManager's part."""
+
+    weights: ServedWeights
+    released_memory: tuple[str, ...]
+
+
+def check(manager: ShowsWeights, request: UpdateWeightFromDiskReqInput) -> UpdateWeightFromDiskReqOutput:
+    for name, default in (("is_async", False), ("keep_pause", False), ("token_step", 0), ("manifest", None)):
+        if getattr(request, name) != default:
+            raise ControlError(f"{name} is not supported; it must be absent or {msgspec.json.encode(default).decode()}.")
+    if not request.flush_cache:
+        raise ControlError("flush_cache must be true: what is cached was computed with the old weights.")
+    return UpdateWeightFromDiskReqOutput(True, "")
+
+
+def update(scheduler: Scheduler, request: UpdateWeightFromDiskReqInput) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:
+    commands, args = scheduler.commands, scheduler.args
+    path, load_format = request.model_path, request.load_format or "auto"
+    try:
+        with commands.serving("update_weights_from_disk"):
+            yield from commands.beside_steps(CheckWeights(path, load_format))  # before anybody has to wait or to end for it
+            if request.abort_all_requests:
+                scheduler.abort("")
+            yield from commands.replace_weights(ReplaceWeights(path, load_format))
+    except CommandError as error:
+        return UpdateWeightFromDiskReqOutput(False, str(error))
+    if request.weight_version is not None:
+        scheduler.set_args(args.replace(weight_version=request.weight_version))
+    num_paused = scheduler.load().num_waiting if scheduler.pace.is_paused else 0
+    return UpdateWeightFromDiskReqOutput(True, f"The weights are those of {path} now.", num_paused)
+
+
+def note_weights(
+    manager: ShowsWeights, request: UpdateWeightFromDiskReqInput, replies: Sequence[UpdateWeightFromDiskReqOutput]
+) -> None:
+    version = manager.weights.weight_version if request.weight_version is None else request.weight_version
+    manager.weights = ServedWeights(request.model_path, request.load_format or "auto", version)
+    manager.released_memory = tuple(tag for tag in manager.released_memory if tag != "weights")
+
+
+CONTROL = Control(
+    name="update_weights_from_disk",
+    request=UpdateWeightFromDiskReqInput,
+    reply=UpdateWeightFromDiskReqOutput,
+    handlers={TOKENIZER: check, SCHEDULER: update},
+    route=Route("/update_weights_from_disk"),
+    takes_long=True,
+    completed=note_weights,
+)
