@@ -26,6 +26,7 @@ from jaxserve.cache.eviction import EvictionQueue, is_evictable_leaf
 from jaxserve.cache.page_allocator import NO_PAGE
 from jaxserve.cache.run_pages import NO_PAGES, PageCollector, RunPages, concatenate, present
 from jaxserve.cache.tree_node import TreeNode
+from jaxserve.cache.walk import Walk
 from jaxserve.cache.window_prefix import usable_pages
 
 TOKEN_BYTES = 4
@@ -48,12 +49,6 @@ class InsertResult(NamedTuple):
     node: TreeNode  # ends exactly where the inserted tokens end
     existing: RunPages  # the tree's pages for the front part that it held already
     taken_windows: tuple[np.ndarray, ...]  # of the inserted ones those that the tree had no page for: they are its own now
-
-
-class _Walk(NamedTuple):
-    path: list[TreeNode]  # nodes entered, top down
-    num_bytes: int  # matched in all
-    last_pages: int  # matched in the last node of the path
 
 
 class RadixCache:
@@ -259,14 +254,14 @@ class RadixCache:
     def _window_groups(self) -> range:
         return range(self.num_windows)
 
-    def _usable(self, walk: _Walk) -> _Walk:
+    def _usable(self, walk: Walk) -> Walk:
         """The longest part of a walk behind which a sequence can go on: what its windows then reach into is there."""
         if not self._pages_seen or not walk.path:
             return walk
         num_pages = walk.num_bytes // self._page_bytes
         runs = (np.concatenate([node.windows[group] for node in walk.path]) for group in self._window_groups)
         usable = usable_pages([run[:num_pages] != NO_PAGE for run in runs], self._pages_seen)
-        return walk if usable == num_pages else _cut_walk(walk, usable, self._page_bytes)
+        return walk if usable == num_pages else walk.cut(usable, self._page_bytes)
 
     def _pages_of(self, path: list[TreeNode]) -> RunPages:
         windows = tuple(concatenate([node.windows[group] for node in path]) for group in self._window_groups)
@@ -305,7 +300,7 @@ class RadixCache:
 
     # --- the tree's shape
 
-    def _walk(self, start: TreeNode, data: bytes) -> _Walk:
+    def _walk(self, start: TreeNode, data: bytes) -> Walk:
         """Follows whole pages of tokens below `start`."""
         page_bytes = self._page_bytes
         path: list[TreeNode] = []
@@ -324,9 +319,9 @@ class RadixCache:
             last_pages = len(child.pages)
             pos += len(child.key)
             children = child.children
-        return _Walk(path, pos, last_pages)
+        return Walk(path, pos, last_pages)
 
-    def _end_at_node(self, walk: _Walk) -> None:
+    def _end_at_node(self, walk: Walk) -> None:
         """Splits the path's last node if the walk ended inside it."""
         if walk.path and walk.last_pages < len(walk.path[-1].pages):
             walk.path[-1] = self._split(walk.path[-1], walk.last_pages)
@@ -426,18 +421,6 @@ def _has_window_pages(node: TreeNode, group: int, kept: int = 0) -> bool:
     """Whether any is there, the last `kept` of the node left out."""
     window = node.windows[group]
     return not node.discarded and bool((window[: max(len(window) - kept, 0)] != NO_PAGE).any())
-
-
-def _cut_walk(walk: _Walk, num_pages: int, page_bytes: int) -> _Walk:
-    path: list[TreeNode] = []
-    left, last_pages = num_pages, 0
-    for node in walk.path:
-        if left <= 0:
-            break
-        path.append(node)
-        last_pages = min(left, len(node.pages))
-        left -= last_pages
-    return _Walk(path, num_pages * page_bytes, last_pages)
 
 
 def _cut_off(node: TreeNode) -> None:

@@ -12,13 +12,15 @@ import math
 
 from jaxserve.runner import KVGroup, RunnerSpec
 
+# Windows for each request row: one running, the others of cached prefixes, each of which needs its last window only.
+WINDOWS_PER_ROW = 8
+
 
 def useful_pages(spec: RunnerSpec, group: KVGroup) -> int:
-    """What the request rows could use twice over: once running, once cached."""
-    if group.window is None:
-        return 2 * spec.max_rows * spec.max_pages_per_row
+    """What the request rows could use twice over: once running, once cached. Windows take less, so more of them are cached."""
+    twice = 2 * spec.max_rows * spec.max_pages_per_row
     kept = group.kept_tokens(spec.context_len, spec.page_size)
-    return _pages(2 * spec.max_rows * kept + spec.max_step_tokens, spec)
+    return min(_pages(WINDOWS_PER_ROW * spec.max_rows * kept + spec.max_step_tokens, spec), twice)
 
 
 def pools_of(spec: RunnerSpec, swa_full_tokens_ratio: float, first_pages: int) -> tuple[int, ...]:

@@ -118,11 +118,11 @@ def test_pools_of_a_model_with_windows(make_blueprint: MakeBlueprint) -> None:
         assert budget.kv_pool == (full.num_pages + 3 * window.num_pages) * layer_bytes
         assert budget.free >= 0
     assert few.num_pages[1] == max(-(-few.num_pages[0] // 2), (8 + 16 + 8) // 4) and few.fitting_pages == few.num_pages[0]
-    assert plenty.num_pages == (2 * 4 * 64 // 4, (2 * 4 * (8 + 8) + 16) // 4)
+    assert plenty.num_pages == (2 * 4 * 64 // 4, 4 * 64 // 4)
     assert plenty.fitting_pages > plenty.num_pages[0]
     table = "\n".join(memory_lines(plenty, blueprint))
     assert "8 requests of 64" in table and "all tokens" in table and "512 tokens, 8 requests; there is room for" in table
-    assert "  window 8 " in table and "144 tokens, 9 requests, the last 8 of each" in table
+    assert "  window 8 " in table and "256 tokens, 16 requests, the last 8 of each" in table
 
 
 @pytest.mark.parametrize("ratio", [0.25, 1.0])
@@ -135,8 +135,8 @@ def test_pools_that_were_asked_for(make_blueprint: MakeBlueprint, ratio: float) 
 def test_the_only_pool_may_be_a_window(make_blueprint: MakeBlueprint) -> None:
     blueprint = make_blueprint(MISTRAL, page_size=4)
     budget = memory_budget(blueprint, DeviceMemory(10_000_000, 10_000_000 - weight_bytes(blueprint)), None)
-    assert budget.num_pages == ((2 * 4 * (8 + 8) + 16) // 4,)
-    assert "144 tokens, 9 requests of 64, the last 8 of each; there is" in "\n".join(memory_lines(budget, blueprint))
+    assert budget.num_pages == (2 * 4 * 64 // 4,)
+    assert "512 tokens, 32 requests of 64, the last 8 of each; there is" in "\n".join(memory_lines(budget, blueprint))
     asked = make_blueprint(MISTRAL, page_size=4, max_total_tokens=400)
     assert memory_budget(asked, DeviceMemory(TOTAL, 0), None).num_pages == (100,)
 

@@ -26,7 +26,7 @@ def spec(*windows: int | None, **changes: Any) -> RunnerSpec:
 
 TWO = spec(None, 128)
 GOES_ON = (128 + 256 + 2 * 16) // 16  # pages of a window with which one request can always go on
-USEFUL = (2 * 10 * (128 + 2 * 16) + 256) // 16
+USEFUL = (8 * 10 * (128 + 2 * 16) + 256) // 16
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ USEFUL = (2 * 10 * (128 + 2 * 16) + 256) // 16
         (TWO, 0.5, 20, (20, 20)),  # never more than the first
         (TWO, 0.5, 10_000, (10_000, USEFUL)),
         (TWO, 0.001, 10_000, (10_000, GOES_ON)),
-        (spec(None, 512, 128), 0.5, 1000, (1000, 500, USEFUL)),
-        (spec(512, 128), 0.5, 600, (600, USEFUL)),
+        (spec(None, 512, 128), 0.5, 2000, (2000, 1000, USEFUL)),
+        (spec(512, 128), 0.5, 2000, (2000, USEFUL)),
     ],
 )
 def test_pools_follow_from_the_first(made: RunnerSpec, ratio: float, first: int, expected: tuple[int, ...]) -> None:
@@ -52,7 +52,7 @@ def test_pools_follow_from_the_first(made: RunnerSpec, ratio: float, first: int,
 def test_what_rows_can_use() -> None:
     assert useful_pages(TWO, KVGroup(1)) == 2 * 10 * 3200 // 16
     assert useful_pages(TWO, KVGroup(1, 128)) == USEFUL
-    assert useful_pages(TWO, KVGroup(1, 3199)) == (2 * 10 * 3200 + 256) // 16  # no more than the context is kept
+    assert useful_pages(TWO, KVGroup(1, 3199)) == 2 * 10 * 3200 // 16  # no more than whole sequences take
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
