@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from checkpoints import load_model
 
-from jaxserve.models import ModelConfig
 
 OUTPUT_LEN = 40
 CACHED_OUTPUT_LEN = 8
@@ -111,17 +110,16 @@ class Oracle:
         self.config = self.model.config.get_text_config()
         self.context_len = min(self.config.max_position_embeddings, 256)
         self.output_len = min(OUTPUT_LEN, self.context_len // 2)
-        self._has_windows = any(ModelConfig.from_pretrained(folder).windows)
         self._known: dict[tuple[int, ...], torch.Tensor] = {}
 
     def prompts(self) -> list[list[int]]:
         return prompts_for(self.config.vocab_size, self.context_len - self.output_len)
 
     def check_hit(self, served: Served, prompt_len: int, hit: int, *, seen: bool) -> None:
-        """The cache has whole pages of a prompt that it has seen; with windows, as far as their smaller pools have room."""
+        """The cache has whole pages of a prompt that it has seen."""
         most = (prompt_len - 1) // served.page_size * served.page_size if served.radix else 0
         assert hit <= most
-        assert hit == most or not seen or self._has_windows
+        assert hit == most or not seen
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
         """float32 [len(tokens), V]: of the token that follows each position."""
