@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from checkpoints import load_model
 
-
 OUTPUT_LEN = 40
 CACHED_OUTPUT_LEN = 8
 NUM_TOP = 3
