@@ -185,7 +185,7 @@ class _Planner:
         buckets = self.blueprint.buckets
         chosen: tuple[Any, ...] = ()
         if self.options.compile == "all":
-            chosen = (*buckets.all, *SamplingKey.all_of(buckets.all), "page_table", "row_tables")
+            chosen = (*buckets.all, *SamplingKey.all_of(buckets.all), "page_table", "row_tables", "kv_pool")
             if self.blueprint.drafter is not None:
                 chosen = (*chosen, "history")
         elif self.options.compile == "largest":

@@ -1,4 +1,7 @@
-"""A whole tiny model on interpreted kernels gives what it gives on the reference: prefill, a mixed step, decode."""
+"""A whole tiny model on interpreted kernels gives what it gives on the reference: prefill, a mixed step, decode.
+
+Of a model with a window, pages that lie behind it are NaN before the decode step, and their page-table entries nonsense.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,6 +23,7 @@ from jaxserve.executor.forward_batch import Bucket, pack
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.sampling import Continuation
+from jaxserve.executor.step import ForwardState
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
@@ -43,7 +48,15 @@ CONFIG = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
+WINDOW = 16  # of the second layer; the first sees all
+TWO_GROUPS = {
+    **CONFIG,
+    "use_sliding_window": True,
+    "sliding_window": WINDOW,
+    "max_window_layers": 1,
+}  # the first layer sees all
 NUM_PAGES = 8
+FIRST_PAGE = 3  # of the row that outgrows the window
 
 
 def ints(*values: int) -> np.ndarray:
@@ -53,10 +66,12 @@ def ints(*values: int) -> np.ndarray:
 Pages = dict[tuple[int, int], int]  # (row, index) -> page
 
 
-def step(rows: list[int], lens: list[tuple[int, int]], num_decode: int, tokens: np.ndarray, pages: Pages) -> StepInput:
-    """lens: (tokens added, tokens after the step) of each row."""
-    columns = np.asarray([(row, index, page) for (row, index), page in pages.items()], np.int32).T
-    entries = PageUpdates.of(*columns)
+def step(
+    rows: list[int], lens: list[tuple[int, int]], num_decode: int, tokens: np.ndarray, pages: Pages, num_groups: int
+) -> StepInput:
+    """lens: (tokens added, tokens after the step) of each row. All groups use the same page numbers."""
+    of_group = np.asarray([(*where, page) for where, page in pages.items()], np.int32).T
+    groups = np.repeat(np.arange(num_groups, dtype=np.int32), len(pages))
     return StepInput(
         mode=ForwardMode.MIXED,
         rows=ints(*rows),
@@ -65,7 +80,7 @@ def step(rows: list[int], lens: list[tuple[int, int]], num_decode: int, tokens: 
         num_decode_rows=num_decode,
         input_ids=tokens.astype(np.int32),
         sample=np.ones(len(rows), bool),
-        page_updates=entries,
+        page_updates=PageUpdates(*np.tile(of_group, num_groups), groups),
         new_rows=[],
         needs_sampling=False,
         needs_adjusting=False,
@@ -75,24 +90,46 @@ def step(rows: list[int], lens: list[tuple[int, int]], num_decode: int, tokens: 
 
 
 def logits_of_steps(blueprint: Blueprint, params: Any) -> list[np.ndarray]:
-    programs = blueprint.programs(blueprint.pages_each(NUM_PAGES))
+    num_pages = blueprint.pages_each(NUM_PAGES)
+    programs, groups = blueprint.programs(num_pages), len(num_pages)
     state, _ = programs.empty_state()
     tokens = np.random.default_rng(0).integers(0, 256, 200)
     goes_on_from = Continuation(jnp.asarray(np.arange(5) + 7, jnp.int32)[:, None], None)
-    prefill = step([0, 1], [(70, 70), (9, 9)], 0, tokens[:79], {(0, 0): 3, (0, 1): 1, (1, 0): 6})
-    mixed = step([1, 2], [(1, 10), (20, 20)], 1, tokens[100:120], {(2, 0): 5})
-    decode = step([0, 1, 2], [(1, 71), (1, 11), (1, 21)], 3, tokens[:0], {(0, 1): 1})
+    pages = {(0, 0): FIRST_PAGE, (0, 1): 1, (1, 0): 6}
+    prefill = step([0, 1], [(85, 85), (9, 9)], 0, tokens[:94], pages, groups)
+    mixed = step([1, 2], [(1, 10), (20, 20)], 1, tokens[100:120], {(2, 0): 5}, groups)
+    decode = step([0, 1, 2], [(1, 86), (1, 11), (1, 21)], 3, tokens[:0], {(0, 1): 1}, groups)
     found = []
     for request, bucket in (
         (prefill, Bucket(96, 4, 8, decode_only=False)),
         (mixed, Bucket(32, 4, 8, decode_only=False)),
         (decode, Bucket(4, 4, 8, decode_only=True)),
     ):
+        if bucket.decode_only:
+            state = without_hidden_pages(state, blueprint)
         packed = pack(request, bucket, np.zeros((request.num_rows, NUM_ROW_PARAMS), np.int32), scratch_row=4)
         program = programs.lower_forward(bucket, params).compile()
         state, forwarded = program(params, state, goes_on_from, packed)
         found.append(np.asarray(forwarded.logits)[: request.num_rows])
     return found
+
+
+def without_hidden_pages(state: ForwardState, blueprint: Blueprint) -> ForwardState:
+    """What the groups with a window have no right to read any more is NaN, and not where the page table says."""
+    kv, page_table = state.kv, state.page_table
+    num_rows = len(page_table) // len(blueprint.config.kv_windows)
+    pools = blueprint.pools(blueprint.pages_each(NUM_PAGES))
+    for group, (window, pool) in enumerate(pools.items()):
+        if window is not None:
+            hidden = np.asarray([pool.page_offset(i) + FIRST_PAGE for i in range(pool.num_layers)])
+            kv = jax.tree.map(lambda pages, hidden=hidden: pages.at[hidden].set(not_a_number(pages.dtype)), kv)
+            page_table = page_table.at[group * num_rows, 0].set(1 << 30)
+    return dataclasses.replace(state, kv=kv, page_table=page_table)
+
+
+def not_a_number(dtype: Any) -> Any:
+    """Where floats are kept as bits: all of them set."""
+    return np.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else jnp.nan
 
 
 def gpu(spec: AttentionSpec, interpret: Any) -> AttentionBackend:
@@ -108,14 +145,16 @@ tpu_races_fail = pytest.fixture(tpu_interpreter.fail_on_races)
 
 @pytest.mark.usefixtures("tpu_races_fail")
 @pytest.mark.parametrize("bind", [gpu, tpu])
-def test_a_model(bind: Callable[..., AttentionBackend], tmp_path: Path, interpret: Any) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+@pytest.mark.parametrize("model", [CONFIG, TWO_GROUPS], ids=["one group", "two groups"])
+def test_a_model(model: dict[str, Any], bind: Callable[..., AttentionBackend], tmp_path: Path, interpret: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(model))
     options: dict[str, Any] = {"dtype": "bfloat16", "page_size": 64, "max_running_requests": 4, "context_length": 256}
     args = ServerArgs(model_path=str(tmp_path), **options)
     config, mesh = ModelConfig.from_pretrained(tmp_path), make_mesh(1)
     reference = Blueprint.draw(args, config, mesh)
     assert isinstance(reference.backend, ReferenceAttention)
     kernels = dataclasses.replace(reference, backend=bind(reference.backend.spec, interpret))
+    assert len(reference.config.kv_windows) == (1 if model is CONFIG else 2)
     params = load_params(str(tmp_path), config, mesh, jnp.bfloat16, "dummy", progress=False)
     for got, want in zip(logits_of_steps(kernels, params), logits_of_steps(reference, params), strict=True):
         assert relative_error(got, want) < 2e-2

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks.model_configs import LLAMA_8B, write_config
+from benchmarks.model_configs import GEMMA_3_27B, LLAMA_8B, write_config
 from jaxserve.aot.launches import Thunks, read_thunks
 from jaxserve.aot.targets import gpu_devices
 from jaxserve.config import ServerArgs
@@ -66,6 +66,14 @@ def test_heads_that_fill_no_tile_and_a_quantized_cache(tmp_path: Path, prove: Pr
     plan = blueprint(tmp_path, config, 4, kv_cache_dtype="int8")
     check_step(prove, plan, plan.buckets.decode[0])
     check_step(prove, plan, plan.buckets.extend[0])
+
+
+def test_layers_of_two_kv_groups(tmp_path: Path, prove: Prove) -> None:
+    """Five layers that see a window, and one that sees all: their pages lie in one array, behind each other."""
+    plan = blueprint(tmp_path, GEMMA_3_27B, 1, num_layers=6)
+    assert plan.config.kv_windows == (None, 1024) and [pool.num_layers for pool in plan.pools((9, 9)).values()] == [1, 5]
+    check_step(prove, plan, plan.buckets.decode[-1])
+    check_step(prove, plan, plan.buckets.extend[-2])
 
 
 def test_what_a_step_takes_is_known_before_the_pool_is_sized(tmp_path: Path) -> None:
