@@ -63,20 +63,20 @@ def test_the_pool_is_what_a_server_would_take(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_a_model_with_windows(tmp_path: Path) -> None:
-    """A window takes no more than rows can use of it; a request of full length needs only its last tokens there."""
+    """A window takes its share; a request of full length needs only its last tokens there."""
     layers = {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
     qwen = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
     config = config_of(tmp_path, {**TINY, **qwen, **layers})
     args = ServerArgs(model_path=str(tmp_path), page_size=4, **SMALL)
     made = plan_capacity(args, config, cpu_target(1, 1 << 30), dataclasses.replace(OPTIONS, compile="none"))
     assert made.failure is None and made.memory is not None
-    window_tokens = 2 * 4 * (8 + 2 * 4) + 64
+    window_tokens = 2 * 4 * 64 // 2  # --swa-full-tokens-ratio
     assert made.memory.num_pages == (2 * 4 * 64 // 4, window_tokens // 4)
     assert made.kv_tokens == 2 * 4 * 64 and made.full_requests == 8
     kv = json.loads(json.dumps(plan_json(made)))["kv_cache"]
     assert kv["groups"] == [{"num_pages": 128, "window": None}, {"num_pages": window_tokens // 4, "window": 8}]
     assert made.steps[-1].shape.context_len == 64  # all rows at full length
-    assert "12 requests, the last 8 of each" in plan_text(made)
+    assert "16 requests, the last 8 of each" in plan_text(made)
 
 
 def test_int8_weights_are_counted_as_the_compiler_counts_them(tmp_path: Path) -> None:
