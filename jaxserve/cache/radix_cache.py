@@ -58,13 +58,16 @@ class RadixCache:
         self.page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
         self._pages_seen = tuple(-(-(window - 1) // page_size) for window in windows)  # by a token that begins a page
+        # At a node's end these are worth more than others: who goes on there sees them. One more, as the same prompt once again
+        # goes on before its last token, which may be a page of its own.
+        self._pages_kept = tuple(seen + 1 for seen in self._pages_seen)
         self._leaves = EvictionQueue(eviction_policy)
         self._window_queues = [  # first of nodes with pages that few will miss, then of all
             (
                 EvictionQueue(eviction_policy, functools.partial(_has_window_pages, group=group, kept=kept)),
                 EvictionQueue(eviction_policy, functools.partial(_has_window_pages, group=group)),
             )
-            for group, kept in enumerate(self._pages_seen)
+            for group, kept in enumerate(self._pages_kept)
         ]
         self._ids = itertools.count()
         self._ticks = itertools.count(1)  # time for recency: one tick per operation, so no two leaves tie
@@ -202,7 +205,7 @@ class RadixCache:
         gone = self._collector()
         passed: list[TreeNode] = []
         missing = num_pages
-        for queue, kept in zip(self._window_queues[group], (self._pages_seen[group], 0), strict=True):
+        for queue, kept in zip(self._window_queues[group], (self._pages_kept[group], 0), strict=True):
             while missing > 0 and (node := queue.pop()) is not None:
                 window = node.windows[group]
                 there = np.flatnonzero(window[: max(len(window) - kept, 0)] != NO_PAGE)
@@ -286,7 +289,7 @@ class RadixCache:
         for group, (fronts, all_pages) in enumerate(self._window_queues):
             if _has_window_pages(node, group):
                 all_pages.offer(node)
-                if len(node.pages) > self._pages_seen[group]:
+                if len(node.pages) > self._pages_kept[group]:
                     fronts.offer(node)
 
     def _clear_queues(self) -> None:

@@ -80,3 +80,15 @@ def test_more_than_the_windows_pool_is_retracted_and_comes_back(make_harness: Ca
     harness.assert_as_expected(*rids)
     assert harness.scheduler.internal_state()["num_retractions"] > 0
     assert harness.scheduler.cache.check().is_clean
+
+
+def test_what_few_will_miss_goes_first(make_harness: Callable[..., Harness]) -> None:
+    """Six prompts of 60 tokens beside a window's pool of 200: what stays is what each needs to be gone on from."""
+    harness = make_harness(kv_groups=small_window(1000, 200), max_step_tokens=64)
+    for _ in range(2):
+        rids = []
+        for i in range(6):
+            rids.append(harness.submit(prompt_of(60, i), 1, ignore_eos=True))
+            harness.run()
+    harness.assert_as_expected(*rids)
+    assert [harness.answer(rid).cached_tokens for rid in rids] == [59] * 6
