@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +31,13 @@ def update(harness: Harness, path: str = "new", **fields: Any) -> None:
 
 
 def until_replied(harness: Harness, count: int = 1) -> Any:
-    for _ in range(5000):
+    """Commands take real time, in a thread."""
+    give_up_s = time.monotonic() + 60
+    while time.monotonic() < give_up_s:
         harness.turn()
         if len(harness.control_replies()) >= count:
             return harness.control_replies()[-1]
+        time.sleep(0.001)
     raise AssertionError("no reply")
 
 
