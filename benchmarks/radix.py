@@ -119,13 +119,17 @@ def manager_cases(
     rows = np.asarray([lease.row for lease in leases if lease is not None], np.int32)
     length = np.zeros(1, np.int32)
 
+    def bounds() -> tuple[np.ndarray, np.ndarray]:
+        """Where the rows' next tokens begin and end: one each."""
+        return np.full(ROWS, length[0] - 1, np.int32), np.full(ROWS, length[0], np.int32)
+
     def step(crossing: bool) -> Callable[[], object]:
         decoding.drain_page_updates()
         length[0] += 1
         while (length[0] % page_size == 1 % page_size) != crossing:
-            assert decoding.grow_rows(rows, rows, np.full(ROWS, length[0], np.int32)), "no room"
+            assert decoding.grow_rows(rows, *bounds()), "no room"
             length[0] += 1
-        return bind(decoding.grow_rows, rows, np.full(ROWS, length[0], np.int32))
+        return bind(decoding.grow_rows, rows, *bounds())
 
     def drain() -> Callable[[], object]:
         step(True)()
