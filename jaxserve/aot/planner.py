@@ -196,8 +196,8 @@ class _Planner:
 
     def _compile(self, num_pages: NumPages, keys: Any) -> list[ProgramReport]:
         programs, params = self.blueprint.programs(num_pages), self.blueprint.abstract_params()
-        pool_pages = sum(pool.num_layers * pool.num_pages for pool in self.blueprint.pools(num_pages).values())
-        pool = [(pool_pages, *page.shape) for page in jax.tree.leaves(self.blueprint.backend.kv_pages())]
+        kv_cache = self.blueprint.kv_cache(num_pages)
+        pool = [(kv_cache.num_pages, *page.shape) for page in jax.tree.leaves(kv_cache.pages)]
         lower: dict[Any, Callable[[], Compilation]] = {}
         for key in keys:
             if isinstance(key, Bucket):

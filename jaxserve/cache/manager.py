@@ -84,23 +84,27 @@ class CacheManager:
             if group.window is not None
         ]
         self.tree = RadixCache(page_size, eviction_policy, [group.window for group in self.windows])
-        self.keeps_all = groups[0].window is None
-        self._full_table = self.req_to_token.tables[0] if self.keeps_all else None
+        self._full_table = self.req_to_token.tables[0] if groups[0].window is None else None
         pools: list[PageAllocator | NoPages | WindowGroup] = [*([self.allocator] if self.keeps_all else []), *self.windows]
         self._pools = list(zip(self.req_to_token.tables, pools, strict=True))
         self._leases: dict[int, Lease] = {}  # by row
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether some group keeps all tokens."""
+        return self._full_table is not None
 
     # --- how full it is, in tokens of the first group
 
     @property
     def free_tokens(self) -> int:
-        first = self.windows[0] if self._full_table is None else self.allocator
-        return first.num_free * self.page_size
+        _, first_pool = self._pools[0]
+        return first_pool.num_free * self.page_size
 
     @property
     def evictable_tokens(self) -> int:
         """Cached prefixes that nobody uses."""
-        evictable = self.windows[0].num_evictable if self._full_table is None else self.tree.evictable_pages
+        evictable = self.tree.evictable_pages if self.keeps_all else self.windows[0].num_evictable
         return evictable * self.page_size
 
     @property

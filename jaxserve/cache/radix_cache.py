@@ -208,7 +208,7 @@ class RadixCache:
         for queue, kept in zip(self._window_queues[group], (self._pages_kept[group], 0), strict=True):
             while missing > 0 and (node := queue.pop()) is not None:
                 window = node.windows[group]
-                there = np.flatnonzero(window[: max(len(window) - kept, 0)] != NO_PAGE)
+                there = np.flatnonzero(_without_last(window, kept) != NO_PAGE)
                 index = there[~is_held(window[there])][:missing]
                 gone.add_window(group, window[index])
                 window[index] = NO_PAGE
@@ -422,8 +422,11 @@ class RadixCache:
 
 def _has_window_pages(node: TreeNode, group: int, kept: int = 0) -> bool:
     """Whether any is there, the last `kept` of the node left out."""
-    window = node.windows[group]
-    return not node.discarded and bool((window[: max(len(window) - kept, 0)] != NO_PAGE).any())
+    return not node.discarded and bool((_without_last(node.windows[group], kept) != NO_PAGE).any())
+
+
+def _without_last(window: np.ndarray, count: int) -> np.ndarray:
+    return window[: max(len(window) - count, 0)]
 
 
 def _cut_off(node: TreeNode) -> None:

@@ -148,12 +148,16 @@ class Blueprint:
             lambda info: jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(self.mesh, info.spec)), self.arrays
         )
 
+    def kv_cache(self, num_pages: NumPages) -> KVCacheLayout:
+        """The arrays that hold all pools."""
+        total = max(pool.end for pool in self.pools(num_pages).values())
+        return KVCacheLayout(self.backend.kv_pages(), total, self.args.tp_size)
+
     def programs(self, num_pages: NumPages) -> StepPrograms:
-        pools = self.pools(num_pages)
         return StepPrograms(
-            Step(self.decoder, self.backend, pools, self.page_size),
+            Step(self.decoder, self.backend, self.pools(num_pages), self.page_size),
             jax.tree.map(lambda info: info.spec, self.arrays),
-            KVCacheLayout(self.backend.kv_pages(), max(pool.end for pool in pools.values()), self.args.tp_size),
+            self.kv_cache(num_pages),
             self.spec(num_pages),
             self.mesh,
             self.drafter,

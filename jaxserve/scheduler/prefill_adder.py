@@ -85,8 +85,8 @@ class PrefillAdder:
         demand: KVDemand,
         is_alone: bool,
     ) -> None:
-        """`num_decode_rows` share this step; `demand` is that of the running requests, and grows (a
-        chunked one's comes with `resume`); `is_alone`: nothing runs that could ever give memory back."""
+        """`num_decode_rows` share this step; `demand` is that of the running requests, and grows (a chunked one's comes with
+        `resume`); `is_alone`: nothing runs that could ever give memory back."""
         self._cache = cache
         self._residents = residents
         self._limits = limits
