@@ -94,7 +94,7 @@ def step_metadata(backend: ReferenceAttention, case: Case, page_size: int, num_p
         page_table=jnp.asarray(table),
         slot_pages=jnp.asarray([page for page, _ in slots], jnp.int32),
         slot_offsets=jnp.asarray([offset for _, offset in slots], jnp.int32),
-        decode_only=case.num_tokens is None,
+        decode_q_len=1 if case.num_tokens is None else None,
     )
 
 

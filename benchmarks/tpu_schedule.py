@@ -89,13 +89,13 @@ def measure(chip_name: str, shape_name: str, op: str, folder: Path) -> dict[str,
 def lower(chip_name: str, shape_name: str, op: str) -> Any:
     """A step of 64 rows, for a chip that is not there, as a jax.stages.Lowered."""
     device, _, shape, config = passes(chip_name, shape_name)
-    decode_only = op == "decode"
+    decode_q_len = 1 if op == "decode" else None
     replicated = NamedSharding(Mesh(np.array([device]), ("tensor",)), PartitionSpec())
     array = functools.partial(jax.ShapeDtypeStruct, sharding=replicated)
-    num_rows, num_tokens, num_pages, layout = 64, 64 if decode_only else 1024, 512, shape.layout
+    num_rows, num_tokens, num_pages, layout = 64, 64 if decode_q_len else 1024, 512, shape.layout
 
     def step(q: jax.Array, pool: jax.Array, scales: jax.Array | None, batch: Any) -> jax.Array:
-        plan = plan_step(**batch, decode_only=decode_only, page_size=PAGE_SIZE, config=config)
+        plan = plan_step(**batch, decode_q_len=decode_q_len, page_size=PAGE_SIZE, config=config)
         limit = config.vmem_limit_bytes
         return paged_attention(q, pool, scales, plan, 0, layout=layout, scale=0.1, vmem_limit_bytes=limit)
 

@@ -32,16 +32,15 @@ def count_collectives(hlo: str) -> dict[str, int]:
     return dict(collections.Counter(match[1] for match in _COLLECTIVE.finditer(hlo)))
 
 
-def expected_collectives(config: ModelConfig, tp_size: int, *, stacked: bool = False) -> Mapping[str, int]:
+def expected_collectives(config: ModelConfig, tp_size: int) -> Mapping[str, int]:
     """Of a forward program: two all-reduces per layer and one of the embedding, one all-gather of the logits, nothing else.
 
     A reduce-scatter and an all-gather in place of each all-reduce would send the same bytes: that is what XLA's rings do inside
-    one. It would pay where products overlap with either, and cost a second latency in every decode step. `stacked`: the layers
-    are the body of a loop, which stands in the program once.
+    one. It would pay where products overlap with either, and cost a second latency in every decode step.
     """
     if tp_size == 1:
         return {}
-    return {"all-reduce": 2 * (1 if stacked else config.num_layers) + 1, "all-gather": 1}
+    return {"all-reduce": 2 * config.num_layers + 1, "all-gather": 1}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,7 +224,8 @@ class _Planner:
         if bucket.decode_only:
             limit = min(self.options.assumed_context, args.context_length)
             longest = longest_of(blueprint.spec(num_pages).kv_groups, blueprint.page_size, rows, limit)
-            shape = StepShape(rows, 1, max(longest, 1))
+            tokens = bucket.tokens_per_row
+            shape = StepShape(rows, tokens, max(longest, tokens), sampled_tokens=tokens)
         else:  # prompts of equal length, from their beginning
             shape = StepShape(rows, bucket.num_tokens // rows, bucket.num_tokens // rows)
         work = step_work(shard, shape)

@@ -70,6 +70,7 @@ class StepShape:
     num_rows: int
     new_tokens: int
     context_len: int
+    sampled_tokens: int = 1  # of each sequence: the tokens whose logits are wanted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,7 @@ class StepWork:
 
 def step_work(shard: ModelShard, step: StepShape) -> StepWork:
     cfg, tp_size = shard.config, shard.tp_size
-    tokens = step.num_rows * step.new_tokens
+    tokens, lines = step.num_rows * step.new_tokens, step.num_rows * step.sampled_tokens
     arrays = shard.arrays()
     embed, head = arrays["embed"], arrays.get("lm_head", arrays["embed"])
     layers = list(zip(cfg.layers, arrays["layers"], strict=True))
@@ -111,11 +112,11 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
         weight_bytes=shard.weight_bytes - untied_embed + embed_rows - idle_bytes,
         kv_read_bytes=round(step.num_rows * keys * shard.kv_token_bytes),
         kv_write_bytes=round(tokens * cfg.num_layers * shard.kv_token_bytes),
-        logits_bytes=step.num_rows * cfg.vocab_size * LOGITS_BYTES,
-        matmul_flops=2 * (tokens * layer_params + step.num_rows * _matrix_params(head, tp_size)),
+        logits_bytes=lines * cfg.vocab_size * LOGITS_BYTES,
+        matmul_flops=2 * (tokens * layer_params + lines * _matrix_params(head, tp_size)),
         attention_flops=4 * step.num_rows * pairs * shard.num_heads * cfg.head_dim,
         all_reduce_bytes=sharded * (2 * cfg.num_layers + 1) * tokens * cfg.hidden_size * shard.itemsize,
-        all_gather_bytes=sharded * step.num_rows * cfg.vocab_size * LOGITS_BYTES,
+        all_gather_bytes=sharded * lines * cfg.vocab_size * LOGITS_BYTES,
     )
 
 

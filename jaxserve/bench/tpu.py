@@ -53,7 +53,7 @@ class TpuKernels:
     def runnable(self, op: str, case: AttentionCase, inputs: AttentionInputs, config: PassConfig) -> Runnable:
         """`inputs` with rows as wide as the TPU pool's."""
         backend = self._backend(op, case, config)
-        metadata = jax.jit(lambda inputs: _metadata(backend, inputs, decode_only=op == "decode"))(inputs)
+        metadata = jax.jit(lambda inputs: _metadata(backend, inputs, 1 if op == "decode" else None))(inputs)
         scales = inputs.scales
         cache = TpuKV(inputs.pool, None if scales is None else scales.reshape(scales.shape[0], -1, case.page_size))
 
@@ -88,7 +88,7 @@ def _pass_shape(op: str, spec: AttentionSpec) -> PassShape:
     return decode if op == "decode" else extend
 
 
-def _metadata(backend: PallasTpuAttention, inputs: AttentionInputs, decode_only: bool) -> AttentionMetadata:
+def _metadata(backend: PallasTpuAttention, inputs: AttentionInputs, decode_q_len: int | None) -> AttentionMetadata:
     """Of a step that writes nothing: keys and values are there already."""
     nowhere = jnp.full(inputs.q.shape[0], NO_PAGE, jnp.int32)
     return backend.plan(
@@ -97,5 +97,5 @@ def _metadata(backend: PallasTpuAttention, inputs: AttentionInputs, decode_only:
         page_table=inputs.page_table,
         slot_pages=nowhere,
         slot_offsets=jnp.zeros_like(nowhere),
-        decode_only=decode_only,
+        decode_q_len=decode_q_len,
     )

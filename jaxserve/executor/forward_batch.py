@@ -28,7 +28,7 @@ NO_ROW = 1 << 30  # no page table has it: writes to it are dropped
 class Bucket:
     """The static shape of a compiled step."""
 
-    num_tokens: int  # T: token slots
+    num_tokens: int  # T: token slots; of a step of decode rows only, K for each row
     num_rows: int  # R: row slots
     num_page_updates: int  # U: page-table entries one step can write
     decode_only: bool
@@ -138,7 +138,7 @@ class TokenPlacement:
     row_index: jax.Array  # int32 [T] index into the batch's rows
     positions: jax.Array  # int32 [T] position in the sequence
     is_live: jax.Array  # bool [T] False for padding
-    cu_q_lens: jax.Array  # int32 [R + 1]
+    cu_q_lens: jax.Array  # int32 [R + 1] sums of the rows' tokens
 
 
 def place_tokens(batch: ForwardBatch, bucket: Bucket) -> TokenPlacement:
@@ -146,11 +146,12 @@ def place_tokens(batch: ForwardBatch, bucket: Bucket) -> TokenPlacement:
     ends = jnp.cumsum(batch.extend_lens, dtype=jnp.int32)
     cu_q_lens = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
     token = jnp.arange(T, dtype=jnp.int32)
-    if bucket.decode_only and bucket.tokens_per_row == 1:
-        row_index = token
+    if bucket.decode_only:
+        row_index, offset_in_row = jnp.divmod(token, bucket.tokens_per_row)
+        is_live = offset_in_row < batch.extend_lens[row_index]
     else:
         row_index = jnp.minimum(jnp.searchsorted(ends, token, side="right", method="compare_all"), R - 1).astype(jnp.int32)
-    offset_in_row = token - cu_q_lens[row_index]
+        offset_in_row = token - cu_q_lens[row_index]
+        is_live = token < ends[-1]
     positions = batch.seq_lens[row_index] - batch.extend_lens[row_index] + offset_in_row
-    is_live = token < ends[-1]
     return TokenPlacement(row_index, jnp.where(is_live, positions, 0), is_live, cu_q_lens)

@@ -82,7 +82,7 @@ class Step:
         context = self.decoder.context(placement.positions, placement.is_live)
         hidden, kv = self.decoder.forward(params, x, context, state.kv, attend)
         with jax.named_scope("logits"):
-            logits = self.decoder.logits(params, hidden[_sampled_tokens(placement, bucket)])
+            logits = self.decoder.logits(params, _sampled_tokens(hidden, placement, bucket))
         forwarded = Forwarded(logits, inputs, batch.rows, batch.seq_lens, batch.extend_lens, batch.sample, batch.row_params)
         return ForwardState(kv, page_table), forwarded
 
@@ -99,7 +99,7 @@ class Step:
             page_table=pages,
             slot_pages=slot_pages,
             slot_offsets=slot_offsets,
-            decode_only=bucket.decode_only and bucket.tokens_per_row == 1,
+            decode_q_len=bucket.tokens_per_row if bucket.decode_only else None,
         )
 
 
@@ -114,25 +114,15 @@ def _count_drafts(batch: ForwardBatch, inputs: jax.Array, lengths: jax.Array) ->
 
 def _input_tokens(batch: ForwardBatch, placement: TokenPlacement, inputs: jax.Array) -> jax.Array:
     """int32 [T]: slots of decode rows take their row's `inputs` [R, K] in order, the others bring their token."""
-    if inputs.shape[1] == 1:
-        sampled = inputs[placement.row_index, 0]
-    else:
-        token = jnp.arange(len(placement.row_index), dtype=jnp.int32)
-        place = jnp.clip(token - placement.cu_q_lens[placement.row_index], 0, inputs.shape[1] - 1)
-        sampled = inputs[placement.row_index, place]
     if batch.input_ids is None:
-        return sampled
+        return jnp.maximum(inputs.reshape(-1), 0)
     slot = jnp.arange(len(batch.input_ids), dtype=jnp.int32)
-    return jnp.where(slot < batch.header[NUM_DECODE_ROWS], sampled, batch.input_ids)
+    return jnp.where(slot < batch.header[NUM_DECODE_ROWS], inputs[placement.row_index, 0], batch.input_ids)
 
 
-def _sampled_tokens(placement: TokenPlacement, bucket: Bucket) -> jax.Array:
-    """int32 [R * K]: the token slots whose logits are wanted: each row's last, or (K > 1) its first K as far as it goes."""
-    last = jnp.maximum(placement.cu_q_lens[1:] - 1, 0)
-    if bucket.tokens_per_row == 1:
-        return last
-    slots = placement.cu_q_lens[:-1, None] + jnp.arange(bucket.tokens_per_row, dtype=jnp.int32)
-    return jnp.minimum(slots, last[:, None]).reshape(-1)
+def _sampled_tokens(hidden: jax.Array, placement: TokenPlacement, bucket: Bucket) -> jax.Array:
+    """Of hidden states [T, E] those whose logits are wanted: in a decode step all, [R * K, E], else each row's last, [R, E]."""
+    return hidden if bucket.decode_only else hidden[jnp.maximum(placement.cu_q_lens[1:] - 1, 0)]
 
 
 def write_page_table(page_table: jax.Array, updates: jax.Array) -> jax.Array:

@@ -64,7 +64,7 @@ class AttentionBackend(Protocol):
         page_table: jax.Array,
         slot_pages: jax.Array,
         slot_offsets: jax.Array,
-        decode_only: bool,
+        decode_q_len: int | None,
     ) -> AttentionMetadata:
         """Once per step. The arguments are AttentionMetadata's fields."""
         ...

@@ -1,7 +1,7 @@
 """Query tiles: a step's queries cut into pieces of equal static size, longest context first.
 
-A tile is up to `tile_tokens` consecutive queries of one row. Single queries (decode) get a list of tiles of one token, so that
-in a mixed step they do not pay for the width that prompts need. Lists have a static length; idle tiles stand at the end.
+A tile is up to `tile_tokens` consecutive queries of one row. Rows that decode get a list of tiles as wide as they need, so
+that in a mixed step they do not pay for the width that prompts need. Lists have a static length; idle tiles stand at the end.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class QueryTiles:
         return jax.tree.map(lambda x: x[order], self)
 
 
-def decode_tiles(kv_lens: jax.Array) -> QueryTiles:
-    """One tile per row, for steps in which token r is row r's only query."""
+def decode_tiles(kv_lens: jax.Array, q_lens: jax.Array, decode_q_len: int) -> QueryTiles:
+    """One tile per row, for steps in which row r's queries are the first q_lens[r] of its `decode_q_len` tokens."""
     row = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
-    return QueryTiles(row, row, kv_lens - 1, (kv_lens > 0).astype(jnp.int32), tile_tokens=1).sorted()
+    return QueryTiles(row, row * decode_q_len, kv_lens - q_lens, q_lens, tile_tokens=decode_q_len).sorted()
 
 
 def extend_tiles(kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, tile_tokens: int) -> tuple[QueryTiles, QueryTiles]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.typing
 
 from jaxserve.kernels import reference_pages
-from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
+from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens, drop_padding, live_tokens
 from jaxserve.kernels.query_tiles import QueryTiles, decode_tiles, extend_tiles
 from jaxserve.kernels.reference_loop import PagedKV, ReferenceTuning, ScoreOptions, attend_tiles
 from jaxserve.kernels.reference_pages import ReferenceKV
@@ -52,19 +52,18 @@ class ReferenceAttention:
         page_table: jax.Array,
         slot_pages: jax.Array,
         slot_offsets: jax.Array,
-        decode_only: bool,
+        decode_q_len: int | None,
     ) -> AttentionMetadata:
-        num_tokens, num_rows = slot_pages.shape[0], kv_lens.shape[0]
-        assert not decode_only or num_tokens == num_rows, f"decode only, but {num_tokens} tokens in {num_rows} rows"
+        num_tokens = slot_pages.shape[0]
         tiles: tuple[QueryTiles, ...]
         with jax.named_scope("plan_attention"):
-            if decode_only:
-                tiles = (decode_tiles(kv_lens),)
-            else:
+            if decode_q_len is None:
                 tiles = extend_tiles(kv_lens, cu_q_lens, num_tokens, self.tuning.q_tile_tokens)
-            is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_only)
+            else:
+                tiles = (decode_tiles(kv_lens, decode_q_lens(kv_lens, cu_q_lens, decode_q_len), decode_q_len),)
+            is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_q_len)
             slot_pages = drop_padding(slot_pages, is_live)
-        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, tiles, decode_only)
+        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, tiles, decode_q_len)
 
     def rope_and_write(
         self,

@@ -93,6 +93,10 @@ def test_tensor_parallelism_over_64_chips(tmp_path: Path, prove: Prove) -> None:
     check_steps(prove, tmp_path, {**LLAMA_70B, **NARROW}, "v6e:8x8", 64, expected={"all-reduce": 6})
 
 
+def test_drafts_are_verified_by_the_decode_kernel(tmp_path: Path, prove: Prove) -> None:
+    check_steps(prove, tmp_path, {**LLAMA_8B, **NARROW}, "v6e:1x1", 1, speculative_algorithm="NGRAM")
+
+
 def test_a_quantized_cache(tmp_path: Path, prove: Prove) -> None:
     check_steps(prove, tmp_path, {**LLAMA_8B, **NARROW}, "v6e:2x2", 4, kv_cache_dtype="int8")
 

@@ -23,20 +23,28 @@ pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in:Run
 BF16_ERROR = 1e-2
 
 DECODE = [(1, 70), (0, 0), (1, 1), (1, 16), (1, 130)]
+VERIFY = [(8, 70), (0, 0), (1, 1), (5, 16), (3, 130)]
+MANY = [(11, 70), (5, 5), (2, 130), (10, 40)]  # two parts per row
 MIXED = [(1, 70), (20, 60), (0, 0), (1, 1), (33, 33), (2, 17)]
 
 
-@pytest.mark.parametrize(("rows", "decode_only"), [(DECODE, True), (MIXED, False)], ids=["decode", "mixed"])
+@pytest.mark.parametrize(
+    ("rows", "decode_q_len", "window"),
+    [(DECODE, 1, None), (VERIFY, 8, None), (VERIFY, 8, 20), (MANY, 11, None), (MANY, 11, 40), (MIXED, None, None)],
+    ids=["decode", "verify", "verify in a window", "many queries", "many queries in a window", "mixed"],
+)
 @pytest.mark.parametrize("page_size", [16, 64])
-def test_steps(rows: list[tuple[int, int]], decode_only: bool, page_size: int, interpret: Any) -> None:
-    step = make_step(rows, HEADS, page_size=page_size, decode_only=decode_only, num_tokens=None if decode_only else 64)
+def test_steps(
+    rows: list[tuple[int, int]], decode_q_len: int | None, window: int | None, page_size: int, interpret: Any
+) -> None:
+    step = make_step(rows, HEADS, page_size=page_size, decode_q_len=decode_q_len, num_tokens=None if decode_q_len else 64)
     step = rounded(step, jnp.bfloat16)
 
     def bind(spec: AttentionSpec) -> PallasGpuAttention:
-        return PallasGpuAttention(dataclasses.replace(spec, chip=TINY), interpret)
+        return PallasGpuAttention(dataclasses.replace(spec, chip=TINY, windows=(window,)), interpret)
 
-    out = run(bind, step, jnp.bfloat16, num_layers=2, layer=1)
-    assert relative_error(out, expected(step)) < BF16_ERROR
+    out = run(bind, step, jnp.bfloat16, num_layers=2, layer=1, static_window=window)
+    assert relative_error(out, expected(step, sliding_window=window)) < BF16_ERROR
     assert not np.any(out[~step.is_live])
 
 

@@ -32,6 +32,7 @@ class Case:
 
     kv_lens: tuple[int, ...] = LENGTHS
     q_len: int = 1
+    q_lens: tuple[int, ...] | None = None  # of each row; None: q_len
     heads: tuple[int, int] = (4, 2)
     head_dim: int = 64
     head_dim_v: int = 0  # 0: head_dim
@@ -53,9 +54,14 @@ class Case:
     def is_quantized(self) -> bool:
         return is_quantized(self.kv_dtype or self.dtype)
 
-    def first_seen(self, kv_len: int) -> int:
+    def num_queries(self, row: int) -> int:
+        return self.q_len if self.q_lens is None else self.q_lens[row]
+
+    def first_seen(self, row: int) -> int:
         """The oldest token that any of a row's queries sees."""
-        return max(0, kv_len - self.q_len + 1 - self.sliding_window) if self.sliding_window else 0
+        if self.sliding_window is None:
+            return 0
+        return max(0, self.kv_lens[row] - self.num_queries(row) + 1 - self.sliding_window)
 
     def options(self, sinks: Any) -> dict[str, Any]:
         return {
@@ -66,8 +72,9 @@ class Case:
 
 def attend(case: Case, q: Any, pool: Any, scales: Any, table: Any, kv_lens: Any, offset: Any, sinks: Any, **more: Any) -> Any:
     plan = plan_decode(
-        kv_lens, q_len=case.q_len, num_kv_heads=case.heads[1], sliding_window=case.sliding_window, config=case.config
-    )
+        kv_lens, None if case.q_lens is None else jnp.asarray(case.q_lens, jnp.int32), q_len=case.q_len,
+        num_kv_heads=case.heads[1], sliding_window=case.sliding_window, config=case.config,
+    )  # fmt: skip
     return paged_decode(q, pool, scales, table, plan, offset, **case.options(sinks), **more)
 
 
@@ -93,7 +100,7 @@ def draw(case: Case, seed: int) -> Drawn:
     table = rng.choice(GARBAGE, (len(counts), max(counts) + 2))
     kv = []
     for row, (kv_len, count) in enumerate(zip(case.kv_lens, counts, strict=True)):
-        seen = case.first_seen(kv_len)
+        seen = case.first_seen(row)
         table[row, seen // size : count], pages, free = free[seen // size : count], free[:count], free[count:]
         value = _round(
             rng.standard_normal((hkv, kv_len, width)) * (40 if case.is_quantized else 1), case.kv_dtype or case.dtype
@@ -122,12 +129,12 @@ def _round(x: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def oracle(case: Case, drawn: Drawn) -> np.ndarray:
-    """Attention by definition, one query head at a time, in float64; zeros for rows without tokens."""
+    """Attention by definition, one query head at a time, in float64; zeros where a row has no such query."""
     out = np.zeros((*drawn.q.shape[:3], case.values))
     group = case.heads[0] // case.heads[1]
     for row, query, head in np.ndindex(*drawn.q.shape[:3]):
-        position = case.kv_lens[row] - case.q_len + query
-        if position < 0:
+        position = case.kv_lens[row] - case.num_queries(row) + query
+        if position < 0 or query >= case.num_queries(row):
             continue
         first = max(0, position - case.sliding_window + 1) if case.sliding_window else 0
         keys, values = np.split(drawn.kv[row][head // group, first : position + 1], [case.head_dim], axis=1)
@@ -163,6 +170,11 @@ CASES = {
     ),
     "four queries": Case(q_len=4, kv_lens=(65, 4, 0, 131, 64), heads=(4, 1)),
     "two queries of three heads": Case(q_len=2, kv_lens=(65, 2), heads=(3, 1)),
+    "up to eight queries": Case(q_len=8, q_lens=(8, 1, 0, 3), kv_lens=(70, 64, 0, 130), heads=(4, 2), has_sinks=True),
+    "up to eight queries, window": Case(q_len=8, q_lens=(3, 1, 8), kv_lens=(130, 65, 200), heads=(2, 1), sliding_window=60),
+    "up to four queries, e4m3, window": Case(
+        q_len=4, q_lens=(1, 4, 2), kv_lens=(130, 65, 3), heads=(16, 1), kv_dtype=FP8, sliding_window=60
+    ),
     "more queries than tokens": Case(q_len=4, kv_lens=(2, 66), heads=(2, 1)),
     "window": Case(sliding_window=20),
     "window of a tile": Case(sliding_window=64, kv_lens=(64, 65, 128, 191)),
@@ -236,7 +248,8 @@ def test_the_plan_gives_every_tile_to_one_stream(q_len: int, sliding_window: int
     items = np.repeat(np.arange(23 * 3), np.repeat(counts, 3))  # the item of every tile on the line
     per_stream = max(2, -(-len(items) // config.num_streams))
     starts = np.cumsum(counts) - counts
-    assert np.array_equal(plan.rows, np.stack([kv_lens, starts], axis=1))
+    queries = [np.full(23, q_len)] if q_len > 1 else []
+    assert np.array_equal(plan.rows, np.stack([kv_lens, starts, *queries], axis=1))
     for number, got in enumerate(np.asarray(plan.streams)):
         stream, mine = Stream(*got), items[number * per_stream : (number + 1) * per_stream]
         assert stream.num_tiles == len(mine) and stream.tiles_per_stream == per_stream
@@ -258,7 +271,7 @@ def test_the_streams_segments_are_the_line(sliding_window: int | None) -> None:
         for number in range(config.num_streams):
             for_each_segment(shape, plan, jnp.int32(number), lambda segment, _: found.append(numbers(segment)))
         for row, head in np.ndindex(23, 3):
-            first, end = map(int, segments_of(shape, plan, jnp.int32(row), jnp.int32(head)))
+            first, end = map(int, segments_of(shape, plan, jnp.int32(row), jnp.int32(head), 0))
             assert [number for number, *item, _, _ in found if item == [row, head]] == list(range(first, end))
     first_tiles = np.maximum(kv_lens - (sliding_window or 1 << 30), 0) // 64
     line = [(r, h, t) for r in range(23) for h in range(3) for t in range(first_tiles[r], -(-kv_lens[r] // 64))]
@@ -293,7 +306,8 @@ GOOD: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "pa
         ({"page_size": 16, "kv_dtype": FP8}, "page size must be 32 or more with a float8_e4m3fn KV cache, not 16"),
         ({"num_heads": 34, "num_kv_heads": 2}, "query heads per KV head must be 1 to 16, not 34/2"),
         ({"num_heads": 6, "num_kv_heads": 4}, "query heads per KV head must be 1 to 16, not 6/4"),
-        ({"q_len": 5}, "queries per row must be 1 to 4, not 5"),
+        ({"q_len": 9}, "queries per row must be 1 to 8 with 4 query heads per KV head, not 9"),
+        ({"q_len": 5, "num_kv_heads": 2}, "queries per row must be 1 to 4 with 16 query heads per KV head, not 5"),
         ({"config": DecodeConfig(stages=4)}, "bytes of shared memory"),
     ],
 )
@@ -303,11 +317,11 @@ def test_what_it_cannot_do_is_said(changes: dict[str, Any], reason: str) -> None
 
 
 def test_an_unsupported_call_raises_the_reason() -> None:
-    case = Case(q_len=5, kv_lens=(9,))
-    with pytest.raises(NotImplementedError, match="queries per row must be 1 to 4, not 5"):
+    case = Case(q_len=9, kv_lens=(9,))
+    with pytest.raises(NotImplementedError, match="queries per row must be 1 to 8 with 2 query heads per KV head, not 9"):
         jax.eval_shape(
             lambda q, pool: attend(case, q, pool, None, jnp.zeros((1, 1), jnp.int32), jnp.array([9]), 0, None),
-            jax.ShapeDtypeStruct((1, 5, 4, 64), BF16),
+            jax.ShapeDtypeStruct((1, 9, 4, 64), BF16),
             jax.ShapeDtypeStruct((3, 2, 64, 128), BF16),
         )
 
@@ -325,6 +339,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "multi-head": {"heads": (8, 8)},
     "16 heads, 4 queries": {"heads": (32, 2), "q_len": 4},
     "6 heads": {"heads": (12, 2), "q_len": 3},
+    "4 heads, 8 queries": {"q_len": 8},
+    "e4m3, 8 queries, window": {"q_len": 8, "kv_dtype": FP8, "sliding_window": 1000},
     "all options, 4 queries": {"q_len": 4, **ALL_OPTIONS},
     "float16": {"dtype": F16},
     **{f"pages of {size}": {"page_size": size} for size in (8, 16, 32, 128, 256)},

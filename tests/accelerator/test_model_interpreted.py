@@ -1,4 +1,4 @@
-"""A whole tiny model on interpreted kernels gives what it gives on the reference: prefill, a mixed step, decode.
+"""A whole tiny model on interpreted kernels gives what it gives on the reference: prefill, a mixed step, decode, drafts.
 
 Of a model with a window, pages that lie behind it are NaN before the decode step, and their page-table entries nonsense.
 """
@@ -48,6 +48,7 @@ CONFIG = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": True,
 }
+NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3}
 WINDOW = 16  # of the second layer; the first sees all
 TWO_GROUPS = {
     **CONFIG,
@@ -55,6 +56,7 @@ TWO_GROUPS = {
     "sliding_window": WINDOW,
     "max_window_layers": 1,
 }  # the first layer sees all
+DRAFTS = [[7, 20, 21], [8, -1, -1], [9, 30, -1], [-1] * 3, [-1] * 3]  # what rows go on from; the last is the scratch row
 NUM_PAGES = 8
 FIRST_PAGE = 3  # of the row that outgrows the window
 
@@ -94,23 +96,27 @@ def logits_of_steps(blueprint: Blueprint, params: Any) -> list[np.ndarray]:
     programs, groups = blueprint.programs(num_pages), len(num_pages)
     state, _ = programs.empty_state()
     tokens = np.random.default_rng(0).integers(0, 256, 200)
-    goes_on_from = Continuation(jnp.asarray(np.arange(5) + 7, jnp.int32)[:, None], None)
+    K = blueprint.num_draft_tokens
+    following = jnp.asarray(DRAFTS, jnp.int32)[:, :K]
     pages = {(0, 0): FIRST_PAGE, (0, 1): 1, (1, 0): 6}
     prefill = step([0, 1], [(85, 85), (9, 9)], 0, tokens[:94], pages, groups)
     mixed = step([1, 2], [(1, 10), (20, 20)], 1, tokens[100:120], {(2, 0): 5}, groups)
-    decode = step([0, 1, 2], [(1, 86), (1, 11), (1, 21)], 3, tokens[:0], {(0, 1): 1}, groups)
+    decode = step([0, 1, 2], [(K, 85 + K), (K, 10 + K), (K, 20 + K)], 3, tokens[:0], {(0, 1): 1}, groups)
     found = []
-    for request, bucket in (
-        (prefill, Bucket(96, 4, 8, decode_only=False)),
-        (mixed, Bucket(32, 4, 8, decode_only=False)),
-        (decode, Bucket(4, 4, 8, decode_only=True)),
+    for request, bucket, lengths in (
+        (prefill, Bucket(96, 4, 8, decode_only=False), (0, 0, 0)),
+        (mixed, Bucket(32, 4, 8, decode_only=False), (85, 9, 0)),
+        (decode, Bucket(4 * K, 4, 8, decode_only=True), (85, 10, 20)),
     ):
         if bucket.decode_only:
             state = without_hidden_pages(state, blueprint)
         packed = pack(request, bucket, np.zeros((request.num_rows, NUM_ROW_PARAMS), np.int32), scratch_row=4)
         program = programs.lower_forward(bucket, params).compile()
+        goes_on_from = Continuation(following, jnp.asarray([*lengths, 0, 0], jnp.int32) if K > 1 else None)
         state, forwarded = program(params, state, goes_on_from, packed)
-        found.append(np.asarray(forwarded.logits)[: request.num_rows])
+        logits = np.asarray(forwarded.logits).reshape(bucket.num_rows, bucket.tokens_per_row, -1)
+        is_live = np.arange(bucket.tokens_per_row) < np.asarray(forwarded.extend_lens)[:, None]
+        found.append(logits[is_live] if bucket.decode_only else logits[: request.num_rows])
     return found
 
 
@@ -145,11 +151,21 @@ tpu_races_fail = pytest.fixture(tpu_interpreter.fail_on_races)
 
 @pytest.mark.usefixtures("tpu_races_fail")
 @pytest.mark.parametrize("bind", [gpu, tpu])
-@pytest.mark.parametrize("model", [CONFIG, TWO_GROUPS], ids=["one group", "two groups"])
-def test_a_model(model: dict[str, Any], bind: Callable[..., AttentionBackend], tmp_path: Path, interpret: Any) -> None:
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(CONFIG, {}), (TWO_GROUPS, {}), (TWO_GROUPS, NGRAM)],
+    ids=["one group", "two groups", "two groups, drafts"],
+)
+def test_a_model(
+    model: dict[str, Any],
+    options: dict[str, Any],
+    bind: Callable[..., AttentionBackend],
+    tmp_path: Path,
+    interpret: Any,
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(model))
-    options: dict[str, Any] = {"dtype": "bfloat16", "page_size": 64, "max_running_requests": 4, "context_length": 256}
-    args = ServerArgs(model_path=str(tmp_path), **options)
+    common: dict[str, Any] = {"dtype": "bfloat16", "page_size": 64, "max_running_requests": 4, "context_length": 256}
+    args = ServerArgs(model_path=str(tmp_path), **common, **options)
     config, mesh = ModelConfig.from_pretrained(tmp_path), make_mesh(1)
     reference = Blueprint.draw(args, config, mesh)
     assert isinstance(reference.backend, ReferenceAttention)

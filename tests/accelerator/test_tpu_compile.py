@@ -85,13 +85,13 @@ def inputs_of(case: Case, num_tokens: int) -> tuple[Any, dict[str, Any], Any]:
     return cache, arguments, shape
 
 
-def lower_layer(case: Case, decode_only: bool) -> tuple[Any, Any]:
+def lower_layer(case: Case, decode_q_len: int | None) -> tuple[Any, Any]:
     """One layer of a step: the plan, the write and the attention. Lowered, and the shapes of its KV cache."""
     backend = PallasTpuAttention(case.spec)
-    T = case.rows if decode_only else case.tokens
+    T = case.rows * decode_q_len if decode_q_len else case.tokens
 
     def layer(cache: Any, qkv: jax.Array, arguments: Any, page_offset: jax.Array, sinks: jax.Array) -> Any:
-        metadata = backend.plan(**arguments, decode_only=decode_only)
+        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
         q, cache = backend.rope_and_write(qkv, None, cache, metadata, page_offset)
         out = backend.ragged_paged_attention(
             q,
@@ -120,11 +120,17 @@ def check_in_place(facts: Facts, cache: Any) -> None:
         assert not facts.copies_of(array.shape)
 
 
-def check_compiled(facts: Facts, cache: Any, device_kind: str, shapes: tuple[PassShape, PassShape], config: TpuConfig) -> None:
+def check_compiled(
+    facts: Facts,
+    cache: Any,
+    device_kind: str,
+    shapes: tuple[PassShape, PassShape],
+    config: TpuConfig,
+    decode_q_len: int | None = None,
+) -> None:
     """`shapes` and the config's parts are those of the decode and the extend pass."""
     check_in_place(facts, cache)
-    is_mixed = any(kernel.name == "paged_extend" for kernel in facts.tpu_kernels)
-    decode = config.mixed_decode if is_mixed else config.decode
+    decode = config.decode_of(decode_q_len or config.decode_queries)
     passes = dict(zip(("paged_decode", "paged_extend"), zip(shapes, (decode, config.extend), strict=True), strict=True))
     for kernel in facts.tpu_kernels:
         print(kernel)
@@ -141,24 +147,24 @@ def kernel_names(backend: PallasTpuAttention, decode_only: bool) -> set[str]:
     return {"paged_decode", "write_kv"} | (set() if decode_only else of_mixed_steps)
 
 
-def check(prove: Prove, case: Case, decode_only: bool) -> None:
-    lowered, cache = lower_layer(case, decode_only)
+def check(prove: Prove, case: Case, decode_q_len: int | None) -> None:
+    lowered, cache = lower_layer(case, decode_q_len)
     facts = prove(lowered)
     backend = PallasTpuAttention(case.spec)
-    check_compiled(facts, cache, case.spec.chip.kind, pass_shapes(case.spec), backend.config)
-    assert sorted(kernel.name for kernel in facts.tpu_kernels) == sorted(kernel_names(backend, decode_only))
+    check_compiled(facts, cache, case.spec.chip.kind, pass_shapes(case.spec), backend.config, decode_q_len)
+    assert sorted(kernel.name for kernel in facts.tpu_kernels) == sorted(kernel_names(backend, decode_q_len is not None))
 
 
-@pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])
+@pytest.mark.parametrize("decode_q_len", [1, 8, None], ids=["decode", "verify", "mixed"])
 @pytest.mark.parametrize("chip", some_always(TOPOLOGIES, "v6e"))
-def test_llama_8b(chip: str, decode_only: bool, prove: Prove) -> None:
-    check(prove, Case(chip, 32, 8, 128), decode_only)
+def test_llama_8b(chip: str, decode_q_len: int | None, prove: Prove) -> None:
+    check(prove, Case(chip, 32, 8, 128), decode_q_len)
 
 
 def test_what_xla_is_told_of_costs(prove: Prove) -> None:
     """64 rows that see 2048 keys of 512 bytes per KV head, or as many as the page table or the window has."""
     for more, keys in (({}, 2048), ({"max_pages": 4}, 512), ({"window": 100}, 100)):
-        lowered, _ = lower_layer(Case("v6e", 8, 2, 128, **more), decode_only=True)
+        lowered, _ = lower_layer(Case("v6e", 8, 2, 128, **more), decode_q_len=1)
         told = {kernel.name: kernel.told_bytes for kernel in prove(lowered).tpu_kernels}
         queries_and_results = 64 * 8 * 256 * 2
         assert told["paged_decode"] == 64 * keys * 2 * 512 + queries_and_results
@@ -175,8 +181,8 @@ def test_what_xla_is_told_of_costs(prove: Prove) -> None:
     ids=str,
 )
 def test_quantized(case: Case, prove: Prove) -> None:
-    check(prove, case, decode_only=True)
-    check(prove, case, decode_only=False)
+    for decode_q_len in (1, 5, None):
+        check(prove, case, decode_q_len)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +200,7 @@ def test_quantized(case: Case, prove: Prove) -> None:
     ids=str,
 )
 def test_shapes_and_options(case: Case, prove: Prove) -> None:
-    check(prove, case, decode_only=False)  # both kernels
+    check(prove, case, decode_q_len=None)  # both kernels
 
 
 @pytest.mark.parametrize("op", ["decode", "extend"])
@@ -224,17 +230,17 @@ def test_what_tuning_would_try(op: str, prove: Prove) -> None:
 
 def test_a_page_table_larger_than_scalar_memory(prove: Prove) -> None:
     """256 rows of 131072 tokens: 1 MiB."""
-    check(prove, Case("v6e", 8, 2, 128, rows=256, max_pages=1024), decode_only=True)
+    check(prove, Case("v6e", 8, 2, 128, rows=256, max_pages=1024), decode_q_len=1)
 
 
-@pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])
-def test_layers_in_a_loop_carry_the_pool_in_place(decode_only: bool, prove: Prove) -> None:
+@pytest.mark.parametrize("decode_q_len", [1, None], ids=["decode", "mixed"])
+def test_layers_in_a_loop_carry_the_pool_in_place(decode_q_len: int | None, prove: Prove) -> None:
     case, layers = Case("v6e", 8, 2, 128), 4
     backend = PallasTpuAttention(case.spec)
-    T, E, D = case.rows if decode_only else case.tokens, case.query_heads * case.head_dim, case.head_dim
+    T, E, D = case.rows if decode_q_len else case.tokens, case.query_heads * case.head_dim, case.head_dim
 
     def step(cache: Any, x: jax.Array, weights: jax.Array, arguments: Any) -> Any:
-        metadata = backend.plan(**arguments, decode_only=decode_only)
+        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
 
         def layer(carry: Any, inputs: Any) -> Any:
             (x, cache), (weight, index) = carry, inputs
@@ -264,7 +270,7 @@ def test_mla(chip: str, num_heads: int, kv_dtype: str, prove: Prove) -> None:
     config = mla_config(num_heads, layout, page_size, "bfloat16", kv_dtype, kind)
 
     def layer(cache: Any, new: Any, q: Any, kv_lens: Any, cu_q_lens: Any, table: Any, slots: Any) -> Any:
-        plan = plan_step(kv_lens, cu_q_lens, table, *slots, decode_only=False, page_size=page_size, config=config)
+        plan = plan_step(kv_lens, cu_q_lens, table, *slots, decode_q_len=None, page_size=page_size, config=config)
         cache = write_latents(*cache, *new, plan.write, 0)
         return mla_attention(*q, *cache, plan, 0, scale=0.07, vmem_limit_bytes=config.vmem_limit_bytes), cache
 
@@ -292,7 +298,7 @@ def test_the_chips_own_checks_are_off_unless_asked_for() -> None:
         backend = PallasTpuAttention(case.spec, checked=checked)
 
         def layer(cache: Any, qkv: jax.Array, arguments: Any, backend: PallasTpuAttention = backend) -> Any:
-            metadata = backend.plan(**arguments, decode_only=True)
+            metadata = backend.plan(**arguments, decode_q_len=1)
             q, cache = backend.rope_and_write(qkv, None, cache, metadata, 0)
             return backend.ragged_paged_attention(q, cache, metadata, 0, scale=0.1), cache
 

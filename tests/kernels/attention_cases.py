@@ -40,7 +40,7 @@ class Step:
     heads: Heads
     page_size: int
     rows: tuple[tuple[int, int], ...]  # (query_len, kv_len); (0, 0) for padding rows
-    decode_only: bool
+    decode_q_len: int | None  # as AttentionMetadata has it
     num_pages: int  # of one layer
     page_table: np.ndarray  # int32 [R, max_pages]
     keys: list[np.ndarray]  # per row [kv_len, Hkv, D]
@@ -88,10 +88,10 @@ class Step:
         return dataclasses.replace(self, page_table=table, keys=kv[0], values=kv[1])
 
     def _with_tokens(self, rows: Sequence[tuple[int, int]], num_tokens: int) -> Step:
-        token_rows, token_positions = _place(rows, num_tokens, decode_only=False)
+        token_rows, token_positions = _place(rows, num_tokens, decode_q_len=None)
         q = np.zeros((num_tokens, self.heads.query, self.heads.dim), np.float32)
         return dataclasses.replace(
-            self, rows=tuple(rows), decode_only=False, q=q, token_rows=token_rows, token_positions=token_positions
+            self, rows=tuple(rows), decode_q_len=None, q=q, token_rows=token_rows, token_positions=token_positions
         )
 
 
@@ -103,32 +103,33 @@ def make_step(
     num_tokens: int | None = None,
     max_pages: int | None = None,
     num_pages: int | None = None,
-    decode_only: bool = False,
+    decode_q_len: int | None = None,
     seed: int = 0,
 ) -> Step:
-    """Draws a step. With `decode_only`, rows are (1, n) or (0, 0), in any order."""
+    """Draws a step. With `decode_q_len` K, rows are (1 to K, n) or (0, 0), in any order."""
     rng = np.random.default_rng(seed)
-    T = len(rows) if decode_only else num_tokens or sum(query_len for query_len, _ in rows)
+    T = len(rows) * decode_q_len if decode_q_len else num_tokens or sum(query_len for query_len, _ in rows)
     pages_per_row = [-(-kv_len // page_size) for _, kv_len in rows]
     num_pages = num_pages or sum(pages_per_row) + 3
     free = rng.permutation(num_pages)
     table = rng.choice(GARBAGE, (len(rows), max_pages or max(pages_per_row)))
     for row, count in enumerate(pages_per_row):
         table[row, :count], free = free[:count], free[count:]
-    token_rows, token_positions = _place(rows, T, decode_only)
+    token_rows, token_positions = _place(rows, T, decode_q_len)
     q = rng.standard_normal((T, heads.query, heads.dim)).astype(np.float32)
     q[token_rows < 0] = np.nan
     kv = [rng.standard_normal((2, kv_len, heads.kv, heads.dim)).astype(np.float32) for _, kv_len in rows]
     keys, values = [k for k, _ in kv], [v for _, v in kv]
-    return Step(heads, page_size, tuple(rows), decode_only, num_pages, table, keys, values, q, token_rows, token_positions)
+    return Step(heads, page_size, tuple(rows), decode_q_len, num_pages, table, keys, values, q, token_rows, token_positions)
 
 
-def _place(rows: Sequence[tuple[int, int]], num_tokens: int, decode_only: bool) -> tuple[np.ndarray, np.ndarray]:
+def _place(rows: Sequence[tuple[int, int]], num_tokens: int, decode_q_len: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Row (-1 for padding) and position of each token."""
     token_rows, token_positions = np.full(num_tokens, -1), np.zeros(num_tokens, int)
     token = 0
     for row, (query_len, kv_len) in enumerate(rows):
-        slots = slice(row, row + query_len) if decode_only else slice(token, token + query_len)
+        first = row * decode_q_len if decode_q_len else token
+        slots = slice(first, first + query_len)
         token_rows[slots] = row
         token_positions[slots] = np.arange(kv_len - query_len, kv_len)
         token += query_len
@@ -180,10 +181,10 @@ def write(
 
 @functools.partial(jax.jit, static_argnames="backend", donate_argnames="pool")
 def fill(backend: AttentionBackend, pool: Any, k: jax.Array, v: jax.Array, offset: Any, arguments: Any) -> Any:
-    return write(backend, pool, k, v, backend.plan(**arguments, decode_only=False), offset)
+    return write(backend, pool, k, v, backend.plan(**arguments, decode_q_len=None), offset)
 
 
-@functools.partial(jax.jit, static_argnames=("backend", "decode_only", "scale", "soft_cap"))
+@functools.partial(jax.jit, static_argnames=("backend", "decode_q_len", "scale", "soft_cap", "static_window"))
 def attend(
     backend: AttentionBackend,
     pool: Any,
@@ -192,17 +193,19 @@ def attend(
     v: jax.Array,
     page_offset: jax.Array,
     arguments: dict[str, jax.Array],
-    decode_only: bool,
+    decode_q_len: int | None,
     scale: float,
     sliding_window: jax.Array | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    static_window: int | None = None,
 ) -> tuple[jax.Array, Any]:
-    """One layer of a model: plan, write, attend. The result, and the pool."""
-    metadata = backend.plan(**arguments, decode_only=decode_only)
+    """One layer of a model: plan, write, attend. The result, and the pool. `static_window` is for backends that want an int."""
+    metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
     q, pool = backend.rope_and_write(pack_qkv(q, k, v), None, pool, metadata, page_offset)
+    window = sliding_window if static_window is None else static_window
     out = backend.ragged_paged_attention(
-        q, pool, metadata, page_offset, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks
+        q, pool, metadata, page_offset, scale=scale, sliding_window=window, soft_cap=soft_cap, sinks=sinks
     )
     return out, pool
 
@@ -213,14 +216,14 @@ def run(bind: Bind, step: Step, dtype: Any = jnp.float32, *, num_layers: int = 1
     offset = jnp.int32(layer * step.num_pages)
     backend = bind(spec_of(step, dtype))
     pool = nan_pool(backend, num_layers * step.num_pages)
-    window = options.get("sliding_window")
+    window = options.get("static_window", options.get("sliding_window"))
     seen = step if window is None else step.behind(int(window))
     before = dataclasses.replace(seen, page_table=step.page_table).before(256)
     if len(before.token_rows):
         k, v = (jnp.asarray(before.new(x), dtype) for x in (seen.keys, seen.values))
         pool = fill(backend, pool, k, v, offset, before.plan_arguments())
     q, k, v = (jnp.asarray(x, dtype) for x in (step.q, step.new(step.keys), step.new(step.values)))
-    out, _ = attend(backend, pool, q, k, v, offset, seen.plan_arguments(), step.decode_only, **options)
+    out, _ = attend(backend, pool, q, k, v, offset, seen.plan_arguments(), step.decode_q_len, **options)
     assert out.dtype == dtype, out.dtype
     return np.asarray(out.astype(jnp.float32))
 

@@ -34,7 +34,7 @@ def check(step: Step, bind: Bind = BACKEND, **options: Any) -> None:
     np.testing.assert_allclose(run(bind, step, **as_arrays), want, atol=F32_ERROR, rtol=0)
 
 
-@pytest.mark.parametrize("decode_only", [True, False])
+@pytest.mark.parametrize("decode_q_len", [1, None])
 @pytest.mark.parametrize(
     ("heads", "page_size"),
     [
@@ -46,10 +46,10 @@ def check(step: Step, bind: Bind = BACKEND, **options: Any) -> None:
         (Heads(3, 1, 64), 16),
     ],
 )
-def test_shapes(heads: Heads, page_size: int, decode_only: bool) -> None:
+def test_shapes(heads: Heads, page_size: int, decode_q_len: int | None) -> None:
     decode = [(1, 1), (1, page_size), (1, page_size + 1), (1, 2 * page_size), (1, 200), (1, 33)]
-    rows = decode if decode_only else [(5, 5), (1, 150), (40, 200), (page_size, page_size), (page_size + 1, page_size + 1)]
-    check(make_step(rows, heads, page_size=page_size, decode_only=decode_only))
+    rows = decode if decode_q_len else [(5, 5), (1, 150), (40, 200), (page_size, page_size), (page_size + 1, page_size + 1)]
+    check(make_step(rows, heads, page_size=page_size, decode_q_len=decode_q_len))
 
 
 @pytest.mark.parametrize("bind", [BACKEND, SMALL], ids=["default", "small"])
@@ -68,17 +68,19 @@ def test_shapes(heads: Heads, page_size: int, decode_only: bool) -> None:
 )
 def test_options(bind: Bind, options: dict[str, Any]) -> None:
     heads = Heads(4, 2, 16)
-    check(make_step([(1, 60), (1, 1), (0, 0), (1, 8), (1, 9)], heads, decode_only=True), bind, **options)
+    check(make_step([(1, 60), (1, 1), (0, 0), (1, 8), (1, 9)], heads, decode_q_len=1), bind, **options)
+    check(make_step([(4, 60), (1, 33), (0, 0), (3, 3), (2, 9)], heads, decode_q_len=4), bind, **options)
     check(make_step([(20, 60), (1, 33), (0, 0), (6, 6), (1, 1)], heads, num_tokens=32), bind, **options)
 
 
 def test_padding_is_zero_wherever_it_stands() -> None:
     heads = Heads(4, 2, 16)
     for step in (
-        make_step([(0, 0), (1, 9), (0, 0), (1, 5), (0, 0)], heads, decode_only=True),
+        make_step([(0, 0), (1, 9), (0, 0), (1, 5), (0, 0)], heads, decode_q_len=1),
+        make_step([(0, 0), (2, 9), (0, 0), (3, 5), (1, 7)], heads, decode_q_len=3),
         make_step([(0, 0), (3, 9), (0, 0), (1, 5), (0, 0)], heads, num_tokens=16),
         make_step([(0, 0), (0, 0)], heads, num_tokens=4, max_pages=3),
-        make_step([(0, 0), (0, 0)], heads, decode_only=True, max_pages=3),
+        make_step([(0, 0), (0, 0)], heads, decode_q_len=1, max_pages=3),
     ):
         out = run(BACKEND, step)
         assert np.all(out[~step.is_live] == 0)
@@ -91,10 +93,10 @@ def test_layers_do_not_see_each_other() -> None:
         np.testing.assert_allclose(run(BACKEND, step, num_layers=3, layer=layer), expected(step), atol=F32_ERROR, rtol=0)
 
 
-@pytest.mark.parametrize("decode_only", [True, False])
-def test_bfloat16(decode_only: bool) -> None:
-    rows = [(1, 70), (1, 4), (0, 0)] if decode_only else [(1, 70), (30, 90), (0, 0)]
-    step = rounded(make_step(rows, Heads(8, 2, 64), page_size=16, decode_only=decode_only), jnp.bfloat16)
+@pytest.mark.parametrize("decode_q_len", [1, None])
+def test_bfloat16(decode_q_len: int | None) -> None:
+    rows = [(1, 70), (1, 4), (0, 0)] if decode_q_len else [(1, 70), (30, 90), (0, 0)]
+    step = rounded(make_step(rows, Heads(8, 2, 64), page_size=16, decode_q_len=decode_q_len), jnp.bfloat16)
     np.testing.assert_allclose(run(BACKEND, step, jnp.bfloat16), expected(step), atol=BF16_ERROR, rtol=0)
 
 
@@ -126,7 +128,7 @@ def test_heads_split_over_devices() -> None:
     heads, pages = P(None, "tensor"), KVCacheLayout(shard.kv_pages(), step.num_pages, 2).specs()
 
     def layer(pool: Any, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> jax.Array:
-        return attend(shard, pool, q, k, v, jnp.int32(0), arguments, False, 0.25)[0]
+        return attend(shard, pool, q, k, v, jnp.int32(0), arguments, None, 0.25)[0]
 
     sharded = jax.shard_map(layer, mesh=mesh, in_specs=(pages, heads, heads, heads, P()), out_specs=heads, check_vma=False)
     before = step.before(64)
@@ -180,5 +182,5 @@ def test_any_extend(rows: list[tuple[int, int]], window: int, seed: int) -> None
     rows=st.lists(st.one_of(st.just((0, 0)), lengths.map(lambda n: (1, n))), min_size=R, max_size=R), seed=st.integers(0, 99)
 )
 def test_any_decode(rows: list[tuple[int, int]], seed: int) -> None:
-    step = make_step(rows, Heads(4, 2, 16), decode_only=True, max_pages=MAX_LEN // 4, num_pages=PAGES, seed=seed)
+    step = make_step(rows, Heads(4, 2, 16), decode_q_len=1, max_pages=MAX_LEN // 4, num_pages=PAGES, seed=seed)
     np.testing.assert_allclose(run(SMALL, step), expected(step), atol=F32_ERROR, rtol=0)

@@ -21,14 +21,14 @@ LAYERS = 3
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("decode_only", [True, False])
-def test_write_touches_the_new_slots_only(decode_only: bool, dtype: Any) -> None:
-    rows = [(0, 0), (1, 9), (1, 4), (0, 0)] if decode_only else [(3, 9), (0, 0), (1, 4), (8, 8)]
-    step = make_step(rows, Heads(4, 2, 8), num_tokens=16, decode_only=decode_only)
+@pytest.mark.parametrize("decode_q_len", [1, None])
+def test_write_touches_the_new_slots_only(decode_q_len: int | None, dtype: Any) -> None:
+    rows = [(0, 0), (1, 9), (1, 4), (0, 0)] if decode_q_len else [(3, 9), (0, 0), (1, 4), (8, 8)]
+    step = make_step(rows, Heads(4, 2, 8), num_tokens=16, decode_q_len=decode_q_len)
     backend = ReferenceAttention(spec_of(step, dtype))
     pool = nan_pool(backend, LAYERS * step.num_pages)
     arguments = step.plan_arguments()
-    metadata = backend.plan(**arguments, decode_only=decode_only)
+    metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
     k, v = (jnp.asarray(step.new(x), dtype) for x in (step.keys, step.values))
     layer = 1
     written = write(backend, pool, k, v, metadata, layer * step.num_pages)
@@ -47,7 +47,7 @@ def test_read_inverts_write() -> None:
     backend = ReferenceAttention(spec_of(step, jnp.bfloat16))
     pool = nan_pool(backend, step.num_pages)
     k, v = (jnp.asarray(step.new(x), jnp.bfloat16) for x in (step.keys, step.values))
-    pool = write(backend, pool, k, v, backend.plan(**step.plan_arguments(), decode_only=False), 0)
+    pool = write(backend, pool, k, v, backend.plan(**step.plan_arguments(), decode_q_len=None), 0)
     for which, new in ((reference_pages.KEYS, k), (reference_pages.VALUES, v)):
         found = reference_pages.read(pool, jnp.asarray(step.page_table), which)
         assert found.dtype == jnp.float32
@@ -63,10 +63,10 @@ def test_padding_goes_nowhere_whatever_its_slot_says() -> None:
     assert np.all(pages + 1000 > 0)  # adding a layer's offset does not overflow
 
 
-def compiled_step(decode_only: bool, dtype: Any, num_pages: int) -> tuple[jax.stages.Compiled, tuple[int, ...], int]:
+def compiled_step(decode_q_len: int | None, dtype: Any, num_pages: int) -> tuple[jax.stages.Compiled, tuple[int, ...], int]:
     """A scan over layers with the pool in its carry, donated: how a model uses a backend. And the pool's shape and bytes."""
     Hq, Hkv, D, page_size, R = 4, 2, 16, 8, 4
-    T = R if decode_only else 16
+    T = R if decode_q_len else 16
     name = jnp.dtype(dtype).name
     backend = ReferenceAttention(AttentionSpec(Chip("cpu"), Hq, Hkv, D, name, name, page_size))
     pool = KVCacheLayout(backend.kv_pages(), LAYERS * num_pages, tp_size=1).shapes()
@@ -83,7 +83,7 @@ def compiled_step(decode_only: bool, dtype: Any, num_pages: int) -> tuple[jax.st
     }
 
     def model(pool: Any, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> Any:
-        metadata = backend.plan(**arguments, decode_only=decode_only)
+        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
 
         def layer(carry: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             pool, x = carry
@@ -100,14 +100,14 @@ def compiled_step(decode_only: bool, dtype: Any, num_pages: int) -> tuple[jax.st
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("decode_only", [True, False])
-def test_the_pool_is_updated_in_place(decode_only: bool, dtype: Any) -> None:
-    compiled, shape, pool_bytes = compiled_step(decode_only, dtype, num_pages=4096)
+@pytest.mark.parametrize("decode_q_len", [1, None])
+def test_the_pool_is_updated_in_place(decode_q_len: int | None, dtype: Any) -> None:
+    compiled, shape, pool_bytes = compiled_step(decode_q_len, dtype, num_pages=4096)
     memory: Any = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= pool_bytes
     assert memory.temp_size_in_bytes < pool_bytes // 10, f"{memory.temp_size_in_bytes} temporary bytes, pool {pool_bytes}"
     dims = ",".join(map(str, shape))
     copies = re.findall(rf"= \w+\[{dims}\]\S* (?:copy|convert|bitcast-convert)\(.*", compiled.as_text() or "")
     assert not copies, copies
-    small: Any = compiled_step(decode_only, dtype, num_pages=64)[0].memory_analysis()
+    small: Any = compiled_step(decode_q_len, dtype, num_pages=64)[0].memory_analysis()
     assert memory.temp_size_in_bytes == small.temp_size_in_bytes

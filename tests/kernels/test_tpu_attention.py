@@ -34,13 +34,20 @@ def check(step: Step, bind: Any = bind_small, **options: Any) -> None:
 
 
 def test_decode() -> None:
-    check(make_step(DECODE, Heads(4, 2, 16), decode_only=True))
+    check(make_step(DECODE, Heads(4, 2, 16), decode_q_len=1))
+
+
+@pytest.mark.parametrize("decode_q_len", [3, pytest.param(7, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 5, "sinks": np.array([0.5, -3.0, 20.0, 0.0], np.float32)}], ids=str)
+def test_decode_of_several_queries(decode_q_len: int, options: dict[str, Any]) -> None:
+    step = make_step(((3, 9), (0, 0), (1, 20), (2, 2), (3, 16)), Heads(4, 2, 16), decode_q_len=decode_q_len)
+    check(step, **options)
 
 
 @pytest.mark.matrix
 def test_many_short_rows() -> None:
     """More than there are buffers for their pages, and places for their rows of the page table, at a time."""
-    check(make_step([(1, 1 + row * 5 % 23) for row in range(19)], Heads(4, 2, 16), decode_only=True))
+    check(make_step([(1, 1 + row * 5 % 23) for row in range(19)], Heads(4, 2, 16), decode_q_len=1))
 
 
 def test_mixed() -> None:
@@ -67,7 +74,7 @@ def test_a_tile_of_several_heads_and_products(monkeypatch: pytest.MonkeyPatch, s
 
 @pytest.mark.matrix
 def test_nothing_to_do() -> None:
-    check(make_step([(0, 0), (0, 0)], Heads(2, 1, 16), decode_only=True, max_pages=2))
+    check(make_step([(0, 0), (0, 0)], Heads(2, 1, 16), decode_q_len=1, max_pages=2))
     check(make_step([(0, 0), (0, 0)], Heads(2, 1, 16), num_tokens=16, max_pages=2))
 
 
@@ -121,15 +128,16 @@ def test_dtypes(kv_dtype: str, error: float) -> None:
 
 
 @pytest.mark.parametrize("max_slots", [2, 32])  # fewer and more than there are items
-@pytest.mark.parametrize("decode_only", [True, False])
+@pytest.mark.parametrize("decode_q_len", [1, 4, None])
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
 def test_a_write_changes_the_new_slots_of_one_layer_only(
-    max_slots: int, decode_only: bool, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+    max_slots: int, decode_q_len: int | None, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tpu_write, "_MAX_SLOTS", max_slots)
     page_size, layers = 8, 3
-    rows = [(0, 0), (1, 9), (1, 8), (0, 0), (1, 1)] if decode_only else [(3, 9), (0, 0), (1, 4), (17, 20)]
-    step = make_step(rows, Heads(4, 2, 16), page_size=page_size, num_tokens=24, decode_only=decode_only)
+    several = [(4, 9), (0, 0), (2, 8), (3, 17), (1, 1)] if decode_q_len else [(3, 9), (0, 0), (1, 4), (17, 20)]
+    rows = [(0, 0), (1, 9), (1, 8), (0, 0), (1, 1)] if decode_q_len == 1 else several
+    step = make_step(rows, Heads(4, 2, 16), page_size=page_size, num_tokens=24, decode_q_len=decode_q_len)
     backend = bind_small(spec_of(step, jnp.float32, kv_dtype=kv_dtype))
     empty = nan_pool(backend, layers * step.num_pages)
     arguments = step.plan_arguments()
@@ -137,7 +145,7 @@ def test_a_write_changes_the_new_slots_of_one_layer_only(
 
     @jax.jit
     def write(cache: Any) -> Any:
-        metadata = backend.plan(**arguments, decode_only=decode_only)
+        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
         return backend.rope_and_write(pack_qkv(*new), None, cache, metadata, jnp.int32(step.num_pages))[1]
 
     changed = np.zeros((layers * step.num_pages, page_size), bool)

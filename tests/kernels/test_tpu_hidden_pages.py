@@ -73,26 +73,26 @@ def attend_among_poison(
     now = [jnp.asarray(x, dtype) for x in (step.q, step.new(step.keys), step.new(step.values))]
     traced_window = None if window is None else jnp.int32(window)
     scale = step.heads.dim**-0.5
-    out, _ = attend(backend, pool, *now, jnp.int32(0), arguments, step.decode_only, scale, traced_window)
+    out, _ = attend(backend, pool, *now, jnp.int32(0), arguments, step.decode_q_len, scale, traced_window)
     return np.asarray(out.astype(jnp.float32))
 
 
 @pytest.mark.parametrize("window", [1, 6, None])
 @pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])
-def test_pages_of_a_few_tokens(decode_only: bool, poison: float, window: int | None) -> None:
+@pytest.mark.parametrize("decode_q_len", [1, None], ids=["decode", "mixed"])
+def test_pages_of_a_few_tokens(decode_q_len: int | None, poison: float, window: int | None) -> None:
     """Chunks of two pages, blocks of four: windows begin in each page of both. Poisoned pages stay in the page table."""
-    rows = ((1, 30), (0, 0), (1, 9), (1, 20), (1, 27)) if decode_only else ((1, 30), (21, 30), (3, 25), (9, 40), (1, 3))
-    step = make_step(rows, Heads(4, 2, 16), num_tokens=40, decode_only=decode_only)
+    rows = ((1, 30), (0, 0), (1, 9), (1, 20), (1, 27)) if decode_q_len else ((1, 30), (21, 30), (3, 25), (9, 40), (1, 3))
+    step = make_step(rows, Heads(4, 2, 16), num_tokens=40, decode_q_len=decode_q_len)
     got = attend_among_poison(step, window, poison, None, SMALL)
     np.testing.assert_allclose(got, expected(step, sliding_window=window), atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("entry", [int(GARBAGE[0]), int(GARBAGE[2])])
-@pytest.mark.parametrize("decode_only", [True, False], ids=["decode", "mixed"])
-def test_entries_that_are_no_pages(decode_only: bool, entry: int) -> None:
-    rows = ((1, 30), (1, 9), (1, 20)) if decode_only else ((1, 30), (9, 25), (2, 40))
-    step = make_step(rows, Heads(4, 2, 16), num_tokens=16, decode_only=decode_only)
+@pytest.mark.parametrize("decode_q_len", [1, None], ids=["decode", "mixed"])
+def test_entries_that_are_no_pages(decode_q_len: int | None, entry: int) -> None:
+    rows = ((1, 30), (1, 9), (1, 20)) if decode_q_len else ((1, 30), (9, 25), (2, 40))
+    step = make_step(rows, Heads(4, 2, 16), num_tokens=16, decode_q_len=decode_q_len)
     got = attend_among_poison(step, 6, np.nan, entry, SMALL)
     np.testing.assert_allclose(got, expected(step, sliding_window=6), atol=2e-6, rtol=0)
 

@@ -36,8 +36,8 @@ def write_and_attend(
     @jax.jit
     def layer(pool: Any, scales: Any, keys: jax.Array, q: jax.Array | None, arguments: Any) -> Any:
         names = ("kv_lens", "cu_q_lens", "page_table", "slot_pages", "slot_offsets")
-        is_decode = step.decode_only and q is not None
-        plan = plan_step(*(arguments[name] for name in names), decode_only=is_decode, page_size=step.page_size, config=config)
+        q_len = None if q is None else step.decode_q_len
+        plan = plan_step(*(arguments[name] for name in names), decode_q_len=q_len, page_size=step.page_size, config=config)
         new = keys[:, 0, :latent_dim], keys[:, 0, latent_dim:]
         pool, scales = write_latents(pool, scales, *new, plan.write, jnp.int32(0), interpret=INTERPRET)
         if q is None:
@@ -53,11 +53,11 @@ def write_and_attend(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("poison", [np.nan, 1e4])
-@pytest.mark.parametrize("decode_only", [True, False])
-def test_latent_attention(decode_only: bool, poison: float) -> None:
+@pytest.mark.parametrize("decode_q_len", [1, None])
+def test_latent_attention(decode_q_len: int | None, poison: float) -> None:
     """Nothing of the slots that hold no token of the row is seen, be it NaN or another request's."""
-    rows = ((1, 9), (0, 0), (1, 20)) if decode_only else ((1, 17), (0, 0), (9, 20), (2, 2))
-    step = mla_step(rows, 4, 48, num_tokens=16, decode_only=decode_only)
+    rows = ((1, 9), (0, 0), (1, 20)) if decode_q_len else ((1, 17), (0, 0), (9, 20), (2, 2))
+    step = mla_step(rows, 4, 48, num_tokens=16, decode_q_len=decode_q_len)
     got = write_and_attend(step, 32, SMALL, jnp.float32, jnp.float32, poison)
     np.testing.assert_allclose(got, expected(step)[..., :32], atol=2e-6, rtol=0)
 

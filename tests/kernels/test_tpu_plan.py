@@ -55,7 +55,7 @@ def test_rows_of_few_queries_are_decode_rows_of_mixed_steps() -> None:
     q_lens, kv_lens = [2, 1, 5, 0, 4, 3], [9, 7, 5, 0, 20, 3]
     config = TpuConfig(PassConfig(2, 1, 16, 8, 1, False), CONFIG, 4, 4, 64, None)
     arrays = [jnp.asarray(x, jnp.int32) for x in (kv_lens, np.cumsum([0, *q_lens]), np.zeros((R, 4)), [0] * 20, [0] * 20)]
-    plan = plan_step(*arrays, decode_only=False, page_size=8, config=config)
+    plan = plan_step(*arrays, decode_q_len=None, page_size=8, config=config)
     assert plan.decode.q_len.tolist() == [2, 1, 0, 0, 4, 3]
     assert plan.extend is not None and plan.extend.q_len.tolist() == [0, 0, 5, 0, 0, 0]
     assert plan.decode.q_start.tolist() == [0, 4, 8, 12, 16, 20]

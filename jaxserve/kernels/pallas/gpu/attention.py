@@ -1,8 +1,9 @@
 """PallasGpuAttention: paged attention on NVIDIA Hopper GPUs. Puts together the kernels that decode, extend and
 write hold.
 
-A row with one query goes through the decode kernel, which splits its keys over the whole chip; rows with more go through the
-extend kernel. Both lists of work are made once per step and shared by all layers. The kernels are imported where they are
+A row with one query goes through the decode kernel, which splits its keys over the whole chip, as do all rows of a step that
+says how few queries each has; others go through the extend kernel. Both lists of work are made once per step and shared by
+all layers. The kernels are imported where they are
 used: a server on a CPU should not pay a second of start-up for a compiler it never calls.
 """
 
@@ -16,8 +17,9 @@ import jax.numpy as jnp
 import jax.typing
 
 from jaxserve.kernels import tuning
-from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
+from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens, drop_padding, live_tokens
 from jaxserve.kernels.pages import PageArray
+from jaxserve.kernels.pallas.gpu.query_parts import QueryParts
 from jaxserve.kernels.rotary import Rotary
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
 
@@ -37,8 +39,9 @@ class GpuWork:
     """What the kernels do in a step; the plans stand in the order of the spec's windows."""
 
     decode: tuple[Any, ...]  # DecodePlan
-    extend: tuple[Any, ...]  # ExtendPlan; empty if decode_only
-    decode_tokens: jax.Array  # int32 [R] the token of a row with one query; T, which no token has, for the others
+    extend: tuple[Any, ...]  # ExtendPlan; empty if all rows decode
+    decode_tokens: jax.Array | None  # int32 [R] the token of a row with one query; T, which no token has, for others. None: all
+    decode_table: jax.Array  # [items, max_pages] the page table of what the decode kernel takes as rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,22 +74,30 @@ class PallasGpuAttention:
         page_table: jax.Array,
         slot_pages: jax.Array,
         slot_offsets: jax.Array,
-        decode_only: bool,
+        decode_q_len: int | None,
     ) -> AttentionMetadata:
-        num_tokens, num_rows = slot_pages.shape[0], kv_lens.shape[0]
+        num_tokens = slot_pages.shape[0]
         with jax.named_scope("plan_attention"):
-            is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_only)
+            is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_q_len)
             slot_pages = drop_padding(slot_pages, is_live)
-            if decode_only:
-                is_decode, tokens = kv_lens > 0, jnp.arange(num_rows, dtype=jnp.int32)
+            if decode_q_len is None:
+                is_decode = cu_q_lens[1:] - cu_q_lens[:-1] == 1
+                work = GpuWork(
+                    decode=self._plan_decode(jnp.where(is_decode, kv_lens, 0), None, q_len=1),
+                    extend=self._plan_extend(kv_lens, cu_q_lens, num_tokens),
+                    decode_tokens=jnp.where(is_decode, cu_q_lens[:-1], num_tokens),
+                    decode_table=page_table,
+                )
             else:
-                is_decode, tokens = cu_q_lens[1:] - cu_q_lens[:-1] == 1, cu_q_lens[:-1]
-            work = GpuWork(
-                decode=self._plan_decode(jnp.where(is_decode, kv_lens, 0)),
-                extend=() if decode_only else self._plan_extend(kv_lens, cu_q_lens, num_tokens),
-                decode_tokens=jnp.where(is_decode, tokens, num_tokens),
-            )
-        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_only)
+                parts = self._parts(decode_q_len)
+                part_kv_lens, part_q_lens = parts.lens(kv_lens, decode_q_lens(kv_lens, cu_q_lens, decode_q_len))
+                work = GpuWork(
+                    decode=self._plan_decode(part_kv_lens, part_q_lens, q_len=parts.q_len),
+                    extend=(),
+                    decode_tokens=None,
+                    decode_table=parts.of_rows(page_table),
+                )
+        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_q_len)
 
     def rope_and_write(
         self,
@@ -135,17 +146,19 @@ class PallasGpuAttention:
             "interpret": self.interpret,
         }
         with jax.named_scope("decode_attention"):
-            single = q if metadata.decode_only else q.at[work.decode_tokens].get(mode="clip")
+            parts = self._parts(metadata.decode_q_len or 1)
+            queries = q if work.decode_tokens is None else q.at[work.decode_tokens].get(mode="clip")
             decoded = decode.paged_decode(
-                single[:, None],
+                parts.cut(queries),
                 *kv_cache,
-                metadata.page_table,
+                work.decode_table,
                 work.decode[window],
                 page_offset,
                 config=self._decode_config(),
                 **options,
-            )[:, 0]
-        if metadata.decode_only:
+            )
+            decoded = parts.join(decoded)
+        if work.decode_tokens is None:
             return decoded
         with jax.named_scope("extend_attention"):
             out = extend.paged_extend(
@@ -159,13 +172,19 @@ class PallasGpuAttention:
             )
             return out.at[work.decode_tokens].set(decoded, mode="drop", unique_indices=False)
 
-    def _plan_decode(self, kv_lens: jax.Array) -> tuple[Any, ...]:
+    def _parts(self, row_q_len: int) -> QueryParts:
+        from jaxserve.kernels.pallas.gpu import decode
+
+        return QueryParts.of(row_q_len, decode.max_q_len(self.spec.group))
+
+    def _plan_decode(self, kv_lens: jax.Array, q_lens: jax.Array | None, *, q_len: int) -> tuple[Any, ...]:
         from jaxserve.kernels.pallas.gpu import decode
 
         return tuple(
             decode.plan_decode(
                 kv_lens,
-                q_len=1,
+                q_lens,
+                q_len=q_len,
                 num_kv_heads=self.spec.num_kv_heads,
                 sliding_window=window,
                 config=self._decode_config(),

@@ -47,12 +47,17 @@ from jaxserve.kernels.pallas.gpu.decode_plan import (
     segments_of,
 )
 
-__all__ = ["DecodeConfig", "DecodePlan", "paged_decode", "plan_decode", "unsupported"]
+__all__ = ["DecodeConfig", "DecodePlan", "max_q_len", "paged_decode", "plan_decode", "unsupported"]
 
 HEAD_DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))  # keys, values
 PAGE_SIZES = (8, 16, 32, 64, 128, 256)
 MIN_QUANTIZED_PAGE = 32  # a page's scales must fill TMA's 128 bytes of shared memory
-MAX_GROUP, MAX_QUERIES = 16, 4
+MAX_GROUP = 16
+
+
+def max_q_len(group: int) -> int:
+    """Queries per row, of `group` heads each, that a product has rows for."""
+    return M // round_up(group, ROW_GROUP)
 
 
 def unsupported(
@@ -84,8 +89,9 @@ def unsupported(
         return f"page size must be {MIN_QUANTIZED_PAGE} or more with a {kv_dtype.name} KV cache, not {page_size}"
     if num_heads % num_kv_heads or not 1 <= num_heads // num_kv_heads <= MAX_GROUP:
         return f"query heads per KV head must be 1 to {MAX_GROUP}, not {num_heads}/{num_kv_heads}"
-    if not 1 <= q_len <= MAX_QUERIES:
-        return f"queries per row must be 1 to {MAX_QUERIES}, not {q_len}"
+    most = max_q_len(num_heads // num_kv_heads)
+    if not 1 <= q_len <= most:
+        return f"queries per row must be 1 to {most} with {num_heads // num_kv_heads} query heads per KV head, not {q_len}"
     return config.problem(head_dim, head_dim_v, is_quantized)
 
 
@@ -108,8 +114,9 @@ def paged_decode(
     """q [R, q_len, Hq, Dk] against a layer's pages: [R, q_len, Hq, Dv] in q's dtype, zeros where kv_len is 0.
 
     pool [P, Hkv, page_size, Dk + Dv]; scales float32 [P, Hkv, 2, page_size] if it is quantized; page_table int32
-    [R, max_pages]; page_offset int32 scalar, added to page ids. Query i of a row stands at kv_len - q_len + i. The plan must
-    have been made with the same q_len, heads, window and config. NotImplementedError with the reason for other shapes.
+    [R, max_pages]; page_offset int32 scalar, added to page ids. Query i of a row with n stands at kv_len - n + i; behind its n
+    queries the result is zero. The plan must have been made with the same q_len, heads, window and config.
+    NotImplementedError with the reason for other shapes.
     """
     rows, q_len, num_heads, head_dim = q.shape
     _, num_kv_heads, page_size, _ = pool.shape
@@ -248,7 +255,7 @@ def _attend(
         @pl.when(has_dead)
         def _clear() -> None:
             start = tile * block_kv
-            begin = None if shape.sliding_window is None else shape.first_seen(segment.kv_len) - start
+            begin = None if shape.sliding_window is None else shape.first_seen(segment) - start
             softmax.clear_rows(ring.v.tiles.at[slot], segment.kv_len - start, begin)  # in place: each value is one thread's
 
         if scales is not None:  # loaded here, once more: held since the peak was taken they would cost registers
@@ -271,7 +278,7 @@ def _has_dead_tokens(shape: Shape, segment: Segment, tile: Any) -> Any:
     block_kv = shape.config.block_kv
     has_dead = (tile + 1) * block_kv > segment.kv_len
     if shape.sliding_window is not None:
-        has_dead |= tile * block_kv < shape.first_seen(segment.kv_len)
+        has_dead |= tile * block_kv < shape.first_seen(segment)
     return has_dead
 
 
@@ -288,7 +295,7 @@ def _masked(shape: Shape, segment: Segment, tile: Any, raw: jax.Array) -> jax.Ar
             query: Any = segment.kv_len - 1
         else:
             row = plgpu.broadcasted_iota(jnp.int32, (M, block_kv), 0, layout=plgpu.Layout.WGMMA)
-            query = lax.div(row, jnp.full_like(row, shape.group_rows)) + (segment.kv_len - shape.q_len)
+            query = lax.div(row, jnp.full_like(row, shape.group_rows)) + (segment.kv_len - segment.num_queries)
         seen = position <= query
         if shape.sliding_window is not None:
             seen &= position > query - shape.sliding_window
@@ -326,7 +333,7 @@ def _combine_kernel(shape: Shape, dtype: Any, has_sinks: bool, interpret: Any) -
         row, query = lax.div(token, jnp.int32(shape.q_len)), lax.rem(token, jnp.int32(shape.q_len))
         kv_head, g = lax.div(head, jnp.int32(shape.group)), lax.rem(head, jnp.int32(shape.group))
         line = query * shape.group_rows + lax.rem(shape.query_line(token, kv_head), jnp.int32(ROW_GROUP)) + g
-        first, end = segments_of(shape, plan, row, kv_head)
+        first, end = segments_of(shape, plan, row, kv_head, query)
 
         def load(number: Any) -> Mean:
             at = jnp.minimum(first + number, end - 1)

@@ -128,7 +128,7 @@ def load_segment(ring: Ring, source: Source, segment: Segment, done: Any) -> Non
     """Loads a segment's tiles. Page ids are read one tile ahead, so that their latency hides behind the wait for a slot."""
     shape, block_kv = ring.shape, ring.shape.config.block_kv
     last_page = lax.div(segment.kv_len - 1, jnp.int32(shape.page_size))
-    first_page = lax.div(shape.first_seen(segment.kv_len), jnp.int32(shape.page_size))
+    first_page = lax.div(shape.first_seen(segment), jnp.int32(shape.page_size))
 
     def page_ids(tile: Any) -> tuple[Any, ...]:
         first = lax.div(tile * block_kv, jnp.int32(shape.page_size))

@@ -90,6 +90,7 @@ class Row(NamedTuple):
 
     kv_len: Any
     start: Any  # tiles of one head of the rows before
+    num_queries: Any = None  # None: one
 
 
 class Stream(NamedTuple):
@@ -100,6 +101,7 @@ class Stream(NamedTuple):
     start: Any
     num_tiles: Any  # of the stream; 0 if it has no work
     tiles_per_stream: Any  # the same in all lines
+    num_queries: Any = None
 
 
 @jax.tree_util.register_dataclass
@@ -107,39 +109,46 @@ class Stream(NamedTuple):
 class DecodePlan:
     """The division of a step's tiles among streams. Both arrays are int32."""
 
-    rows: jax.Array  # [R, 2], see Row
-    streams: jax.Array  # [num_streams, 5], see Stream
+    rows: jax.Array  # [R, 2 or 3], see Row
+    streams: jax.Array  # [num_streams, 5 or 6], see Stream
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
         return (self.rows, self.streams)
 
     def row(self, index: Any) -> Row:
-        return Row(*(self.rows[index, i] for i in range(len(Row._fields))))
+        return Row(*(self.rows[index, i] for i in range(self.rows.shape[1])))
 
     def stream(self, index: Any) -> Stream:
-        return Stream(*(self.streams[index, i] for i in range(len(Stream._fields))))
+        return Stream(*(self.streams[index, i] for i in range(self.streams.shape[1])))
 
 
 def plan_decode(
     kv_lens: jax.Array,
+    q_lens: jax.Array | None = None,
     *,
     q_len: int,
     num_kv_heads: int,
     sliding_window: int | None = None,
     config: DecodeConfig | None = None,
 ) -> DecodePlan:
-    """kv_lens: int32 [R], the step's included, 0 for padding rows. Layers with different windows need different plans.
+    """kv_lens: int32 [R], the step's included, 0 for padding rows. q_lens: int32 [R], each row's queries, at most `q_len`;
+    None: all have as many. Layers with different windows need different plans.
 
     Each array is one sum over all rows, so that XLA makes each in one kernel: cumsum, searchsorted and gathers are several.
     """
     config = config or DecodeConfig()
     kv_lens = kv_lens.astype(jnp.int32)
-    first, end = _tile_range(kv_lens, q_len, sliding_window, config.block_kv)
+    if q_lens is None and q_len > 1:
+        q_lens = jnp.full_like(kv_lens, q_len)
+    first, end = _tile_range(kv_lens, q_lens, sliding_window, config.block_kv)
     counts = end - first
     index = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
     is_before, is_same = index < index[:, None], index == index[:, None]
-    rows = _sums(jnp.where(is_same, kv_lens, 0), jnp.where(is_before, counts, 0))
+    rows = _sums(*Row(
+        jnp.where(is_same, kv_lens, 0), jnp.where(is_before, counts, 0),
+        None if q_lens is None else jnp.where(is_same, q_lens, 0),
+    ))  # fmt: skip
 
     starts, total = rows[:, 1], (rows[-1, 1] + counts[-1]) * num_kv_heads
     per_stream = jnp.maximum(lax.div(total + (config.num_streams - 1), jnp.int32(config.num_streams)), config.min_tiles)
@@ -150,26 +159,29 @@ def plan_decode(
     fields = Stream(
         jnp.where(is_over, 1, 0), jnp.where(is_here, kv_lens, 0), jnp.where(is_here, starts, 0), num_tiles,
         jnp.where(index == 0, per_stream, 0) + jnp.zeros_like(begins),
+        None if q_lens is None else jnp.where(is_here, q_lens, 0),
     )  # fmt: skip
     return DecodePlan(rows, _sums(*fields))
 
 
-def _sums(*fields: jax.Array) -> jax.Array:
-    """Sums along the last axis of arrays [N, R], side by side: [N, fields]."""
-    return jnp.sum(jnp.stack(fields, axis=1), axis=2, dtype=jnp.int32)
+def _sums(*fields: jax.Array | None) -> jax.Array:
+    """Sums along the last axis of the arrays [N, R], side by side: [N, arrays]."""
+    arrays = [field for field in fields if field is not None]
+    return jnp.sum(jnp.stack(arrays, axis=1), axis=2, dtype=jnp.int32)
 
 
-def _first_seen(kv_len: Any, q_len: int, sliding_window: int | None) -> Any:
+def _first_seen(kv_len: Any, num_queries: Any | None, sliding_window: int | None) -> Any:
     """The oldest token that any query of the row sees."""
     if sliding_window is None:
         return jnp.zeros_like(kv_len)
-    return jnp.maximum(kv_len - (q_len - 1 + sliding_window), 0)
+    before_last = 0 if num_queries is None else num_queries - 1
+    return jnp.maximum(kv_len - (before_last + sliding_window), 0)
 
 
-def _tile_range(kv_len: Any, q_len: int, sliding_window: int | None, block_kv: int) -> tuple[Any, Any]:
+def _tile_range(kv_len: Any, num_queries: Any | None, sliding_window: int | None, block_kv: int) -> tuple[Any, Any]:
     """First tile that any query of the row sees, and one past the last."""
     size = jnp.full_like(kv_len, block_kv)
-    return lax.div(_first_seen(kv_len, q_len, sliding_window), size), lax.div(kv_len + (block_kv - 1), size)
+    return lax.div(_first_seen(kv_len, num_queries, sliding_window), size), lax.div(kv_len + (block_kv - 1), size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,11 +239,11 @@ class Shape:
     def pages_per_tile(self) -> int:
         return max(1, self.config.block_kv // self.page_size)
 
-    def first_seen(self, kv_len: Any) -> Any:
-        return _first_seen(kv_len, self.q_len, self.sliding_window)
+    def first_seen(self, row: Row | Stream | Segment) -> Any:
+        return _first_seen(row.kv_len, row.num_queries, self.sliding_window)
 
-    def tiles(self, kv_len: Any) -> tuple[Any, Any]:
-        return _tile_range(kv_len, self.q_len, self.sliding_window, self.config.block_kv)
+    def tiles(self, row: Row | Stream) -> tuple[Any, Any]:
+        return _tile_range(row.kv_len, row.num_queries, self.sliding_window, self.config.block_kv)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,30 +256,31 @@ class Segment:
     kv_len: Any
     begin: Any  # tiles of the row
     end: Any
+    num_queries: Any | None
 
 
 def for_each_segment(shape: Shape, plan: DecodePlan, index: Any, visit: Callable[[Segment, Any], None]) -> Any:
     """Calls visit(segment, tiles of the stream before it) for each segment of a stream; returns the stream's tiles."""
     stream = plan.stream(index)
     begin = index * stream.tiles_per_stream
-    one_head = _num_tiles(shape, stream.kv_len)
+    one_head = _num_tiles(shape, stream)
     head = lax.div(begin - stream.start * shape.num_kv_heads, jnp.maximum(one_head, 1))
 
     def step(state: _Place) -> _Place:
         done, row, head, about = state
-        first, end = shape.tiles(about.kv_len)
+        first, end = shape.tiles(about)
         origin = about.start * shape.num_kv_heads + head * (end - first)  # where the item's first tile lies
         tile = first + begin + done - origin
         count = jnp.minimum(end - tile, stream.num_tiles - done)
         item = row * shape.num_kv_heads + head
-        segment = Segment(item + index, row, head, about.kv_len, tile, tile + count)
+        segment = Segment(item + index, row, head, about.kv_len, tile, tile + count, about.num_queries)
         pl.when(count > 0)(lambda: visit(segment, done))
         is_last_head = (head + 1 == shape.num_kv_heads) | (end <= first)  # an empty row has none to visit
         row = row + jnp.where(is_last_head, 1, 0)
         about = plan.row(jnp.minimum(row, shape.rows - 1))
         return _Place(done + jnp.maximum(count, 0), row, jnp.where(is_last_head, 0, head + 1), about)
 
-    start = _Place(jnp.int32(0), stream.row, head, Row(stream.kv_len, stream.start))
+    start = _Place(jnp.int32(0), stream.row, head, Row(stream.kv_len, stream.start, stream.num_queries))
     return lax.while_loop(lambda state: state.done < stream.num_tiles, step, start).done
 
 
@@ -280,16 +293,19 @@ class _Place(NamedTuple):
     about: Row
 
 
-def _num_tiles(shape: Shape, kv_len: Any) -> Any:
-    first, end = shape.tiles(kv_len)
+def _num_tiles(shape: Shape, row: Row | Stream) -> Any:
+    first, end = shape.tiles(row)
     return end - first
 
 
-def segments_of(shape: Shape, plan: DecodePlan, row: Any, kv_head: Any) -> tuple[Any, Any]:
-    """Number of an item's first segment, and one past its last; equal where the row is empty."""
+def segments_of(shape: Shape, plan: DecodePlan, row: Any, kv_head: Any, query: Any) -> tuple[Any, Any]:
+    """Number of an item's first segment, and one past its last; equal where the row has no tokens or not so many queries."""
     about, per_stream = plan.row(row), plan.stream(0).tiles_per_stream
-    count = _num_tiles(shape, about.kv_len)
+    count = _num_tiles(shape, about)
     line = about.start * shape.num_kv_heads + kv_head * count
     item = row * shape.num_kv_heads + kv_head
     begin = item + lax.div(line, per_stream)
-    return begin, jnp.where(count > 0, item + lax.div(line + count - 1, per_stream) + 1, begin)
+    is_live = count > 0
+    if about.num_queries is not None:
+        is_live &= query < about.num_queries
+    return begin, jnp.where(is_live, item + lax.div(line + count - 1, per_stream) + 1, begin)

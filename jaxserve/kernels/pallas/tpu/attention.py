@@ -83,7 +83,7 @@ def paged_attention(
     options = (scale, sliding_window, soft_cap, sinks, vmem_limit_bytes, interpret, checked)
     call = _Call(pool, scales, plan.page_table, page_offset, layout, *options)
     if plan.extend is None:
-        out = _run_pass(call, q, plan.decode, "paged_decode", num_items=q.shape[0])
+        out = _run_pass(call, q, plan.decode, "paged_decode", num_items=plan.page_table.shape[0])
         return unpack_tokens(layout.value_of(out), q.shape[0])
     tokens, place = plan.decode_tokens, plan.decode_place
     assert tokens is not None and place is not None, "a plan with an extend pass knows the decode rows' tokens"

@@ -68,10 +68,10 @@ class PallasTpuAttention:
         page_table: jax.Array,
         slot_pages: jax.Array,
         slot_offsets: jax.Array,
-        decode_only: bool,
+        decode_q_len: int | None,
     ) -> AttentionMetadata:
         with jax.named_scope("plan_attention"):
-            is_live = live_tokens(kv_lens, cu_q_lens, slot_pages.shape[0], decode_only)
+            is_live = live_tokens(kv_lens, cu_q_lens, slot_pages.shape[0], decode_q_len)
             slot_pages = drop_padding(slot_pages, is_live)
             work = plan_step(
                 kv_lens,
@@ -79,11 +79,11 @@ class PallasTpuAttention:
                 page_table,
                 slot_pages,
                 slot_offsets,
-                decode_only=decode_only,
+                decode_q_len=decode_q_len,
                 page_size=self.kv_pages().pool.shape[1],
                 config=self.config,
             )
-        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_only)
+        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_q_len)
 
     def rope_and_write(
         self,

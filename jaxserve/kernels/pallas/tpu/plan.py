@@ -1,7 +1,7 @@
 """The division of a step's work for the TPU kernels, computed in XLA once per step and shared by all layers.
 
-A pass is one kernel call: the decode pass takes the rows with one query (in mixed steps: with
-up to TpuConfig.decode_queries, as speculation has), the extend pass the others. Query tokens are cut into
+A pass is one kernel call: the decode pass takes the rows with few queries (in mixed steps: up to TpuConfig.decode_queries), the
+extend pass the others. Query tokens are cut into
 blocks of fixed size, whatever rows they belong to, so that queries and results flow through plain pipelined blocks. An item is
 a block and a row that have tokens in common; its keys and values are read once. Items stand in token order, so those of a
 block are neighbours, and the kernel fetches the next items' first pages while it works on the last ones of this.
@@ -17,7 +17,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.metadata import NO_PAGE
+from jaxserve.kernels.metadata import NO_PAGE, decode_q_lens, live_tokens
 from jaxserve.kernels.pallas.tpu.tuning import PassConfig, TpuConfig
 
 
@@ -57,7 +57,7 @@ class WritePlan:
 @dataclasses.dataclass(frozen=True)
 class TpuPlan:
     decode: PassPlan
-    extend: PassPlan | None  # None for steps of decode rows only, whose tokens are the rows
+    extend: PassPlan | None  # None for steps of decode rows only
     write: WritePlan
     page_table: jax.Array  # [R, 1, max_pages] so that a row of it is a whole piece of memory
     decode_tokens: jax.Array | None  # [R * n] the step's token that is token r * n + i of the decode pass; any if there is none
@@ -91,23 +91,25 @@ def plan_step(
     slot_pages: jax.Array,
     slot_offsets: jax.Array,
     *,
-    decode_only: bool,
+    decode_q_len: int | None,
     page_size: int,
     config: TpuConfig,
 ) -> TpuPlan:
     """Arguments as AttentionMetadata has them."""
     T, R = slot_pages.shape[0], kv_lens.shape[0]
-    q_lens = jnp.diff(cu_q_lens)
     rows, table = jnp.arange(R, dtype=jnp.int32), page_table[:, None]
-    if decode_only:
-        assert T == R, f"decode only, but {T} tokens in {R} rows"
-        live = kv_lens > 0
-        decode = plan_pass(rows, live.astype(jnp.int32), kv_lens, R, config.decode)
-        write = plan_decode_write(slot_pages, slot_offsets, live, config.min_write_group)
+    if decode_q_len is not None:
+        q_lens = decode_q_lens(kv_lens, cu_q_lens, decode_q_len)
+        decode = plan_pass(rows * decode_q_len, q_lens, kv_lens, T, config.decode_of(decode_q_len))
+        is_live = live_tokens(kv_lens, cu_q_lens, T, decode_q_len)
+        if decode_q_len == 1:
+            write = plan_decode_write(slot_pages, slot_offsets, is_live, config.min_write_group)
+        else:
+            write = plan_extend_write(slot_pages, slot_offsets, is_live, R, _write_group(T, R, page_size, config))
         return TpuPlan(decode, None, write, table, None, None)
-    n = config.decode_queries
+    q_lens, n = jnp.diff(cu_q_lens), config.decode_queries
     is_decode = (q_lens >= 1) & (q_lens <= n)
-    decode = plan_pass(rows * n, jnp.where(is_decode, q_lens, 0), kv_lens, R * n, config.mixed_decode)
+    decode = plan_pass(rows * n, jnp.where(is_decode, q_lens, 0), kv_lens, R * n, config.decode_of(n))
     extend = plan_pass(cu_q_lens[:-1], jnp.where(is_decode, 0, q_lens), kv_lens, T, config.extend)
     tokens = jnp.arange(T, dtype=jnp.int32)
     is_live = tokens < cu_q_lens[-1]

@@ -66,10 +66,10 @@ class TpuConfig:
     max_write_group: int  # and at most, however long a prompt is: a few buffers of them are in VMEM
     vmem_limit_bytes: int | None  # what a kernel may take; the compiler's own limit is a fraction of what there is
 
-    @property
-    def mixed_decode(self) -> PassConfig:
-        """Of the decode pass of a mixed step."""
-        return _with_queries(self.decode, self.decode_queries)
+    def decode_of(self, queries: int) -> PassConfig:
+        """Of so many queries per row. With more than in mixed steps a block has fewer rows, so that it takes as much VMEM."""
+        rows = max(1, self.decode.block_tokens * min(self.decode_queries, queries) // queries)
+        return _with_queries(dataclasses.replace(self.decode, block_tokens=rows), queries)
 
 
 def _with_queries(config: PassConfig, queries: int) -> PassConfig:
