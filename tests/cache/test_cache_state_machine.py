@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from jaxserve.cache import CacheManager, Lease, RadixCache, TreeNode
+from jaxserve.cache import CacheManager, Lease, PoolUsage, RadixCache, TreeNode
 from jaxserve.cache.eviction import EVICTION_KEYS
 from jaxserve.cache.radix_cache import EVICT_SHARE
 from jaxserve.config import EVICTION_POLICIES
@@ -367,7 +367,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert cache.evictable_tokens == len(self.cached) * self.page_size - locked
         assert cache.free_tokens == total - self.owned_pages() * self.page_size
         assert cache.available_tokens == cache.free_tokens + cache.evictable_tokens
-        assert cache.used_tokens == total - cache.available_tokens
+        assert cache.pool_usage() == (PoolUsage(None, total - cache.available_tokens, cache.evictable_tokens, total),)
         assert cache.free_rows == MAX_ROWS - len(self.running)
         assert all((run.lease.shared_len, run.lease.is_open) == (run.committed, True) for run in self.running)
 

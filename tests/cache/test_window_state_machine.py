@@ -189,6 +189,7 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def pools_are_what_rows_and_tree_hold(self) -> None:
         tree = self.cache.tree
+        usage = self.cache.pool_usage()[-len(self.cache.windows) :]
         for index, group in enumerate(self.cache.windows):
             holds = np.zeros(group.num_pages, np.int32)
             for run in self.running:
@@ -205,6 +206,7 @@ class WindowMachine(RuleBasedStateMachine):
             used = set(cached) | set(np.flatnonzero(holds).tolist())
             assert sorted(group.free_pages().tolist()) == sorted(set(range(group.num_pages)) - used)
             assert group.num_evictable == sum(holds[page] == 0 for page in cached)
+            assert usage[index].used_tokens == np.count_nonzero(holds) * self.page_size
 
     @invariant()
     def nothing_useless_stays(self) -> None:

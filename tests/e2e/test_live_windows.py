@@ -48,6 +48,7 @@ def test_drafts_change_no_token_and_new_weights_are_those_of_a_fresh_server(
         for _ in range(2):  # the second time on what is cached
             assert tokens_now(server) == expected[old]
         state = server.internal_state()
+        assert [group["window"] for group in state["kv_groups"]] == [None, 8]
         assert state["avg_spec_accept_length"] > 1.2 and state["cached_tokens"] > 0, state
         reply = server.post("/update_weights_from_disk", {"model_path": str(new)})
         assert reply.status_code == 200, reply.text
