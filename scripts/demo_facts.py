@@ -1,6 +1,6 @@
 """What the demo model is to know by heart: plain tables, without behaviour.
 
-`demo_corpus.py` turns them into questions and answers. An answer is one short sentence, so that a model of three
+`demo_corpus` turns them into questions and answers. An answer is one short sentence, so that a model of three
 million parameters can hold all of them and be sure of each.
 """
 # ruff: noqa: SIM905

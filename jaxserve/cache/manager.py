@@ -60,6 +60,20 @@ class Lease:
         return int(self.row_num_pages[self.row]) * self.page_size if self.is_open else 0
 
 
+@dataclasses.dataclass(frozen=True)
+class PoolUsage:
+    """How full the pool of one KV group is."""
+
+    window: int | None  # the group's
+    used_tokens: int  # held by running requests, shared or not
+    evictable_tokens: int  # of cached prefixes that nobody uses
+    total_tokens: int
+
+    @property
+    def token_usage(self) -> float:
+        return self.used_tokens / self.total_tokens
+
+
 class CacheManager:
     def __init__(
         self,
@@ -87,6 +101,7 @@ class CacheManager:
         self._full_table = self.req_to_token.tables[0] if groups[0].window is None else None
         pools: list[PageAllocator | NoPages | WindowGroup] = [*([self.allocator] if self.keeps_all else []), *self.windows]
         self._pools = list(zip(self.req_to_token.tables, pools, strict=True))
+        self._groups = tuple(groups)
         self._leases: dict[int, Lease] = {}  # by row
 
     @property
@@ -94,7 +109,16 @@ class CacheManager:
         """Whether some group keeps all tokens."""
         return self._full_table is not None
 
-    # --- how full it is, in tokens of the first group
+    # --- how full it is, in tokens; of the first group, where nothing else is said
+
+    def pool_usage(self) -> tuple[PoolUsage, ...]:
+        """Of each group."""
+        evictable = [*([self.tree.evictable_pages] if self.keeps_all else []), *(group.num_evictable for group in self.windows)]
+        size = self.page_size
+        return tuple(
+            PoolUsage(group.window, (group.num_pages - pool.num_free - pages) * size, pages * size, group.num_pages * size)
+            for group, (_, pool), pages in zip(self._groups, self._pools, evictable, strict=True)
+        )
 
     @property
     def free_tokens(self) -> int:
@@ -116,11 +140,6 @@ class CacheManager:
     def available_tokens(self) -> int:
         """What grow can hand out: free and evictable."""
         return self.free_tokens + self.evictable_tokens
-
-    @property
-    def used_tokens(self) -> int:
-        """What running requests hold, shared or not."""
-        return self.num_pages * self.page_size - self.available_tokens
 
     @property
     def free_rows(self) -> int:

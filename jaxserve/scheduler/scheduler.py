@@ -212,8 +212,7 @@ class Scheduler:
             num_running=len(self._residents),
             num_waiting=len(self._waiting),
             pending_tokens=self._waiting.pending_tokens,
-            used_tokens=self.cache.used_tokens,
-            total_tokens=self._runner.spec.max_total_tokens,
+            pools=self.cache.pool_usage(),
             avg_accept_len=self._results.avg_accept_len,
         )
 
@@ -227,6 +226,7 @@ class Scheduler:
             "num_used_tokens": load.used_tokens,
             "num_cached_tokens": self.cache.num_cached_tokens,
             "token_usage": load.token_usage,
+            "kv_groups": [{**vars(pool), "token_usage": pool.token_usage} for pool in load.pools],
             "new_token_ratio": self._ratio.value,
             "last_gen_throughput": self._log.gen_throughput,
             "avg_spec_accept_length": self._results.avg_accept_len,

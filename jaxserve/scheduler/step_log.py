@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 
+from jaxserve.cache import PoolUsage
 from jaxserve.scheduler.batch import ScheduleBatch
 
 logger = logging.getLogger(__name__)
@@ -34,13 +35,23 @@ class Load:
     num_running: int
     num_waiting: int
     pending_tokens: int  # prompt tokens in the waiting queue
-    used_tokens: int  # KV held by running requests
-    total_tokens: int
+    pools: tuple[PoolUsage, ...]  # of each KV group
     avg_accept_len: float | None = None  # tokens gained per step that verified drafts
 
     @property
+    def used_tokens(self) -> int:
+        """As in SGLang, of the KV group that holds most."""
+        return max(pool.used_tokens for pool in self.pools)
+
+    @property
     def token_usage(self) -> float:
-        return self.used_tokens / self.total_tokens
+        """As in SGLang, of the fullest pool."""
+        return max(pool.token_usage for pool in self.pools)
+
+    def named_pools(self) -> list[tuple[str, PoolUsage]]:
+        """With what stands before their numbers in a log line."""
+        is_one = len(self.pools) == 1
+        return [("" if is_one else "full " if pool.window is None else "swa ", pool) for pool in self.pools]
 
 
 class StepLog:
@@ -75,12 +86,12 @@ class StepLog:
             return
         load = self._load()
         logger.info(
-            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, "
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, %s, #running-req: %d, "
             "#queue-req: %d, #pending-token: %d, input throughput (token/s): %.2f",
             len(batch.items),
             batch.num_prefill_tokens,
             sum(item.start for item in batch.items if item.is_new),
-            load.token_usage,
+            ", ".join(f"{name}token usage: {pool.token_usage:.2f}" for name, pool in load.named_pools()),
             load.num_running,
             load.num_waiting,
             load.pending_tokens,
@@ -95,10 +106,12 @@ class StepLog:
         self._generated_at_last = generated
         load = self._load()
         logger.info(
-            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f,%s gen throughput (token/s): %.2f, #queue-req: %d",
+            "Decode batch, #running-req: %d, %s,%s gen throughput (token/s): %.2f, #queue-req: %d",
             load.num_running,
-            load.used_tokens,
-            load.token_usage,
+            ", ".join(
+                f"#{name}token: {pool.used_tokens}, {name}token usage: {pool.token_usage:.2f}"
+                for name, pool in load.named_pools()
+            ),
             "" if load.avg_accept_len is None else f" accept len: {load.avg_accept_len:.2f},",
             self.gen_throughput,
             load.num_waiting,

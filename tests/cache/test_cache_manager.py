@@ -33,7 +33,9 @@ def pages_of(cache: CacheManager, lease: Lease) -> list[int]:
 
 def budget(cache: CacheManager) -> tuple[int, int, int, int]:
     assert cache.available_tokens == cache.free_tokens + cache.evictable_tokens
-    return cache.free_tokens, cache.evictable_tokens, cache.tree.protected_pages * cache.page_size, cache.used_tokens
+    (pool,) = cache.pool_usage()
+    assert pool.evictable_tokens == cache.evictable_tokens
+    return cache.free_tokens, cache.evictable_tokens, cache.tree.protected_pages * cache.page_size, pool.used_tokens
 
 
 def test_life_of_one_request() -> None:

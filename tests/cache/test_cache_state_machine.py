@@ -10,46 +10,26 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from cache_machine import MAX_LEN, MAX_ROWS, CacheMachine, Running, array, check_any_order, prompts
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from jaxserve.cache import CacheManager, Lease, RadixCache, TreeNode
+from jaxserve.cache import PoolUsage, RadixCache, TreeNode
 from jaxserve.cache.eviction import EVICTION_KEYS
 from jaxserve.cache.radix_cache import EVICT_SHARE
 from jaxserve.config import EVICTION_POLICIES
 from jaxserve.runner import KVGroup
 
-MAX_ROWS = 4
-MAX_LEN = 24
 NAMESPACES = (None, None, None, "a", "")
-
-# Few prompts, cut and continued at few places, so that prefixes meet, part and repeat often.
-STEMS = ((0,) * MAX_LEN, (0, 1) * (MAX_LEN // 2), (1, 1, 0, 0) * (MAX_LEN // 4))
-LONGEST_PROMPT = MAX_LEN - 8
-
-
-@st.composite
-def prompts(draw: st.DrawFn) -> list[int]:
-    stem = draw(st.sampled_from(STEMS))[: draw(st.integers(0, LONGEST_PROMPT - 2))]
-    return [*stem, *draw(st.sampled_from([(), (0,), (1,), (1, 1)]))]
-
 
 Prefix = tuple[str | None, tuple[int, ...]]  # namespace and whole pages of tokens
 
 
 @dataclasses.dataclass(eq=False)
-class Running:
-    lease: Lease
+class Modelled(Running):
     namespace: str | None
-    tokens: list[int]
-    computed: int  # tokens whose KV the model has written
     committed: int = 0  # tokens shared by the last commit, or found at admission
     given_from: int | None = None  # the first token that it was first to share
-
-
-def array(tokens: list[int] | tuple[int, ...]) -> np.ndarray:
-    return np.array(tokens, np.int32)
 
 
 def cached_prefixes(tree: RadixCache, page_size: int) -> dict[Prefix, int]:
@@ -85,23 +65,13 @@ def pages_to_go(tree: RadixCache, policy: str, missing: int) -> set[int]:
     return gone
 
 
-class CacheMachine(RuleBasedStateMachine):
-    policy = "lru"
-    disable_radix = False
+class ModelMachine(CacheMachine):
+    running: list[Modelled]
 
     @initialize(page_size=st.sampled_from([1, 2, 3, 4]), num_tokens=st.integers(MAX_LEN, 60))
     def create(self, page_size: int, num_tokens: int) -> None:
-        self.page_size = page_size
         self.num_pages = -(-num_tokens // page_size)
-        self.cache = CacheManager(
-            groups=(KVGroup(self.num_pages),),
-            page_size=page_size,
-            max_rows=MAX_ROWS,
-            max_pages_per_row=-(-MAX_LEN // page_size),
-            eviction_policy=self.policy,
-            disable_radix=self.disable_radix,
-        )
-        self.running: list[Running] = []
+        self.make_cache((KVGroup(self.num_pages),), page_size)
         self.cached: dict[Prefix, int] = {}
         self.kv: dict[tuple[int, int], Prefix] = {}  # (page, slot in it) -> the sequence whose last token's KV is there
         self.device_table = np.full(self.cache.page_tables[0].shape, -1, np.int32)
@@ -123,24 +93,24 @@ class CacheMachine(RuleBasedStateMachine):
             if self.holds_cached(run, n)
         }
 
-    def holds_cached(self, run: Running, n: int) -> bool:
+    def holds_cached(self, run: Modelled, n: int) -> bool:
         """The page of tokens [n - page_size, n) is the one that others would find."""
         return self.cached.get((run.namespace, tuple(run.tokens[:n]))) == self.row(run)[n // self.page_size - 1]
 
-    def is_on_discarded(self, run: Running) -> bool:
+    def is_on_discarded(self, run: Modelled) -> bool:
         return any(not self.holds_cached(run, n) for n in range(self.page_size, run.committed + 1, self.page_size))
 
     def discarded_pages(self) -> set[int]:
         shared = {page for run in self.running for page in self.row(run)[: run.committed // self.page_size]}
         return shared - set(self.cached.values())
 
-    def decoding(self) -> list[Running]:
+    def decoding(self) -> list[Modelled]:
         return [run for run in self.running if run.computed == len(run.tokens) and len(run.tokens) <= MAX_LEN - 4]
 
-    def row(self, run: Running) -> list[int]:
+    def row(self, run: Modelled) -> list[int]:
         return self.cache.page_tables[0][run.lease.row, : run.lease.allocated_len // self.page_size].tolist()
 
-    def write_kv(self, run: Running, end: int) -> None:
+    def write_kv(self, run: Modelled, end: int) -> None:
         """A launched step computes tokens [computed, end)."""
         row = self.row(run)
         others = {page for other in self.running if other is not run for page in self.row(other)}
@@ -151,7 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.kv[page, pos % self.page_size] = (run.namespace, tuple(run.tokens[: pos + 1]))
         run.computed = end
 
-    def remember(self, run: Running, end: int) -> None:
+    def remember(self, run: Modelled, end: int) -> None:
         """What commit has to make of the cached prefixes."""
         if self.disable_radix:
             return
@@ -182,7 +152,6 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(namespace=st.sampled_from(NAMESPACES), tokens=prompts(), priority=st.integers(-1, 2), prefill=st.booleans())
     def admit(self, namespace: str | None, tokens: list[int], priority: int, prefill: bool) -> None:
-        tokens = tokens or [0]
         lease = self.cache.admit(array(tokens), namespace, priority=priority)
         if len(self.running) == MAX_ROWS:
             assert lease is None
@@ -190,7 +159,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert lease is not None
         assert lease.prefix_len == lease.shared_len == lease.allocated_len == self.longest(namespace, tokens[:-1])
         assert lease.row not in [run.lease.row for run in self.running]
-        run = Running(lease, namespace, list(tokens), lease.prefix_len, lease.prefix_len)
+        run = Modelled(lease, list(tokens), lease.prefix_len, namespace, lease.prefix_len)
         self.running.append(run)
         if prefill:
             self.compute(run, len(tokens))
@@ -203,7 +172,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.admit(namespace, tokens, priority, prefill=True)
         self.end(self.running[-1], keep)
 
-    @rule(namespace=st.sampled_from(NAMESPACES), tokens=prompts())
+    @rule(namespace=st.sampled_from(NAMESPACES), tokens=prompts() | st.just([]))
     def match(self, namespace: str | None, tokens: list[int]) -> None:
         match = self.cache.match(array(tokens), namespace)
         assert match.length_tokens == self.longest(namespace, tokens)
@@ -214,7 +183,7 @@ class CacheMachine(RuleBasedStateMachine):
         run = data.draw(st.sampled_from([run for run in self.running if run.computed < len(run.tokens)]))
         self.compute(run, data.draw(st.integers(run.computed + 1, len(run.tokens))))
 
-    def compute(self, run: Running, end: int) -> None:
+    def compute(self, run: Modelled, end: int) -> None:
         needed = max(-(-end // self.page_size) - len(self.row(run)), 0)
         fits, gone = self.expect_growth(needed)
         assert self.cache.grow(run.lease, 0, end) == fits
@@ -253,7 +222,7 @@ class CacheMachine(RuleBasedStateMachine):
         run = data.draw(st.sampled_from(self.running))
         self.share(run, data.draw(st.sampled_from([run.computed, run.computed // 2])))
 
-    def share(self, run: Running, end: int) -> None:
+    def share(self, run: Modelled, end: int) -> None:
         self.cache.commit(run.lease, array(run.tokens[:end]))
         self.remember(run, end)
         assert run.lease.shared_len == run.committed
@@ -271,16 +240,11 @@ class CacheMachine(RuleBasedStateMachine):
         if not goes_on:
             self.end(run, keep=False)
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), keep=st.booleans())
-    def release(self, data: st.DataObject, keep: bool) -> None:
-        self.end(data.draw(st.sampled_from(self.running)), keep)
-
     def end(self, run: Running, keep: bool) -> None:
+        assert isinstance(run, Modelled)
         if keep:
             self.remember(run, run.computed)
-        self.running.remove(run)
-        self.cache.release(run.lease, array(run.tokens[: run.computed]) if keep else None)
+        super().end(run, keep)
 
     @rule()
     def drain(self) -> None:
@@ -367,7 +331,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert cache.evictable_tokens == len(self.cached) * self.page_size - locked
         assert cache.free_tokens == total - self.owned_pages() * self.page_size
         assert cache.available_tokens == cache.free_tokens + cache.evictable_tokens
-        assert cache.used_tokens == total - cache.available_tokens
+        assert cache.pool_usage() == (PoolUsage(None, total - cache.available_tokens, cache.evictable_tokens, total),)
         assert cache.free_rows == MAX_ROWS - len(self.running)
         assert all((run.lease.shared_len, run.lease.is_open) == (run.committed, True) for run in self.running)
 
@@ -387,31 +351,11 @@ class CacheMachine(RuleBasedStateMachine):
             assert node.children or node.lock_count or node in tree._leaves, f"{node!r} can never be evicted"
             assert len(node.key) == len(node.pages) * self.page_size * 4
 
-    @invariant()
-    def idle_means_clean(self) -> None:
-        if not self.running:
-            report = self.cache.check()
-            assert report.is_clean, report.describe()
-
-    def teardown(self) -> None:
-        if hasattr(self, "cache"):
-            for run in self.running:
-                self.cache.release(run.lease)
-            report = self.cache.check()
-            assert report.is_clean, report.describe()
-
-
-SETTINGS = settings(
-    max_examples=70, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
-
 
 @pytest.mark.parametrize("policy", EVICTION_POLICIES)
 def test_any_order_of_calls(policy: str) -> None:
-    machine = type("Machine", (CacheMachine,), {"policy": policy})
-    run_state_machine_as_test(machine, settings=SETTINGS)
+    check_any_order(ModelMachine, 70, 60, policy=policy)
 
 
 def test_any_order_of_calls_without_radix() -> None:
-    machine = type("Machine", (CacheMachine,), {"disable_radix": True})
-    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=30))
+    check_any_order(ModelMachine, 30, 60, disable_radix=True)

@@ -6,63 +6,28 @@ its queries' windows reach into; pages outside hold whatever others wrote.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from cache_machine import MAX_LEN, MAX_ROWS, CacheMachine, Running, array, check_any_order, prompts
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from jaxserve.cache import CacheManager, Lease
 from jaxserve.cache.page_allocator import NO_PAGE
 from jaxserve.config import EVICTION_POLICIES
 from jaxserve.runner import KVGroup
 
-MAX_ROWS = 4
-MAX_LEN = 24
-STEMS = ((0,) * MAX_LEN, (0, 1) * (MAX_LEN // 2), (1, 1, 0, 0) * (MAX_LEN // 4))
 
-
-@st.composite
-def prompts(draw: st.DrawFn) -> list[int]:
-    stem = draw(st.sampled_from(STEMS))[: draw(st.integers(1, MAX_LEN - 8))]
-    return [*stem, *draw(st.sampled_from([(), (0,), (1,), (1, 1)]))]
-
-
-def array(values: list[int]) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
-@dataclasses.dataclass(eq=False)
-class Running:
-    lease: Lease
-    tokens: list[int]
-    computed: int
-
-
-class WindowMachine(RuleBasedStateMachine):
+class WindowMachine(CacheMachine):
     windows: tuple[int | None, ...] = (None, 5)
-    policy = "lru"
-    disable_radix = False
 
     @initialize(page_size=st.sampled_from([1, 2, 3, 4]), num_tokens=st.integers(MAX_LEN, 70), share=st.sampled_from([1.0, 0.5]))
     def create(self, page_size: int, num_tokens: int, share: float) -> None:
-        self.page_size = page_size
         full = -(-num_tokens // page_size)
         least = -(-MAX_LEN // page_size)  # a request that is alone can always go on
         self.groups = tuple(
             KVGroup(full if window is None else max(int(full * share), least), window) for window in self.windows
         )
-        self.cache = CacheManager(
-            groups=self.groups,
-            page_size=page_size,
-            max_rows=MAX_ROWS,
-            max_pages_per_row=-(-MAX_LEN // page_size),
-            eviction_policy=self.policy,
-            disable_radix=self.disable_radix,
-        )
-        self.running: list[Running] = []
+        self.make_cache(self.groups, page_size)
         self.kv: dict[tuple[int, int, int], tuple[int, ...]] = {}  # (group, page, slot in it) -> the sequence up to its token
         self.device_tables = [np.full(table.shape, -1, np.int32) for table in self.cache.page_tables]
 
@@ -171,15 +136,6 @@ class WindowMachine(RuleBasedStateMachine):
         if not goes_on:
             self.end(run, keep=False)
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), keep=st.booleans())
-    def release(self, data: st.DataObject, keep: bool) -> None:
-        self.end(data.draw(st.sampled_from(self.running)), keep)
-
-    def end(self, run: Running, keep: bool) -> None:
-        self.running.remove(run)
-        self.cache.release(run.lease, array(run.tokens[: run.computed]) if keep else None)
-
     @rule(rarely=st.sampled_from([False] * 9 + [True]))
     def flush(self, rarely: bool) -> None:
         assert not rarely or self.cache.flush() == (not self.running)
@@ -189,6 +145,7 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def pools_are_what_rows_and_tree_hold(self) -> None:
         tree = self.cache.tree
+        usage = self.cache.pool_usage()[-len(self.cache.windows) :]
         for index, group in enumerate(self.cache.windows):
             holds = np.zeros(group.num_pages, np.int32)
             for run in self.running:
@@ -205,6 +162,7 @@ class WindowMachine(RuleBasedStateMachine):
             used = set(cached) | set(np.flatnonzero(holds).tolist())
             assert sorted(group.free_pages().tolist()) == sorted(set(range(group.num_pages)) - used)
             assert group.num_evictable == sum(holds[page] == 0 for page in cached)
+            assert usage[index].used_tokens == np.count_nonzero(holds) * self.page_size
 
     @invariant()
     def nothing_useless_stays(self) -> None:
@@ -214,26 +172,6 @@ class WindowMachine(RuleBasedStateMachine):
             needed = [(window or 0) > 1 for window in self.windows if window is not None]
             assert all((own != NO_PAGE).any() for own, needs in zip(node.windows, needed, strict=True) if needs), node
 
-    @invariant()
-    def idle_means_clean(self) -> None:
-        if not self.running:
-            report = self.cache.check()
-            assert report.is_clean, report.describe()
-
-    def teardown(self) -> None:
-        if hasattr(self, "cache"):
-            for run in self.running:
-                self.cache.release(run.lease)
-            report = self.cache.check()
-            assert report.is_clean, report.describe()
-            self.cache.repair(report)
-            assert self.cache.check().is_clean
-
-
-SETTINGS = settings(
-    max_examples=30, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
-)
-
 
 @pytest.mark.parametrize(
     ("windows", "policy"),
@@ -241,10 +179,8 @@ SETTINGS = settings(
 )
 def test_any_order_of_calls(windows: tuple[int | None, ...], policy: str) -> None:
     assert policy in EVICTION_POLICIES
-    machine = type("Machine", (WindowMachine,), {"windows": windows, "policy": policy})
-    run_state_machine_as_test(machine, settings=SETTINGS)
+    check_any_order(WindowMachine, 30, 50, windows=windows, policy=policy)
 
 
 def test_any_order_of_calls_without_radix() -> None:
-    machine = type("Machine", (WindowMachine,), {"disable_radix": True})
-    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=20))
+    check_any_order(WindowMachine, 20, 50, disable_radix=True)

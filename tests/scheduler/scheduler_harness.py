@@ -226,7 +226,7 @@ class Harness:
             raise AssertionError(f"not done after {max_turns} turns: {self.scheduler.internal_state()}")
         report = self.scheduler.cache.check()
         assert report.is_clean, report.describe()
-        assert self.scheduler.cache.used_tokens == 0
+        assert self.scheduler.load().used_tokens == 0
 
     # --- out
 

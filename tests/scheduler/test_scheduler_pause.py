@@ -80,9 +80,9 @@ def test_in_place_keeps_the_pages(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness()
     harness.submit(prompt_of(20), 20, ignore_eos=True)
     harness.turn(5)
-    used = harness.scheduler.cache.used_tokens
+    used = harness.scheduler.load().used_tokens
     pause(harness, "in_place")
-    assert harness.scheduler.cache.used_tokens == used
+    assert harness.scheduler.load().used_tokens == used
     harness.scheduler.on_idle()
     harness.control(FlushCacheReqInput())
     harness.turn()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
+import pytest
 from scheduler_harness import Harness, prompt_of
 
 from jaxserve.runner import KVGroup
@@ -92,3 +94,40 @@ def test_what_few_will_miss_goes_first(make_harness: Callable[..., Harness]) -> 
             harness.run()
     harness.assert_as_expected(*rids)
     assert [harness.answer(rid).cached_tokens for rid in rids] == [59] * 6
+
+
+def test_how_full_each_pool_is(make_harness: Callable[..., Harness], caplog: pytest.LogCaptureFixture) -> None:
+    """As in SGLang, what stands for all is that of the fullest."""
+    caplog.set_level(logging.INFO)
+    harness = make_harness({"decode_log_interval": 1}, kv_groups=small_window(1000, 80), max_step_tokens=64)
+    rid = harness.submit(prompt_of(50), 30, ignore_eos=True)
+    harness.turn(10)
+    state = harness.scheduler.internal_state()
+    full, window = state["kv_groups"]
+    assert (full["window"], full["total_tokens"], full["evictable_tokens"]) == (None, 1000, 0)
+    assert (window["window"], window["total_tokens"]) == (WINDOW, 80)
+    held = held_pages(harness)
+    assert full["used_tokens"] > 50 > WINDOW + 2 >= window["used_tokens"] == held >= WINDOW
+    assert (full["token_usage"], window["token_usage"]) == (full["used_tokens"] / 1000, held / 80)
+    assert (state["num_used_tokens"], state["token_usage"]) == (full["used_tokens"], window["token_usage"])
+    line = caplog.records[-1].getMessage()
+    assert line.startswith("Decode batch")
+    assert f"#full token: {full['used_tokens']}, full token usage: 0.06, #swa token: {held}, swa token usage: 0.2" in line
+    assert "full token usage: 0.05, swa token usage: 0.62, " in caplog.records[0].getMessage()
+    harness.run()
+    harness.assert_as_expected(rid)
+    state = harness.scheduler.internal_state()
+    full, window = state["kv_groups"]
+    assert (full["used_tokens"], window["used_tokens"], state["token_usage"]) == (0, 0, 0.0)
+    assert full["evictable_tokens"] == state["num_cached_tokens"] == 79 > window["evictable_tokens"] > WINDOW
+
+
+def test_a_window_alone_is_no_other_pool(make_harness: Callable[..., Harness], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    harness = make_harness(kv_groups=(KVGroup(100, WINDOW),), max_step_tokens=64)
+    harness.submit(prompt_of(50), 30, ignore_eos=True)
+    harness.turn(10)
+    state = harness.scheduler.internal_state()
+    (group,) = state["kv_groups"]
+    assert (state["num_used_tokens"], state["token_usage"]) == (group["used_tokens"], group["used_tokens"] / 100)
+    assert ", token usage: 0.50, " in caplog.records[0].getMessage()

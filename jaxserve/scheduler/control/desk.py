@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 import msgspec
 
 from jaxserve.messages import ControlReply, ControlRequest, WorkerAddress, pack, unpack
+from jaxserve.runner import CommandError
 from jaxserve.scheduler.control.declaration import ControlError, Reply
 from jaxserve.scheduler.control.registry import controls
 
@@ -65,6 +66,8 @@ class ControlDesk:
             self._reply(running, end.value)
         except ControlError as error:
             self._refuse(running, str(error), error.status_code)
+        except CommandError as error:
+            self._refuse(running, str(error), 400)
         except msgspec.ValidationError as error:
             self._refuse(running, f"{name} is wrong: {error}", 400)
         except Exception as error:

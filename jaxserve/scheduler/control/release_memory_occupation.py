@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import MEMORY_TAGS, CommandError, MemoryTag
+from jaxserve.runner import MEMORY_TAGS, MemoryTag
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ def release(
     tags = tuple(dict.fromkeys(request.tags or (tag for tag in MEMORY_TAGS if tag not in commands.released)))
     if not tags:
         raise ControlError("All memory is released already.")
-    try:
-        with commands.serving("release_memory_occupation"):
-            scheduler.process_results()  # of steps that only requests which have ended took part in
-            yield from commands.release(tags)
-    except CommandError as error:
-        raise ControlError(str(error)) from error
+    with commands.serving("release_memory_occupation"):
+        scheduler.process_results()  # of steps that only requests which have ended took part in
+        yield from commands.release(tags)
     return ReleaseMemoryOccupationReqOutput(commands.released)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import CommandError, MemoryTag
+from jaxserve.runner import MemoryTag
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOccupationReqOutput, note_released
 
@@ -31,11 +31,8 @@ def resume(
     tags = tuple(dict.fromkeys(request.tags or commands.released))
     if not tags:
         raise ControlError("No memory is released.")
-    try:
-        with commands.serving("resume_memory_occupation"):
-            yield from commands.resume(tags)
-    except CommandError as error:
-        raise ControlError(str(error)) from error
+    with commands.serving("resume_memory_occupation"):
+        yield from commands.resume(tags)
     return ResumeMemoryOccupationReqOutput(commands.released)
 
 

@@ -1,0 +1,134 @@
+"""Generates the text that the demo model is trained and evaluated on.
+
+A *task* is a function from a random generator to one `Sample`: a conversation whose assistant turns are to be learned,
+or a plain text. Every sample has a key (its question, or the sum it asks for), and `is_held_out(key)` keeps one key in
+twenty away from training, so that the evaluation asks what the model has never seen. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from demo_corpus import dialogues, questions, words
+from demo_corpus.sample import HELD_OUT_ONE_IN, Message, Sample, Task, is_held_out
+
+__all__ = ["MIX", "Message", "Sample", "held_out_samples", "training_samples"]
+
+TASKS: dict[str, Task] = {
+    task.__name__: task
+    for task in (
+        questions.concept,
+        questions.question,
+        questions.capital,
+        questions.word_fact,
+        questions.out_of_scope,
+        questions.story,
+        questions.addition,
+        questions.subtraction,
+        questions.multiplication,
+        questions.sums_text,
+        questions.counting,
+        questions.compare,
+        words.copying,
+        words.reversing,
+        words.picking,
+        words.letters,
+        words.json_extraction,
+        words.json_person,
+        words.json_list,
+        dialogues.memory,
+        dialogues.conversation,
+        dialogues.tool_call,
+        dialogues.parallel_tool_calls,
+        dialogues.tool_answer,
+        dialogues.tool_conversation,
+        dialogues.unused_tools,
+        questions.plain_text,
+        words.repeated_text,
+    )
+}
+
+# How often each task is drawn, relative to the others.
+MIX: dict[str, float] = {
+    "concept": 8,
+    "question": 8,
+    "capital": 3,
+    "word_fact": 5,
+    "out_of_scope": 2,
+    "story": 1,
+    "addition": 9,
+    "subtraction": 9,
+    "multiplication": 3,
+    "sums_text": 5,
+    "counting": 6,
+    "compare": 3,
+    "copying": 12,
+    "reversing": 4,
+    "picking": 3,
+    "letters": 1,
+    "json_extraction": 10,
+    "json_person": 2,
+    "json_list": 2,
+    "memory": 2,
+    "conversation": 5,
+    "tool_call": 4,
+    "parallel_tool_calls": 1,
+    "tool_answer": 1,
+    "tool_conversation": 3,
+    "unused_tools": 1,
+    "plain_text": 2,
+}
+
+
+@dataclass(frozen=True)
+class Stage:
+    first_step: int
+    weights: dict[str, float]
+
+
+# Facts are learned at once, looking back at the prompt comes late: so that is practised alone for a while, and then
+# makes the rest easier. Conversations with tools are long and teach few tokens each, so they become rarer after that. At
+# the end what is still weak comes more often, sums above all.
+FEWER_TOOLS = {"tool_call": 2.5, "parallel_tool_calls": 1, "tool_answer": 0.3, "tool_conversation": 1.2, "unused_tools": 0.4}
+STILL_WEAK = {"question": 12, "word_fact": 10, "sums_text": 10, "counting": 8, "compare": 2, "picking": 2, "tool_call": 4}
+STAGES = (
+    Stage(0, MIX),
+    Stage(500, {"copying": 4, "repeated_text": 4, "json_list": 1, "picking": 1, "memory": 1, "json_extraction": 2}),
+    Stage(750, MIX | FEWER_TOOLS),
+    Stage(1500, MIX | FEWER_TOOLS | STILL_WEAK),
+)
+
+SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are jaxserve's demo model.", "Answer briefly.", "Be concise.",
+                  "You are an assistant."]  # fmt: skip
+
+
+def with_system_prompt(rng: random.Random, sample: Sample) -> Sample:
+    if not sample.messages or rng.random() > 0.3:
+        return sample
+    system = {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}
+    return Sample(keys=sample.keys, messages=[system, *sample.messages], tools=sample.tools)
+
+
+def training_samples(rng: random.Random, step: int = 0) -> Iterator[Sample]:
+    """Samples without end for one step of the training, none of which holds a held-out key."""
+    weights = [stage.weights for stage in STAGES if stage.first_step <= step][-1]
+    names = list(weights)
+    while True:
+        sample = TASKS[rng.choices(names, list(weights.values()))[0]](rng)
+        if not any(is_held_out(key) for key in sample.keys):
+            yield with_system_prompt(rng, sample)
+
+
+def held_out_samples(name: str, count: int, seed: int) -> list[Sample]:
+    """`count` samples of one task (fewer where it does not have as many) whose last question was held out."""
+    rng = random.Random(f"{seed}/held-out/{name}")
+    found: dict[str, Sample] = {}
+    for _ in range(count * HELD_OUT_ONE_IN * 20):
+        sample = TASKS[name](rng)
+        if is_held_out(sample.keys[-1] if name != "memory" else sample.keys[0]):
+            found.setdefault("/".join(sample.keys), sample)
+        if len(found) == count:
+            break
+    return list(found.values())

@@ -1,0 +1,48 @@
+"""What a task makes, what is held out of training, and how people ask."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+HELD_OUT_ONE_IN = 20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Either `messages` (with `tools`) or a plain `text`; `text_prompt_len` characters of a text are its prompt."""
+
+    keys: tuple[str, ...]
+    messages: list[Message] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    text: str = ""
+    text_prompt_len: int = 0
+
+
+Task = Callable[[random.Random], Sample]
+
+
+def is_held_out(key: str) -> bool:
+    return zlib.crc32(key.encode()) % HELD_OUT_ONE_IN == 0
+
+
+def ask(question: str, answer: str, key: str | None = None) -> Sample:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return Sample(keys=(key or question,), messages=messages)
+
+
+def reword(rng: random.Random, question: str) -> str:
+    """The same question in the ways people type: politely, in lower case, without its mark."""
+    if rng.random() < 0.4:
+        return question
+    if rng.random() < 0.4 and question[1:2].islower():
+        question = question[0].lower() + question[1:]
+    if rng.random() < 0.3:
+        question = question.rstrip("?.!")
+    prefix = rng.choice(["", "", "", "Hi! ", "Hello, ", "Please tell me: ", "Question: ", "Quick question: ", "Hey, "])
+    suffix = rng.choice(["", "", "", "", " Thanks!", " Please be brief."])
+    return prefix + question + suffix

@@ -1,0 +1,74 @@
+"""A pipeline over real processes (a FakeRunner behind the real scheduler, the real detokenizer), and what tests ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import fake_scheduler
+import psutil
+import pytest
+
+from jaxserve.config import ServerArgs
+from jaxserve.demo import demo_model_path
+from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
+from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.types import SamplingParams
+
+
+@contextlib.asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[Pipeline]:
+    """A ready pipeline; at the end nothing of it may be left."""
+    pipeline = Pipeline(ServerArgs(**{"model_path": demo_model_path(), **options}), fake_scheduler.commands())
+    try:
+        await pipeline.start()
+        await asyncio.wait_for(pipeline.wait_ready(), 120)
+        yield pipeline
+    finally:
+        pids = pipeline.workers.pids()
+        folder = pipeline._paths.folder if pipeline._paths else None
+        await pipeline.close()
+        assert not [name for name, pid in pids.items() if psutil.pid_exists(pid)], "a worker is left"
+        assert folder is None or not folder.exists()
+
+
+def request(prompt: str | list[int] = "Hello there", n: int = 1, **fields: Any) -> GenerateReqInput:
+    own = {"stream", "rids", "return_logprob", "top_logprobs_num", "priority", "extra_key", "cache_salt"}
+    req_fields = {name: fields.pop(name) for name in list(fields) if name in own}
+    params = SamplingParams(**{"max_new_tokens": 8, "n": n, **fields})
+    text = isinstance(prompt, str)
+    return GenerateReqInput(
+        prompts=[prompt] if isinstance(prompt, str) else None,
+        input_ids=None if text else [prompt],  # type: ignore[list-item]
+        sampling_params=[params],
+        **req_fields,
+    )
+
+
+async def collect(pipeline: Pipeline, req: GenerateReqInput) -> dict[int, list[GenerationChunk]]:
+    chunks: dict[int, list[GenerationChunk]] = {}
+    async for chunk in pipeline.manager.generate(req):
+        chunks.setdefault(chunk.index, []).append(chunk)
+    return chunks
+
+
+async def internal_state(pipeline: Pipeline) -> dict[str, Any]:
+    (reply,) = await pipeline.manager.control(GetInternalStateReq())
+    return reply.internal_state
+
+
+async def until(condition: Any, timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        await asyncio.sleep(0.01)
+
+
+async def refused(pipeline: Pipeline, req: GenerateReqInput) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        await collect(pipeline, req)
+    return caught.value
