@@ -41,11 +41,15 @@ class Case:
     heads: tuple[int, int, int]  # query heads, KV heads, head_dim
     rows: Rows
     context_len: int  # width of the page table, in tokens
-    num_tokens: int | None = None  # None: a decode step
+    num_tokens: int | None = None  # None: a decode step, of as many queries in each row as the longest has
 
     @property
     def kv_tokens(self) -> int:
         return sum(kv_len for _, kv_len in self.rows)
+
+    @property
+    def max_q_len(self) -> int:
+        return max(query_len for query_len, _ in self.rows)
 
 
 def prompts(*rows: tuple[int, int], num_rows: int) -> Rows:
@@ -64,6 +68,10 @@ CASES = [
     Case("decode large, 1 of 4096, 63 of 100", LARGE, LONG_AND_SHORT, 4096),
     Case("decode demo, 1 of 4096, 63 of 100", DEMO, LONG_AND_SHORT, 4096),
     Case("decode large, 1 row of 4096", LARGE, [(1, 4096)], 4096),
+    Case("verify demo, 8 rows of 200, 4 queries", DEMO, [(4, 200)] * 8, 1024),
+    Case("verify demo as extend, 8 rows of 200, 4 queries", DEMO, [(4, 200)] * 8, 1024, 32),
+    Case("verify demo, 8 rows of 200, 8 queries", DEMO, [(8, 200)] * 8, 1024),
+    Case("verify demo as extend, 8 rows of 200, 8 queries", DEMO, [(8, 200)] * 8, 1024, 64),
     Case("extend tiny, 25 of 32 tokens", TINY, prompts((25, 25), num_rows=4), 2048, 32),
     Case("extend tiny, 16 x 30 tokens", TINY, [(30, 30)] * 16, 2048, 512),
     Case("extend demo, 16 x 30 tokens", DEMO, [(30, 30)] * 16, 2048, 512),
@@ -86,7 +94,7 @@ def step_metadata(backend: ReferenceAttention, case: Case, page_size: int, num_p
         table[row, :count] = [free.pop() for _ in range(count)]
         slots += [(table[row, p // page_size], p % page_size) for p in range(kv_len - query_len, kv_len)]
     q_lens = [query_len for query_len, _ in case.rows]
-    num_tokens = case.num_tokens or len(case.rows)
+    num_tokens = case.num_tokens or len(case.rows) * case.max_q_len
     slots += [(1 << 30, 0)] * (num_tokens - len(slots))
     return backend.plan(
         kv_lens=jnp.asarray([kv_len for _, kv_len in case.rows], jnp.int32),
@@ -94,7 +102,7 @@ def step_metadata(backend: ReferenceAttention, case: Case, page_size: int, num_p
         page_table=jnp.asarray(table),
         slot_pages=jnp.asarray([page for page, _ in slots], jnp.int32),
         slot_offsets=jnp.asarray([offset for _, offset in slots], jnp.int32),
-        decode_q_len=1 if case.num_tokens is None else None,
+        decode_q_len=case.max_q_len if case.num_tokens is None else None,
     )
 
 
@@ -173,7 +181,7 @@ def variants_of(case: Case, options: argparse.Namespace) -> dict[str, ReferenceA
         tuning = ReferenceTuning(kv_chunk_tokens=chunk, q_tile_tokens=tile, block_bytes=kib << 10)
         variants[f"chunk {chunk} tile {tile} block {kib} KiB"] = ReferenceAttention(spec, tuning)
     if options.dense and 8 * len(case.rows) * case.context_len * Hkv * D <= LARGEST_DENSE_BYTES:
-        variants["dense"] = DenseAttention(spec, max_q_len=max(query_len for query_len, _ in case.rows))
+        variants["dense"] = DenseAttention(spec, max_q_len=case.max_q_len)
     return variants
 
 

@@ -63,7 +63,9 @@ def decode_rows(page_size: int = 64, q_len: int = 1) -> tuple[tuple[int, int], .
     return tuple((q_len, kv_len) for kv_len in edge_lens(page_size, q_len))
 
 
-# (queries, tokens with them): fresh prompts, chunks on prefixes, single queries, rows without tokens between them.
+# (queries, tokens with them): of rows that verify drafts.
+DRAFT_ROWS = ((8, 8), (1, 65), (0, 0), (3, 64), (8, 129), (5, 1000), (2, 1500))
+# The same: fresh prompts, chunks on prefixes, single queries, rows without tokens between them.
 EXTEND_ROWS = ((1, 1), (70, 70), (0, 0), (64, 64), (129, 300), (1, 513), (333, 333), (17, 1040), (256, 1280))
 
 
@@ -87,8 +89,11 @@ def decode_shapes() -> Shapes:
     add("soft cap", soft_cap=30.0)
     add("sinks", uses_sinks=True)
     add("soft cap, sinks, window 77", soft_cap=20.0, uses_sinks=True, sliding_window=77)
-    for q_len in (2, 3, 4):
+    for q_len in (2, 3, 4, 8):
         add(f"{q_len} queries", decode_rows(64, q_len))
+    for window in (None, 100):
+        add(f"1 to 8 queries, window {window}", DRAFT_ROWS, sliding_window=window)
+        add(f"1 to 8 queries, float8 KV, window {window}", DRAFT_ROWS, sliding_window=window, kv_dtype="float8_e4m3fn")
     add("4 queries, window 100, pages of 16", decode_rows(16, 4), sliding_window=100, page_size=16)
     for kv_dtype in ("float8_e4m3fn", "int8"):
         add(f"{kv_dtype} KV", kv_dtype=kv_dtype)

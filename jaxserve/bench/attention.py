@@ -32,7 +32,8 @@ def _options(case: AttentionCase, config: Any, interpret: Any) -> dict[str, Any]
 def decode_plan(case: AttentionCase, inputs: AttentionInputs, config: gpu_decode.DecodeConfig) -> gpu_decode.DecodePlan:
     return gpu_decode.plan_decode(
         inputs.kv_lens,
-        q_len=case.rows[0][0],
+        None if case.query_slots is None else jnp.diff(inputs.cu_q_lens),
+        q_len=case.max_q_len,
         num_kv_heads=case.num_kv_heads,
         sliding_window=case.sliding_window,
         config=config,
@@ -40,18 +41,21 @@ def decode_plan(case: AttentionCase, inputs: AttentionInputs, config: gpu_decode
 
 
 def decode(case: AttentionCase, inputs: AttentionInputs, config: gpu_decode.DecodeConfig, interpret: Any = None) -> Runnable:
-    """Every row of `case` has the same number of queries."""
-    q_len = case.rows[0][0]
-    q = inputs.q.reshape(case.num_rows, q_len, case.num_heads, case.head_dim)
+    q, slots = inputs.q, case.query_slots
+    if slots is not None:
+        q = jnp.full((case.num_rows * case.max_q_len, *q.shape[1:]), jnp.nan, q.dtype).at[slots].set(q)
+    q = q.reshape(case.num_rows, case.max_q_len, case.num_heads, case.head_dim)
     plan = jax.jit(lambda inputs: decode_plan(case, inputs, config))(inputs)
     options = _options(case, config, interpret)
 
     def call(index: jax.Array, out: jax.Array, operands: Any) -> jax.Array:
         q, inputs, plan = operands
         paged = (inputs.pool, inputs.scales, inputs.page_table, plan, inputs.rotation.offset(index))
-        return gpu_decode.paged_decode(q, *paged, head_dim_v=case.head_dim_v, sinks=inputs.sinks, **options)
+        out = gpu_decode.paged_decode(q, *paged, head_dim_v=case.head_dim_v, sinks=inputs.sinks, **options)
+        return out if slots is None else out.reshape(-1, *out.shape[2:])[slots]
 
-    return Runnable(call, jnp.zeros((*q.shape[:3], case.head_dim_v), q.dtype), (q, inputs, plan))
+    result = jax.eval_shape(call, jnp.int32(0), inputs.q, (q, inputs, plan))
+    return Runnable(call, jnp.zeros(result.shape, result.dtype), (q, inputs, plan))
 
 
 def extend_plan(case: AttentionCase, inputs: AttentionInputs, config: gpu_extend.ExtendConfig) -> gpu_extend.ExtendPlan:

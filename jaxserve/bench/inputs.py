@@ -53,6 +53,16 @@ class AttentionCase:
         return sum(q_len for q_len, _ in self.rows)
 
     @property
+    def max_q_len(self) -> int:
+        return max(q_len for q_len, _ in self.rows)
+
+    @property
+    def query_slots(self) -> np.ndarray | None:
+        """Where the queries stand among max_q_len places for each row; None where they fill them all."""
+        places = np.arange(self.max_q_len) < np.array([q_len for q_len, _ in self.rows])[:, None]
+        return None if places.all() else np.flatnonzero(places)
+
+    @property
     def row_dim(self) -> int:
         """Numbers that a token takes in the pool, per KV head."""
         return self.head_dim if self.value_in_key else self.head_dim + self.head_dim_v
