@@ -3,8 +3,8 @@ write hold.
 
 A row with one query goes through the decode kernel, which splits its keys over the whole chip, as do all rows of a step that
 says how few queries each has; others go through the extend kernel. Both lists of work are made once per step and shared by
-all layers. The kernels are imported where they are
-used: a server on a CPU should not pay a second of start-up for a compiler it never calls.
+all layers. The kernels are imported where they are used: a server on a CPU should not pay a second of start-up for a compiler
+it never calls.
 """
 
 from __future__ import annotations

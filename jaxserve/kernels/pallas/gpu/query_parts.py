@@ -28,13 +28,13 @@ class QueryParts:
 
     def lens(self, kv_lens: jax.Array, q_lens: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """int32 [R] of rows -> int32 [R * count] of parts: keys up to the part's last query, 0 without queries; and queries,
-        None if a part can have but one."""
+        None where rows can have but one."""
         if self.row_q_len == 1:
             return kv_lens, None
         first = jnp.arange(self.count, dtype=jnp.int32) * self.q_len
         part_q_lens = jnp.clip(q_lens[:, None] - first, 0, self.q_len)
         part_kv_lens = jnp.where(part_q_lens > 0, (kv_lens - q_lens)[:, None] + first + part_q_lens, 0)
-        return part_kv_lens.reshape(-1), None if self.q_len == 1 else part_q_lens.reshape(-1)
+        return part_kv_lens.reshape(-1), part_q_lens.reshape(-1)
 
     def of_rows(self, x: jax.Array) -> jax.Array:
         """[R, ...] -> [R * count, ...]: each part has what its row has."""
