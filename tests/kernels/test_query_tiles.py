@@ -19,9 +19,15 @@ def covered(tiles: QueryTiles) -> list[tuple[int, int, int]]:
 
 
 def test_decode() -> None:
-    tiles = decode_tiles(jnp.array([5, 0, 9, 1], jnp.int32))
+    tiles = decode_tiles(jnp.array([5, 0, 9, 1], jnp.int32), jnp.array([1, 0, 1, 1], jnp.int32), 1)
     assert tiles.tile_tokens == 1
     assert covered(tiles) == [(2, 2, 8), (0, 0, 4), (3, 3, 0)]
+
+
+def test_decode_of_several_queries() -> None:
+    tiles = decode_tiles(jnp.array([5, 0, 9], jnp.int32), jnp.array([3, 0, 1], jnp.int32), 4)
+    assert tiles.tile_tokens == 4
+    assert covered(tiles) == [(8, 2, 8), (0, 0, 2), (1, 0, 3), (2, 0, 4)]
 
 
 def test_single_queries_do_not_pay_for_wide_tiles() -> None:
