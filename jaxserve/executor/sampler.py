@@ -35,7 +35,7 @@ class SamplingMode(enum.Enum):
     DRAW = enum.auto()  # temperature
     LIMITED = enum.auto()  # temperature, and top_k, top_p or min_p
     MASKED_GREEDY = enum.auto()  # these three are the same with tokens that a grammar forbids
-    MASKED = enum.auto()
+    MASKED_DRAW = enum.auto()
     MASKED_LIMITED = enum.auto()
     EVERYTHING = enum.auto()  # penalties, biases, held-back stop tokens, logprobs, and all of the above
 
@@ -65,7 +65,7 @@ class SamplingMode(enum.Enum):
 
 _WITH_MASKS = {
     SamplingMode.GREEDY: SamplingMode.MASKED_GREEDY,
-    SamplingMode.DRAW: SamplingMode.MASKED,
+    SamplingMode.DRAW: SamplingMode.MASKED_DRAW,
     SamplingMode.LIMITED: SamplingMode.MASKED_LIMITED,
 }
 
