@@ -259,9 +259,10 @@ def _sampling_mode(step: StepInput, row_params: np.ndarray) -> SamplingMode:
 
 def _padded(masks: np.ndarray, key: SamplingKey, mask_words: int) -> np.ndarray:
     """int32 [R * K, W] of a program, from those of the step's rows [r, K, W]; padding rows may sample what they like."""
-    padded = np.full((key.num_rows, key.tokens_per_row, mask_words), -1, np.int32)
-    padded[: len(masks)] = masks
-    return padded.reshape(-1, mask_words)
+    if len(masks) < key.num_rows:
+        nothing_forbidden = np.full((key.num_rows - len(masks), *masks.shape[1:]), -1, np.int32)
+        masks = np.concatenate([masks, nothing_forbidden])
+    return masks.reshape(-1, mask_words)
 
 
 def _padding_only(bucket: Bucket, scratch_row: int) -> np.ndarray:

@@ -25,11 +25,13 @@ def allow_only(mask: np.ndarray, token_ids: Iterable[int]) -> None:
 def hold_back(mask: np.ndarray, token_ids: Iterable[int]) -> None:
     """Forbids tokens (stop tokens before min_new_tokens), unless no other token would be left."""
     words = mask.view(np.uint32)
-    before: dict[int, np.uint32] = {}
+    before: dict[int, int] = {}
     for token_id in token_ids:
-        word = token_id // 32
-        before.setdefault(word, words[word])
-        words[word] &= np.uint32(0xFFFFFFFF ^ (1 << token_id % 32))
-    if not mask.any():
+        word, bit = token_id // 32, 1 << token_id % 32
+        bits = words.item(word)
+        if bits & bit:
+            before.setdefault(word, bits)
+            words[word] = bits ^ bit
+    if before and not mask.any():
         for word, bits in before.items():
             words[word] = bits

@@ -30,9 +30,8 @@ class Constraints:
             self._filler = MaskFiller()
         verifies = step.mode is ForwardMode.DECODE and spec.num_draft_tokens > 1
         masks = np.full((step.num_rows, spec.num_draft_tokens if verifies else 1, spec.mask_words), -1, np.int32)
-        flags = table.flags[step.rows]
-        is_concerned = step.sample & table.alive[step.rows] & ((flags & RowFlag.GRAMMAR) != 0)
-        places = np.flatnonzero(is_concerned).tolist()
+        is_constrained = (table.flags[step.rows] & RowFlag.GRAMMAR) != 0
+        places = (step.sample & table.alive[step.rows] & is_constrained).nonzero()[0].tolist()
         rows = step.rows[places].tolist()
         matchers = [matcher for row in rows if (matcher := table.req(row).matcher) is not None]
         if not verifies:

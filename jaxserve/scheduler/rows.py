@@ -15,8 +15,6 @@ The step that brings kv_len to k samples token k (counted from 0), so a row with
 
 from __future__ import annotations
 
-import enum
-
 import numpy as np
 
 from jaxserve.messages import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, SPACES_BETWEEN_SPECIAL_TOKENS
@@ -28,8 +26,8 @@ FORCED_SEND_INTERVAL_TOKENS = 50
 NO_TOKEN = -2  # not a token id, and not the -1 of a NaN result
 
 
-class RowFlag(enum.IntEnum):
-    """Bits of RowTable.flags. Not an IntFlag: each operation on one costs a microsecond, of which a step has few."""
+class RowFlag:
+    """Bits of RowTable.flags. Plain numbers: beside an array a member of an enum costs microseconds; a step has few of them."""
 
     SAMPLING = 1  # not greedy
     ADJUSTING = 2  # penalties, logit_bias or min_new_tokens

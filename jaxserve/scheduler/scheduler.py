@@ -12,7 +12,6 @@ cannot be handled is answered or logged and leaves everything else alone; a step
 
 from __future__ import annotations
 
-import collections
 import logging
 import time
 from collections.abc import Callable
@@ -35,14 +34,15 @@ from jaxserve.messages import (
     TokenizerInput,
     WorkerAddress,
 )
-from jaxserve.runner import Runner, StepInput
+from jaxserve.runner import Runner
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NeedsResults, ScheduleBatch, StepBuilder
+from jaxserve.scheduler.changeable import changeable
 from jaxserve.scheduler.commands import RunnerCommands
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.control.desk import ControlDesk
-from jaxserve.scheduler.control.set_internal_state import changeable
 from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
 from jaxserve.scheduler.grammar_queue import POLL_INTERVAL_S, Compiler, GrammarQueue
+from jaxserve.scheduler.in_flight import InFlight
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.pace import Pace, PauseMode
@@ -122,17 +122,17 @@ class Scheduler:
         self._requests = Requests(
             self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters
         )
-        self._constraints = Constraints(self._table, spec)
+        constraints = Constraints(self._table, spec)
         self._results = ResultProcessor(
             spec=spec,
             table=self._table,
             residents=self._residents,
             outputs=self._outputs,
-            constraints=self._constraints,
+            constraints=constraints,
             finish=self._requests.finish,
             wall_clock=wall_clock,
         )
-        self._builder = StepBuilder(self._table, spec.num_draft_tokens)
+        self._in_flight = InFlight(runner, StepBuilder(self._table, spec.num_draft_tokens), constraints, self._results)
         self._memory = DecodeMemory(
             cache=self.cache,
             table=self._table,
@@ -158,9 +158,7 @@ class Scheduler:
             ratio=self._ratio,
         )
         self._time_limits = TimeLimits(self._requests.live, clock)
-        self._in_flight: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
         self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
-        self._needs_masks = False  # the step launched last is not sampled yet
         self.commands = RunnerCommands(
             runner, self.pace, self._requests, self._waiting, self._residents, self.cache.flush, lambda: self.num_in_flight
         )
@@ -331,12 +329,7 @@ class Scheduler:
 
     def launch(self, batch: ScheduleBatch) -> None:
         """Its forward pass, and its sampling too unless that must wait for `finish_launch`."""
-        step = self._builder.build(batch, self.cache.drain_page_updates())
-        handle = self._runner.forward(step)
-        self._in_flight.append((batch, step, handle))
-        self._needs_masks = step.needs_masks
-        if not step.needs_masks:
-            self._runner.sample(handle)
+        step = self._in_flight.launch(batch, self.cache.drain_page_updates())
         self.pace.launched()
         self._residents.launched(batch.rows)
         self._table.kv_len[batch.rows] = step.seq_lens
@@ -350,18 +343,11 @@ class Scheduler:
 
     def finish_launch(self) -> None:
         """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in."""
-        if self._needs_masks:
-            _, step, handle = self._in_flight[-1]
-            self._runner.sample(handle, self._constraints.masks(step))
-            self._needs_masks = False
+        self._in_flight.finish_launch()
 
     def process_results(self, keep: int = 0) -> None:
         """Takes in the results of launched steps, oldest first, until `keep` are left in flight. Waits for them."""
-        while len(self._in_flight) > keep:
-            batch, step, handle = self._in_flight[0]
-            output = self._runner.fetch(handle)
-            self._in_flight.popleft()
-            self._log.counters.generated_tokens += self._results.process(batch, step, output)
+        self._log.counters.generated_tokens += self._in_flight.take_in(keep)
 
     def _refuse_beyond_limit(self) -> None:
         """After everybody was tried: only who has to wait takes a place in the queue."""

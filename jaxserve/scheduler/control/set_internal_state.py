@@ -14,13 +14,11 @@ import msgspec
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import SCHEDULER
+from jaxserve.scheduler.changeable import CHANGEABLE, changeable
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
-
-# What a running scheduler can follow. The rest is compiled in, or divides memory that is taken.
-CHANGEABLE = ("request_waiting_timeout_s", "request_running_timeout_s", "max_queued_requests", "decode_log_interval")
 
 
 class SetInternalStateReq(ControlStruct):
@@ -54,10 +52,6 @@ def _checked(name: str, value: Any) -> Any:
         return msgspec.convert(value, typing.get_type_hints(ServerArgs)[name])
     except msgspec.ValidationError as error:
         raise ControlError(f"server_args.{name} is wrong: {error}, value {value!r}.") from error
-
-
-def changeable(args: ServerArgs) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in CHANGEABLE}
 
 
 def updated(replies: Sequence[SetInternalStateReqOutput]) -> list[bool]:

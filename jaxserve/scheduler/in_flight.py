@@ -1,0 +1,54 @@
+"""InFlight: steps that were launched and whose results nobody has looked at yet, oldest first.
+
+It knows neither queues nor the cache: what a step is made of is decided before, what its results mean is ResultProcessor's.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from jaxserve.runner import PageUpdates, Runner, StepInput
+from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
+from jaxserve.scheduler.constraints import Constraints
+from jaxserve.scheduler.results import ResultProcessor
+
+
+class InFlight:
+    def __init__(self, runner: Runner, builder: StepBuilder, constraints: Constraints, results: ResultProcessor) -> None:
+        self._runner = runner
+        self._builder = builder
+        self._constraints = constraints
+        self._results = results
+        self._steps: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
+        self._needs_masks = False  # the step launched last is not sampled yet
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def launch(self, batch: ScheduleBatch, page_updates: PageUpdates) -> StepInput:
+        """The forward pass, and the sampling too unless that must wait for `finish_launch`."""
+        step = self._builder.build(batch, page_updates)
+        handle = self._runner.forward(step)
+        self._steps.append((batch, step, handle))
+        self._needs_masks = step.needs_masks
+        if not step.needs_masks:
+            self._runner.sample(handle)
+        return step
+
+    def finish_launch(self) -> None:
+        """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in."""
+        if self._needs_masks:
+            _, step, handle = self._steps[-1]
+            self._runner.sample(handle, self._constraints.masks(step))
+            self._needs_masks = False
+
+    def take_in(self, keep: int = 0) -> int:
+        """Results of the oldest steps, until `keep` are left. Waits for them. Returns how many tokens went to requests."""
+        num_tokens = 0
+        while len(self._steps) > keep:
+            batch, step, handle = self._steps[0]
+            output = self._runner.fetch(handle)
+            self._steps.popleft()
+            num_tokens += self._results.process(batch, step, output)
+        return num_tokens
