@@ -24,20 +24,28 @@ BF16_ERROR = 1e-2
 
 DECODE = [(1, 70), (0, 0), (1, 1), (1, 16), (1, 130)]
 VERIFY = [(8, 70), (0, 0), (1, 1), (5, 16), (3, 130)]
-MANY = [(11, 70), (5, 5), (2, 130), (10, 40)]  # two parts per row
+MANY = [(11, 70), (5, 5), (2, 130), (10, 40)]
+SIXTEEN = Heads(16, 1, 64)  # of which a product has room for four queries
 MIXED = [(1, 70), (20, 60), (0, 0), (1, 1), (33, 33), (2, 17)]
 
 
 @pytest.mark.parametrize(
-    ("rows", "decode_q_len", "window"),
-    [(DECODE, 1, None), (VERIFY, 8, None), (VERIFY, 8, 20), (MANY, 11, None), (MANY, 11, 40), (MIXED, None, None)],
+    ("rows", "heads", "decode_q_len", "window"),
+    [
+        (DECODE, HEADS, 1, None),
+        (VERIFY, HEADS, 8, None),
+        (VERIFY, HEADS, 8, 20),
+        (MANY, SIXTEEN, 11, None),
+        (MANY, SIXTEEN, 11, 40),
+        (MIXED, HEADS, None, None),
+    ],
     ids=["decode", "verify", "verify in a window", "many queries", "many queries in a window", "mixed"],
 )
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_steps(
-    rows: list[tuple[int, int]], decode_q_len: int | None, window: int | None, page_size: int, interpret: Any
+    rows: list[tuple[int, int]], heads: Heads, decode_q_len: int | None, window: int | None, page_size: int, interpret: Any
 ) -> None:
-    step = make_step(rows, HEADS, page_size=page_size, decode_q_len=decode_q_len, num_tokens=None if decode_q_len else 64)
+    step = make_step(rows, heads, page_size=page_size, decode_q_len=decode_q_len, num_tokens=None if decode_q_len else 64)
     step = rounded(step, jnp.bfloat16)
 
     def bind(spec: AttentionSpec) -> PallasGpuAttention:

@@ -306,7 +306,7 @@ GOOD: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "pa
         ({"page_size": 16, "kv_dtype": FP8}, "page size must be 32 or more with a float8_e4m3fn KV cache, not 16"),
         ({"num_heads": 34, "num_kv_heads": 2}, "query heads per KV head must be 1 to 16, not 34/2"),
         ({"num_heads": 6, "num_kv_heads": 4}, "query heads per KV head must be 1 to 16, not 6/4"),
-        ({"q_len": 9}, "queries per row must be 1 to 8 with 4 query heads per KV head, not 9"),
+        ({"q_len": 17}, "queries per row must be 1 to 16 with 4 query heads per KV head, not 17"),
         ({"q_len": 5, "num_kv_heads": 2}, "queries per row must be 1 to 4 with 16 query heads per KV head, not 5"),
         ({"config": DecodeConfig(stages=4)}, "bytes of shared memory"),
     ],
@@ -317,11 +317,11 @@ def test_what_it_cannot_do_is_said(changes: dict[str, Any], reason: str) -> None
 
 
 def test_an_unsupported_call_raises_the_reason() -> None:
-    case = Case(q_len=9, kv_lens=(9,))
-    with pytest.raises(NotImplementedError, match="queries per row must be 1 to 8 with 2 query heads per KV head, not 9"):
+    case = Case(q_len=33, kv_lens=(9,))
+    with pytest.raises(NotImplementedError, match="queries per row must be 1 to 32 with 2 query heads per KV head, not 33"):
         jax.eval_shape(
             lambda q, pool: attend(case, q, pool, None, jnp.zeros((1, 1), jnp.int32), jnp.array([9]), 0, None),
-            jax.ShapeDtypeStruct((1, 9, 4, 64), BF16),
+            jax.ShapeDtypeStruct((1, 33, 4, 64), BF16),
             jax.ShapeDtypeStruct((3, 2, 64, 128), BF16),
         )
 
@@ -339,8 +339,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "multi-head": {"heads": (8, 8)},
     "16 heads, 4 queries": {"heads": (32, 2), "q_len": 4},
     "6 heads": {"heads": (12, 2), "q_len": 3},
-    "4 heads, 8 queries": {"q_len": 8},
-    "e4m3, 8 queries, window": {"q_len": 8, "kv_dtype": FP8, "sliding_window": 1000},
+    "4 heads, 16 queries, all options": {"q_len": 16, **ALL_OPTIONS},
+    "e4m3, 8 queries, all options": {"q_len": 8, "kv_dtype": FP8, **ALL_OPTIONS},
+    "int8, 7 heads, 8 queries": {"q_len": 8, "kv_dtype": jnp.int8, "heads": (28, 4)},
+    "192/128, 8 queries, all options": {"q_len": 8, "head_dim": 192, "head_dim_v": 128, **ALL_OPTIONS},
     "all options, 4 queries": {"q_len": 4, **ALL_OPTIONS},
     "float16": {"dtype": F16},
     **{f"pages of {size}": {"page_size": size} for size in (8, 16, 32, 128, 256)},

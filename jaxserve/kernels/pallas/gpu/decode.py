@@ -4,8 +4,9 @@ decode_plan divides the work. A stream is a producer warpgroup (decode_load) and
 online softmax); an SM runs `streams` of them, so that one's softmax hides behind another's loads. A segment's values go
 unnormalised to `partial`, and a second kernel combines the segments of an item, a thread block for each query head.
 
-The G query heads of a KV head are packed into wgmma's 64 rows: for each query the aligned group of eight (or sixteen) lines
-of q that holds them, neighbours' heads included. Rows past the last group hold anything: rows do not mix, nobody reads those.
+The G query heads of a KV head are packed into wgmma's 64 rows, those of all the row's queries. Of one query these are the
+aligned group of eight (or sixteen) lines of q that holds them, neighbours' heads included; several are brought side by side
+before. Rows past the last group hold anything: rows do not mix, nobody reads those.
 
 As built for sm_90a at head_dim 128, bfloat16 (read in the SASS): a warp of the consumer issues about 330 instructions for a
 tile that is not at an end of a row, without a block-wide barrier; each of its four warps has a scheduler of the SM. With
@@ -57,7 +58,7 @@ MAX_GROUP = 16
 
 def max_q_len(group: int) -> int:
     """Queries per row, of `group` heads each, that a product has rows for."""
-    return M // round_up(group, ROW_GROUP)
+    return M // group
 
 
 def unsupported(
@@ -131,9 +132,9 @@ def paged_decode(
         raise ValueError(f"The plan is for {plan.streams.shape[0]} streams, the config has {config.num_streams}.")
     shape = Shape(rows, q_len, num_heads, num_kv_heads, head_dim, head_dim_v, page_size, sliding_window, config)
     dtype = q.dtype
-    if shape.is_padded:
-        q = q.reshape(rows, q_len, num_kv_heads, shape.group, head_dim)
-        q = jnp.pad(q, ((0, 0),) * 3 + ((0, shape.group_rows - shape.group), (0, 0)))
+    if shape.is_gathered:
+        q = q.reshape(rows, q_len, num_kv_heads, shape.group, head_dim).swapaxes(1, 2).reshape(rows, num_kv_heads, -1, head_dim)
+        q = jnp.pad(q, ((0, 0), (0, 0), (0, shape.live_rows - q.shape[2]), (0, 0)))
     attend = _attend_kernel(shape, softmax.Scoring(scale, soft_cap), dtype, pool.dtype, interpret)
     operands = (pool,) if scales is None else (pool, scales)
     offset = jnp.asarray(page_offset, jnp.int32).reshape(1)
@@ -200,7 +201,7 @@ def _attend_kernel(shape: Shape, scoring: softmax.Scoring, dtype: Any, kv_dtype:
             loading.scratch(shape, tile_dtype, kv_dtype),
             buffer(M, shape.head_dim, tile_dtype),
             buffer(M, out_columns, jnp.float32),
-            plgpu.Barrier(num_arrivals=shape.q_len, num_barriers=config.streams),
+            plgpu.Barrier(num_arrivals=1, num_barriers=config.streams),
             buffer(M, config.block_kv, tile_dtype) if interpret else None,
         ],
         grid=(config.num_sms,),
@@ -221,10 +222,9 @@ def _set_registers(config: DecodeConfig, count: int, action: Any) -> None:
 
 def _load_queries(shape: Shape, q: Any, q_smem: Any, barrier: Any, segment: Segment) -> None:
     """All threads are done with the segment before: they have met in _store_segment."""
-    for i in range(shape.q_len):
-        group = lax.div(shape.query_line(segment.row * shape.q_len + i, segment.head), jnp.int32(ROW_GROUP))
-        target = q_smem.at[pl.ds(i * shape.group_rows, shape.group_rows)]
-        plgpu.copy_gmem_to_smem(q.at[pl.ds(group * ROW_GROUP, shape.group_rows)], target, barrier)
+    group = lax.div(shape.query_line(segment.row, segment.head), jnp.int32(ROW_GROUP))
+    source, target = q.at[pl.ds(group * ROW_GROUP, shape.live_rows)], q_smem.at[pl.ds(0, shape.live_rows)]
+    plgpu.copy_gmem_to_smem(source, target, barrier)
     plgpu.barrier_wait(barrier)
 
 
@@ -295,7 +295,7 @@ def _masked(shape: Shape, segment: Segment, tile: Any, raw: jax.Array) -> jax.Ar
             query: Any = segment.kv_len - 1
         else:
             row = plgpu.broadcasted_iota(jnp.int32, (M, block_kv), 0, layout=plgpu.Layout.WGMMA)
-            query = lax.div(row, jnp.full_like(row, shape.group_rows)) + (segment.kv_len - segment.num_queries)
+            query = lax.div(row, jnp.full_like(row, shape.group)) + (segment.kv_len - segment.num_queries)
         seen = position <= query
         if shape.sliding_window is not None:
             seen &= position > query - shape.sliding_window
@@ -332,7 +332,7 @@ def _combine_kernel(shape: Shape, dtype: Any, has_sinks: bool, interpret: Any) -
         token, head, wg = (lax.axis_index(name) for name in ("token", "head", "wg"))
         row, query = lax.div(token, jnp.int32(shape.q_len)), lax.rem(token, jnp.int32(shape.q_len))
         kv_head, g = lax.div(head, jnp.int32(shape.group)), lax.rem(head, jnp.int32(shape.group))
-        line = query * shape.group_rows + lax.rem(shape.query_line(token, kv_head), jnp.int32(ROW_GROUP)) + g
+        line = query * shape.group + lax.rem(shape.query_line(row, kv_head), jnp.int32(ROW_GROUP)) + g
         first, end = segments_of(shape, plan, row, kv_head, query)
 
         def load(number: Any) -> Mean:

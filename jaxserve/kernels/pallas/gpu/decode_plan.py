@@ -203,24 +203,22 @@ class Shape:
         return self.num_heads // self.num_kv_heads
 
     @property
-    def group_rows(self) -> int:
-        return round_up(self.group, ROW_GROUP)
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether each KV head's queries are padded to whole groups of rows: where the heads of `q` do not tile them."""
-        lines = self.rows * self.q_len * self.num_heads
-        return self.group % ROW_GROUP != 0 and (ROW_GROUP % self.group != 0 or lines % ROW_GROUP != 0)
-
-    def query_line(self, token: Any, kv_head: Any) -> Any:
-        """The line of a KV head's first query in q as the kernel takes it, [lines, Dk]."""
-        if self.is_padded:
-            return (token * self.num_kv_heads + kv_head) * self.group_rows
-        return token * self.num_heads + kv_head * self.group
-
-    @property
     def live_rows(self) -> int:
-        return self.q_len * self.group_rows
+        """Rows of an item's products: its queries, each with its heads, and what fills the last group of rows."""
+        return round_up(self.q_len * self.group, ROW_GROUP)
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether `q` is copied first, so that each item's rows are side by side and whole groups, where they are not so as it is."""
+        lines = self.rows * self.num_heads
+        fills_groups = self.group % ROW_GROUP == 0 or (ROW_GROUP % self.group == 0 and lines % ROW_GROUP == 0)
+        return self.q_len > 1 or not fills_groups
+
+    def query_line(self, row: Any, kv_head: Any) -> Any:
+        """The line of an item's first query in q as the kernel takes it, [lines, Dk]."""
+        if self.is_gathered:
+            return (row * self.num_kv_heads + kv_head) * self.live_rows
+        return row * self.num_heads + kv_head * self.group
 
     @property
     def num_segments(self) -> int:
