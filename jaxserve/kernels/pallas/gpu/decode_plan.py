@@ -209,7 +209,7 @@ class Shape:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether `q` is copied first, so that each item's rows are side by side and whole groups, where they are not so as it is."""
+        """Whether `q` is copied first, so that the rows of each item are side by side and whole groups."""
         lines = self.rows * self.num_heads
         fills_groups = self.group % ROW_GROUP == 0 or (ROW_GROUP % self.group == 0 and lines % ROW_GROUP == 0)
         return self.q_len > 1 or not fills_groups
