@@ -25,19 +25,16 @@ _THRESHOLD_BITS, _DIGIT_BITS = 30, 3
 
 
 class SamplingMode(enum.Enum):
-    """What the rows of a step need, all of them together; each is a compiled program. Every mode does all that the simpler ones
-    do, so that a row gets from it what it would get from its own.
+    """What some row of a step needs; each is a compiled program. Every mode does all that the ones before it do.
 
     The host chooses, not a `lax.cond`: a GPU would wait for the whole step before it could take a branch.
     """
 
     GREEDY = enum.auto()
     DRAW = enum.auto()  # temperature
-    LIMITED = enum.auto()  # temperature, and top_k, top_p or min_p
-    MASKED_GREEDY = enum.auto()  # these three are the same with tokens that a grammar forbids
-    MASKED_DRAW = enum.auto()
-    MASKED_LIMITED = enum.auto()
-    EVERYTHING = enum.auto()  # penalties, biases, held-back stop tokens, logprobs, and all of the above
+    LIMITED = enum.auto()  # top_k, top_p or min_p
+    MASKED = enum.auto()  # tokens that a grammar forbids
+    EVERYTHING = enum.auto()  # penalties, biases, held-back stop tokens, logprobs
 
     @staticmethod
     def of(*, draws: bool, limits: bool, everything: bool) -> SamplingMode:
@@ -48,26 +45,11 @@ class SamplingMode(enum.Enum):
 
     @property
     def with_masks(self) -> SamplingMode:
-        return _WITH_MASKS.get(self, self)
+        return self if self.takes_masks else SamplingMode.MASKED
 
     @property
     def takes_masks(self) -> bool:
-        return self not in _WITH_MASKS
-
-    @property
-    def draws(self) -> bool:
-        return self not in (SamplingMode.GREEDY, SamplingMode.MASKED_GREEDY)
-
-    @property
-    def has_limits(self) -> bool:
-        return self in (SamplingMode.LIMITED, SamplingMode.MASKED_LIMITED, SamplingMode.EVERYTHING)
-
-
-_WITH_MASKS = {
-    SamplingMode.GREEDY: SamplingMode.MASKED_GREEDY,
-    SamplingMode.DRAW: SamplingMode.MASKED_DRAW,
-    SamplingMode.LIMITED: SamplingMode.MASKED_LIMITED,
-}
+        return self in (SamplingMode.MASKED, SamplingMode.EVERYTHING)
 
 
 @jax.tree_util.register_dataclass
@@ -90,8 +72,8 @@ class SampledTokens:
 def sample(logits: jax.Array, params: RowParams, seq_lens: jax.Array, mode: SamplingMode) -> jax.Array:
     """Adjusted logits float32 [R, V] -> token ids int32 [R]; -1 for rows whose logits hold a NaN."""
     tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    if mode.draws:
-        drawn = _draw(logits, params, seq_lens, mode.has_limits)
+    if mode is not SamplingMode.GREEDY:
+        drawn = _draw(logits, params, seq_lens, has_limits=mode is not SamplingMode.DRAW)
         tokens = jnp.where(params.temperature > 0, drawn, tokens)
     return jnp.where(jnp.isnan(jnp.max(logits, axis=-1)), -1, tokens)
 
