@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -38,10 +38,10 @@ class Server:
         return json.loads(connection.getresponse().read())["internal_states"][0]
 
 
-def _is_ready(port: int) -> bool:
+def _is_ready(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        connection.request("GET", "/ready")
+        connection.request("GET", path)
         return connection.getresponse().status == 200
     except OSError:
         return False
@@ -51,21 +51,34 @@ def _is_ready(port: int) -> bool:
 
 @contextlib.contextmanager
 def serve(*options: str, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """A ready server on a free loopback port; its log goes to standard error if it fails."""
+    """A ready jaxserve on a free loopback port; its log goes to standard error if it fails."""
+    command = [sys.executable, "-m", "jaxserve", "serve", "--log-level", "warning", *options]
+    with serve_command(command, ready_path="/ready", env=env) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def serve_command(command: Sequence[str], *, ready_path: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server of any make, once `ready_path` answers 200. It is given --port, and a process group to end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     started_s = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jaxserve", "serve", "--port", str(port), "--log-level", "warning", *options],
-        env=os.environ | (env or {}),
-    )
+    process = subprocess.Popen([*command, "--port", str(port)], env=os.environ | (env or {}), start_new_session=True)
     try:
-        while not _is_ready(port):
+        while not _is_ready(port, ready_path):
             if process.poll() is not None:
                 raise RuntimeError(f"the server ended with status {process.returncode} before it was ready")
             time.sleep(0.02)
         yield Server(port, time.perf_counter() - started_s)
     finally:
-        process.send_signal(signal.SIGTERM)
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
         process.wait(60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # other makes may leave workers behind
+            os.killpg(process.pid, signal.SIGKILL)
