@@ -4,7 +4,7 @@
 
 THEIR_ENV is an environment with sglang-jax (`pip install ".[cpu]"` in its `python` folder, Python 3.12 or newer). Both servers
 serve the same tiny Qwen3 with dummy weights in float32 and answer the same clients over HTTP; rounds alternate, so that a slow
-moment of the machine hits both. Both compile for 16 running requests at most. Theirs polls while it is idle, which ours pays for.
+moment of the machine hits both. Both compile for 16 running requests at most. Theirs polls while it is idle, which costs ours.
 """
 
 from __future__ import annotations
