@@ -105,9 +105,7 @@ def report(api: str, step_s: float, num_clients: int, result: dict[str, Any]) ->
 def crowd(server: TimedServer, api: str, step_s: float, num_tokens: int) -> None:
     """1,000 clients, of whom some never read and some leave: what the others see, and what is left behind."""
     rss = [server.main.memory_info().rss]
-    result = measure(
-        server, api=api, step_s=step_s, num_clients=1000, num_tokens=num_tokens, num_silent=100, num_leaving=200
-    )
+    result = measure(server, api=api, step_s=step_s, num_clients=1000, num_tokens=num_tokens, num_silent=100, num_leaving=200)
     rss.append(server.main.memory_info().rss)
     deadline_s = time.monotonic() + 60
     while (state := server.get("/server_info")["internal_states"][0])["num_running_reqs"] and time.monotonic() < deadline_s:
@@ -117,7 +115,7 @@ def crowd(server: TimedServer, api: str, step_s: float, num_tokens: int) -> None
     print(f"  clients: {result['statuses']}, never reading and closed by the server: {result['silent_closed']}")
     print(f"  resident MiB of main before, after, when idle: {', '.join(f'{size / 2**20:.1f}' for size in rss)}")
     names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "num_leaks_repaired", "num_aborted")
-    print(f"  scheduler: {({name: state.get(name) for name in names})}")
+    print(f"  scheduler: { ({name: state.get(name) for name in names}) }")
 
 
 def main() -> None:

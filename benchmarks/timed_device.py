@@ -1,9 +1,9 @@
-"""`jaxserve serve` around a device whose steps take a fixed time and cost the host nothing: what is left is the server's own work.
+"""`jaxserve serve` around a device whose steps take a fixed time and cost the host nothing: what is left is the server's work.
 
     python -m benchmarks.timed_device serve '{"model_path": ..., "port": ...}'     (TIMED_STEP_S=0.004)
 
-The scheduler, the detokenizer and the HTTP server are the real ones. A step begins when it is launched or when the one before it
-ends, and ends TIMED_STEP_S later; its tokens are ordinary words of the demo tokenizer.
+The scheduler, the detokenizer and the HTTP server are the real ones. A step begins when it is launched or when the one before
+it ends, and ends TIMED_STEP_S later; its tokens are ordinary words of the demo tokenizer.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from fake_service import FakeService
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
+from jaxserve.server.http.wire import StreamingProtocol
 
 MODEL = "/models/tiny"
 
@@ -31,7 +32,9 @@ async def app_client(service: FakeService, **options: Any) -> AsyncIterator[http
 async def live_server(service: FakeService, **options: Any) -> AsyncIterator[str]:
     """The URL of a real HTTP server on this loop."""
     app = create_app(service, ServerArgs(**{"model_path": MODEL, **options}))
-    config = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools", ws="none", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, log_config=None, lifespan="off", http=StreamingProtocol, ws="none", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     with socket.socket() as listener:
