@@ -8,8 +8,12 @@ hands the bytes to `send`, one message at a time. Wires know bytes, neither even
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import logging
+import socket
+import sys
+import termios
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -96,11 +100,15 @@ class DirectWire:
             self._stall_check = None
 
     def _watch_progress(self) -> None:
-        unsent = self._transport.get_write_buffer_size()
-        self._stall_check = self._protocol.loop.call_later(self._stall_timeout_s, self._check_progress, unsent)
+        untaken = self._untaken_bytes()
+        self._stall_check = self._protocol.loop.call_later(self._stall_timeout_s, self._check_progress, untaken)
 
-    def _check_progress(self, unsent_before: int) -> None:
-        if self._transport.get_write_buffer_size() < unsent_before:
+    def _untaken_bytes(self) -> int:
+        """What has been written and the client's machine has not acknowledged."""
+        return self._transport.get_write_buffer_size() + _unacknowledged_bytes(self._transport.get_extra_info("socket"))
+
+    def _check_progress(self, untaken_before: int) -> None:
+        if self._untaken_bytes() < untaken_before:
             self._watch_progress()
             return
         self._stall_check = None
@@ -109,6 +117,14 @@ class DirectWire:
             self._stall_timeout_s,
         )
         self._transport.abort()
+
+
+def _unacknowledged_bytes(connection: socket.socket) -> int:
+    """In the kernel's send queue, which may hold megabytes; 0 where the system does not tell."""
+    try:
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
 
 
 class StreamingProtocol(HttpToolsProtocol):

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Request, Response
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.body import read_json_object
-from jaxserve.server.http.connection import DONE_EVENT, event, unless_disconnected
+from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.http.service import service_of
-from jaxserve.server.native.job import GrowingReplies, NativeJob
+from jaxserve.server.native.events import NativeEvents
+from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.request import build_generate_request
-from jaxserve.server.requests import GenerationChunk
 
 router = APIRouter(tags=["native"])
 
@@ -52,17 +52,6 @@ async def generate(request: Request) -> Response:
     job = NativeJob(native, args, request.app.state.token_texts.__getitem__)
     if native.req.stream:
         stream = functools.partial(service.stream, native.req)
-        return EventStream(_Events(job.streamed()), stream, args.stream_stall_timeout_s)
+        return EventStream(NativeEvents(job), stream, args.stream_stall_timeout_s)
     reply = await unless_disconnected(request.receive, job.whole(service.generate(native.req)))
     return Response(msgspec.json.encode(reply), media_type="application/json")
-
-
-class _Events:
-    def __init__(self, replies: GrowingReplies) -> None:
-        self._replies = replies
-
-    def push(self, chunk: GenerationChunk) -> bytes:
-        return event(msgspec.json.encode(self._replies.event(chunk)))
-
-    def end(self) -> bytes:
-        return DONE_EVENT
