@@ -37,8 +37,10 @@ class FakeWire:
         self.written: list[bytes] = []
         self._on_writable: Callable[[], None] = lambda: None
 
-    def open(self, on_writable: Callable[[], None]) -> None:
+    def open(self, first: bytes, on_writable: Callable[[], None]) -> None:
         self.is_writable, self._on_writable = True, on_writable
+        if first:
+            self.write(first)
 
     def write(self, data: bytes) -> None:
         assert self.is_writable

@@ -105,11 +105,10 @@ class _Delivery:
             return
         try:
             data = self._writer.push(chunk)
+            if data:
+                self._wire.write(data)
         except Exception as error:
             self.fail(error)
-            return
-        if data:
-            self._wire.write(data)
 
     def end(self) -> None:
         self._ended = True
@@ -119,9 +118,7 @@ class _Delivery:
     def open(self, first: bytes) -> None:
         """The head has been sent; `first` comes next."""
         self.is_open = True
-        self._wire.open(self._flush)
-        if first:
-            self._wire.write(first)
+        self._wire.open(first, self._flush)
         if self._wire.is_writable:
             self._flush()
 

@@ -14,8 +14,9 @@ import logging
 import socket
 import sys
 import termios
+import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from starlette.types import Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -30,8 +31,8 @@ class Wire(Protocol):
 
     is_writable: bool
 
-    def open(self, on_writable: Callable[[], None]) -> None:
-        """The reply's head has been sent."""
+    def open(self, first: bytes, on_writable: Callable[[], None]) -> None:
+        """The reply's head has been sent; `first`, if not empty, follows."""
 
     def write(self, data: bytes) -> None:
         """A part of the body. Never waits; data is not empty."""
@@ -52,24 +53,31 @@ class DirectWire:
     A reader that takes nothing for `stall_timeout_s` while the connection is paused loses the connection.
     """
 
-    def __init__(self, protocol: StreamingProtocol, cycle: RequestResponseCycle, stall_timeout_s: float) -> None:
+    def __init__(
+        self, protocol: StreamingProtocol, cycle_of: weakref.ref[RequestResponseCycle], stall_timeout_s: float
+    ) -> None:
         self.is_writable = False
         self._protocol = protocol
         self._transport = protocol.transport
         self._stall_timeout_s = stall_timeout_s
         self._stall_check: asyncio.TimerHandle | None = None
         self._on_writable: Callable[[], None] | None = None
+        cycle = cycle_of()
+        assert cycle is not None, "a wire is asked for after its request"
         self._is_chunked = cycle.scope["http_version"] != "1.0"
         if not self._is_chunked:
             cycle.chunked_encoding = False  # uvicorn would send chunks to HTTP/1.0; the end of the connection ends the body
 
-    def open(self, on_writable: Callable[[], None]) -> None:
+    def open(self, first: bytes, on_writable: Callable[[], None]) -> None:
+        if self._transport.is_closing():
+            return  # the client has left, which ends the request
         self._on_writable = on_writable
         self._protocol.wire = self
+        self.is_writable = True
+        if first:
+            self.write(first)
         if self._protocol.flow.write_paused:
             self.pause()
-        else:
-            self.is_writable = not self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
@@ -135,8 +143,9 @@ class StreamingProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
-            extensions: dict[str, Any] = {_EXTENSION: functools.partial(DirectWire, self, self.cycle)}
-            self.scope["extensions"] = extensions
+            # Weak: else each request would be a cycle of references, left to the garbage collector.
+            wire = functools.partial(DirectWire, self, weakref.ref(self.cycle))
+            self.scope["extensions"] = cast(dict[str, Any], {_EXTENSION: wire})
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -153,6 +162,7 @@ class StreamingProtocol(HttpToolsProtocol):
         if self.wire is not None:
             self.wire.lose()
             self.wire = None
+        self.scope = None  # type: ignore[assignment]  # it refers to this object
 
 
 class AsgiWire:
@@ -164,9 +174,11 @@ class AsgiWire:
         self._on_writable: Callable[[], None] | None = None
         self._sending: asyncio.Task[None] | None = None
 
-    def open(self, on_writable: Callable[[], None]) -> None:
+    def open(self, first: bytes, on_writable: Callable[[], None]) -> None:
         self._on_writable = on_writable
         self.is_writable = True
+        if first:
+            self.write(first)
 
     def write(self, data: bytes) -> None:
         self.is_writable = False
