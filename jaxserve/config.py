@@ -67,6 +67,9 @@ class ServerArgs:
     enable_cache_report: bool = arg(False, "Report cached tokens in the usage of OpenAI replies.")
     stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
     incremental_streaming_output: bool = arg(False, "/generate streams new text only, not all text so far.")
+    stream_stall_timeout_s: float = arg(
+        60.0, "Close the connection of a streaming client, and abort its request, when data waits and it took none for so long."
+    )
     stream_response_default_include_usage: bool = arg(False, "Streamed OpenAI replies end with usage unless declined.")
     allow_auto_truncate: bool = arg(False, "Shorten prompts that are too long instead of answering 400.")
     sampling_defaults: str = arg(
@@ -175,7 +178,13 @@ class ServerArgs:
             self._check(name, lambda v: v >= 1, "at least 1")
         for name in ("max_queued_requests", "prefill_decode_interval", "max_top_logprobs", "shutdown_timeout_s"):
             self._check(name, lambda v: v >= 0, "at least 0")
-        for name in ("request_waiting_timeout_s", "request_running_timeout_s", "watchdog_timeout", "grammar_compile_timeout_s"):
+        for name in (
+            "request_waiting_timeout_s",
+            "request_running_timeout_s",
+            "watchdog_timeout",
+            "grammar_compile_timeout_s",
+            "stream_stall_timeout_s",
+        ):
             self._check(name, lambda v: v > 0, "above 0")
         least = self.speculative_ngram_min_match_window_size
         self._check("speculative_ngram_max_match_window_size", lambda v: v >= least, f"at least {least}, the smallest window")

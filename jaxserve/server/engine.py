@@ -10,8 +10,9 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
@@ -24,6 +25,7 @@ from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
 from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.sinks import WaitingChunks
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
 from jaxserve.types import SamplingParams
@@ -99,8 +101,8 @@ class Engine:
             top_logprobs_num=top_logprobs_num, stream=stream, rid=rid, priority=priority, **fields,
         )  # fmt: skip
         if stream:
-            return self._iterate(job.events())
-        return self._call(job.whole())
+            return self._iterate(job)
+        return self._call(self._whole(job))
 
     async def async_generate(
         self,
@@ -120,12 +122,15 @@ class Engine:
             top_logprobs_num=top_logprobs_num, stream=stream, rid=rid, priority=priority, **fields,
         )  # fmt: skip
         if stream:
-            return self._iterate_async(job.events())
-        return await asyncio.wrap_future(self._submit(job.whole()))
+            return self._iterate_async(job)
+        return await asyncio.wrap_future(self._submit(self._whole(job)))
 
     def _job(self, **body: Any) -> NativeJob:
         native = build_generate_request(body, self.server_args.preferred_sampling_params)
-        return NativeJob(native, self.server_args, self._pipeline.manager.generate, self._token_texts.__getitem__)
+        return NativeJob(native, self.server_args, self._token_texts.__getitem__)
+
+    async def _whole(self, job: NativeJob) -> Reply | list[Reply]:
+        return await job.whole(self._pipeline.manager.generate(job.native.req))
 
     # --- control
 
@@ -205,25 +210,43 @@ class Engine:
             future.cancel()  # Ctrl-C while waiting: the request is aborted
             raise
 
-    def _iterate(self, replies: AsyncGenerator[Reply, None]) -> Iterator[Reply]:
+    def _iterate(self, job: NativeJob) -> Iterator[Reply]:
+        replies, news = job.streamed(), threading.Event()
+        waiting = WaitingChunks(news.set)
+        stream = self._pipeline.manager.stream(job.native.req, waiting)
+        self._call(stream.__aenter__())
+        ended = False
         try:
-            while (reply := self._call(_next(replies))) is not None:
-                yield reply
+            while not ended:
+                news.wait()
+                news.clear()
+                chunks, ended = waiting.take()
+                yield from map(replies.event, chunks)
         finally:
             if not self._closed:
-                self._call(replies.aclose())
+                self._call(stream.__aexit__(None, None, None))
 
-    async def _iterate_async(self, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[Reply]:
+    async def _iterate_async(self, job: NativeJob) -> AsyncIterator[Reply]:
+        replies, news = job.streamed(), asyncio.Event()
+        waiting = WaitingChunks(functools.partial(_set_on, asyncio.get_running_loop(), news))
+        stream = self._pipeline.manager.stream(job.native.req, waiting)
+        await asyncio.wrap_future(self._submit(stream.__aenter__()))
+        ended = False
         try:
-            while (reply := await asyncio.wrap_future(self._submit(_next(replies)))) is not None:
-                yield reply
+            while not ended:
+                await news.wait()
+                news.clear()
+                chunks, ended = waiting.take()
+                for chunk in chunks:
+                    yield replies.event(chunk)
         finally:
             if not self._closed:
-                await asyncio.wrap_future(self._submit(replies.aclose()))
+                await asyncio.wrap_future(self._submit(stream.__aexit__(None, None, None)))
 
 
-async def _next(replies: AsyncGenerator[Reply, None]) -> Reply | None:
-    return await anext(replies, None)
+def _set_on(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits on it
+        loop.call_soon_threadsafe(event.set)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

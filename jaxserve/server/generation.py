@@ -1,7 +1,7 @@
 """Generation: every request's way from the front door to the scheduler, and its chunks' way back.
 
-    generate(GenerateReqInput) -> check -> tokenize -> TokenizedGenerateReqInput -> scheduler
-    GenerationChunk <- LiveCall <- LiveTable.route <- BatchStrOut <- detokenizer
+    stream(GenerateReqInput, sink) -> check -> tokenize -> TokenizedGenerateReqInput -> scheduler
+    sink <- LiveCall <- LiveTable.route <- BatchStrOut <- detokenizer
 
 asyncio only: it is given a function that sends, and told what arrives.
 """
@@ -9,9 +9,10 @@ asyncio only: it is given a function that sends, and told what arrives.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 
@@ -32,7 +33,8 @@ from jaxserve.server.request_checks import (
     fit_new_tokens,
     sample_params,
 )
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid, raise_if_failed
+from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
+from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.types import FinishReason
 
@@ -57,29 +59,21 @@ class Generation:
         """Sequences whose terminal message has not come."""
         return len(self._live)
 
-    async def generate(
-        self, req: GenerateReqInput, tokenizer: Tokenizer, limits: ModelLimits
-    ) -> AsyncGenerator[GenerationChunk, None]:
-        """Yields the chunks of all sequences as they come; ends when each had its last one.
-
-        Raises RequestError before the first chunk for bad input and for a request that the scheduler refused. Closing the
-        generator early aborts what still runs.
-        """
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, req: GenerateReqInput, sink: ChunkSink, tokenizer: Tokenizer, limits: ModelLimits
+    ) -> AsyncIterator[None]:
+        """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
+        runs."""
         check_shape(req, limits)
-        call = LiveCall(req.num_sequences, return_logprob=req.return_logprob, received_s=time.time())
+        call = LiveCall(
+            sink, req.num_sequences, return_logprob=req.return_logprob, received_s=time.time(), log_end=self._log_requests
+        )
         sequences = self._register(req, call)
-        started = False
         try:
             prompts = req.input_ids if req.input_ids is not None else await _encode(tokenizer, req.prompts or [])
             self._send_request(req, sequences, [check_prompt(ids, limits) for ids in prompts], limits)
-            while chunks := await call.take():
-                for chunk in chunks:
-                    if not started and not chunk.completion_tokens:
-                        raise_if_failed(chunk)  # ended before its first token: an error reply, not a generation
-                    started = True
-                    if chunk.finish_reason is not None and self._log_requests:
-                        _log_end(chunk)
-                    yield chunk
+            yield
         finally:
             self._leave(sequences)
 
@@ -184,12 +178,3 @@ async def _encode(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
 
 def _draw_rid(req: GenerateReqInput) -> str:
     return f"{HEALTH_CHECK_RID}_{new_rid()}" if req.is_health_check else new_rid()
-
-
-def _log_end(chunk: GenerationChunk) -> None:
-    reason = chunk.finish_reason
-    logger.info(
-        "Request %s ended: %s, %d prompt tokens (%d cached), %d new tokens, %.3f s",
-        chunk.rid, reason.to_dict() if reason else None, chunk.prompt_tokens, chunk.cached_tokens,
-        chunk.completion_tokens, chunk.meta.get("e2e_latency", 0.0),
-    )  # fmt: skip

@@ -1,67 +1,49 @@
-"""Sequences that have not ended, and the way a BatchStrOut takes to whoever waits for them.
+"""Sequences that have not ended, and the way a BatchStrOut takes to the sinks that wait for them.
 
-A generate() call owns a LiveCall: an event and at most one waiting chunk per sequence. A consumer that is slower than the
-model finds the chunks merged, so it holds at most one output's worth of memory per sequence. A sequence stays in the table
-until its terminal message came, also when nobody waits for it any more: only then is its rid free again.
+A LiveCall is one request: its sink, and how many of its sequences have not ended. A sequence stays in the table until its
+terminal message came, also when nobody waits for it any more: only then is its rid free again.
 
 asyncio only; no sockets, no tokenizing.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
+import logging
 import time
 from typing import Any
 
 from jaxserve.messages import BatchStrOut, OutputLogprobs, RequestTimes
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.server.sinks import ChunkSink
 from jaxserve.types import FinishReason
+
+logger = logging.getLogger(__name__)
 
 
 class LiveCall:
-    """One generate() call: the chunks that wait for it."""
+    """One request: where its chunks go."""
 
-    __slots__ = ("_arrived", "_waiting", "received_s", "return_logprob", "unfinished")
+    __slots__ = ("_log_end", "_sink", "_unfinished", "received_s", "return_logprob")
 
-    def __init__(self, num_sequences: int, *, return_logprob: bool, received_s: float) -> None:
-        self.unfinished = num_sequences  # sequences whose last chunk has not arrived
+    def __init__(
+        self, sink: ChunkSink, num_sequences: int, *, return_logprob: bool, received_s: float, log_end: bool = False
+    ) -> None:
         self.return_logprob = return_logprob
         self.received_s = received_s  # Unix time
-        self._waiting: dict[int, GenerationChunk] = {}
-        self._arrived = asyncio.Event()
+        self._sink = sink
+        self._unfinished = num_sequences  # sequences whose last chunk has not arrived
+        self._log_end = log_end
 
     def add(self, chunk: GenerationChunk) -> None:
-        earlier = self._waiting.get(chunk.index)
-        if earlier is None:
-            self._waiting[chunk.index] = chunk
-        else:
-            _merge(earlier, chunk)
-        if chunk.finish_reason is not None:
-            self.unfinished -= 1
-        self._arrived.set()
-
-    async def take(self) -> list[GenerationChunk]:
-        """Waits for news; an empty list means that every sequence has ended and has been taken."""
-        if not self._waiting:
-            if not self.unfinished:
-                return []
-            self._arrived.clear()
-            await self._arrived.wait()
-        chunks = list(self._waiting.values())
-        self._waiting.clear()
-        return chunks
-
-
-def _merge(into: GenerationChunk, later: GenerationChunk) -> None:
-    into.text += later.text
-    into.token_ids.extend(later.token_ids)
-    into.logprobs.extend(later.logprobs)
-    into.completion_tokens = later.completion_tokens
-    into.cached_tokens = later.cached_tokens
-    into.finish_reason = later.finish_reason
-    into.meta = later.meta
-    into.weight_version = later.weight_version
+        self._sink.push(chunk)
+        if chunk.finish_reason is None:
+            return
+        if self._log_end:
+            _log_end(chunk)
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._sink.end()
 
 
 @dataclasses.dataclass(slots=True)
@@ -177,3 +159,12 @@ def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens
         meta["spec_accept_rate"] = times.accepted_drafts / times.proposed_drafts
         meta["spec_accept_token_num"], meta["spec_draft_token_num"] = times.accepted_drafts, times.proposed_drafts
     return meta
+
+
+def _log_end(chunk: GenerationChunk) -> None:
+    reason = chunk.finish_reason
+    logger.info(
+        "Request %s ended: %s, %d prompt tokens (%d cached), %d new tokens, %.3f s",
+        chunk.rid, reason.to_dict() if reason else None, chunk.prompt_tokens, chunk.cached_tokens,
+        chunk.completion_tokens, chunk.meta.get("e2e_latency", 0.0),
+    )  # fmt: skip

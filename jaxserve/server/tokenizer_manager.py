@@ -1,6 +1,6 @@
 """The TokenizerManager: what the front doors talk to. It knows whether the server takes requests, and who serves which.
 
-    generate  -> `jaxserve.server.generation`         control -> `jaxserve.server.control.client`
+    stream    -> `jaxserve.server.generation`         control -> `jaxserve.server.control.client`
     sockets   -> `jaxserve.server.worker_link`        text    -> `jaxserve.server.tokenizer`
 
 Runs on one asyncio loop, in the main process of a server or on the background thread of an Engine; `open` binds it to that
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
 
 import msgspec
@@ -40,6 +42,7 @@ from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.server.worker_link import WorkerLink
 from jaxserve.types import FinishReason, SamplingParams
@@ -173,15 +176,18 @@ class TokenizerManager:
 
     # --- generating
 
-    def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]:
-        """Yields the chunks of all sequences as they come; ends when each had its last one.
-
-        Raises RequestError, here or before the first chunk, for bad input and for a request that the scheduler refused. Closing
-        the generator early aborts what still runs. `before_ready` is for the warm-up request.
-        """
+    def stream(
+        self, req: GenerateReqInput, sink: ChunkSink, *, before_ready: bool = False
+    ) -> AbstractAsyncContextManager[None]:
+        """Sends the request; its chunks go to the sink, on the loop. Raises RequestError, here or on entering, for bad input.
+        Leaving aborts what still runs. `before_ready` is for the warm-up request."""
         if not before_ready and self.status != "ready":
             raise self._closed()
-        return self._generation.generate(req, self.tokenizer, self.limits)
+        return self._generation.stream(req, sink, self.tokenizer, self.limits)
+
+    def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]:
+        """The chunks of all sequences as they come, for a reader on the loop: see `pulled`."""
+        return pulled(functools.partial(self.stream, before_ready=before_ready), req)
 
     def _closed(self) -> RequestError:
         reasons = {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import string
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
@@ -18,6 +19,7 @@ from jaxserve.scheduler.control.registry import control_of
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
+from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.types import FinishReason, SamplingParams
 
 CONTEXT_LEN = 100
@@ -47,7 +49,7 @@ class FakeService:
         self.num_live = 0
         self.requests: list[GenerateReqInput] = []
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
-        self.aborted: list[str] = []  # rids whose generator was closed before its end
+        self.aborted: list[str] = []  # rids of requests that were left before their end
         self.controls: list[ControlStruct] = []
         state = {"num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
         self.control_replies: dict[str, list[Any]] = {
@@ -72,7 +74,26 @@ class FakeService:
     def is_ready(self) -> bool:
         return self.status == "ready" and not self.is_paused
 
-    async def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+    def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+        return pulled(self.stream, req)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, req: GenerateReqInput, sink: ChunkSink) -> AsyncIterator[None]:
+        self._check(req)
+        feeding = asyncio.create_task(self._feed(req, sink))
+        try:
+            yield
+        finally:
+            feeding.cancel()
+            await asyncio.wait((feeding,))
+
+    async def _feed(self, req: GenerateReqInput, sink: ChunkSink) -> None:
+        async with contextlib.aclosing(self._chunks(req)) as chunks:
+            async for chunk in chunks:
+                sink.push(chunk)
+        sink.end()
+
+    def _check(self, req: GenerateReqInput) -> None:
         self.requests.append(req)
         for params in req.sampling_params:
             try:
@@ -83,10 +104,15 @@ class FakeService:
             raise RequestError(f"n is too large, got {req.num_samples}.", param="n")
         if self.crash is not None:
             raise self.crash
-        prompts = req.input_ids or [self.tokenizer.encode(text) for text in req.prompts or []]
-        longest = max(map(len, prompts))
+        longest = max(map(len, self._prompts(req)))
         if longest >= CONTEXT_LEN:
             raise RequestError(f"The prompt has {longest} tokens; limit {CONTEXT_LEN}.", code="context_length_exceeded")
+
+    def _prompts(self, req: GenerateReqInput) -> list[list[int]]:
+        return req.input_ids or [self.tokenizer.encode(text) for text in req.prompts or []]
+
+    async def _chunks(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
+        prompts = self._prompts(req)
         bases = req.rids or [new_rid() for _ in prompts]
         n = req.num_samples
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]

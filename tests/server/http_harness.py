@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import uvicorn
 from fake_service import FakeService
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
+from jaxserve.server.http.uvicorn_server import make_http_server
 
 MODEL = "/models/tiny"
 
@@ -30,17 +30,15 @@ async def app_client(service: FakeService, **options: Any) -> AsyncIterator[http
 @contextlib.asynccontextmanager
 async def live_server(service: FakeService, **options: Any) -> AsyncIterator[str]:
     """The URL of a real HTTP server on this loop."""
-    app = create_app(service, ServerArgs(**{"model_path": MODEL, **options}))
-    config = uvicorn.Config(app, log_config=None, lifespan="off", http="httptools", ws="none", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    server = make_http_server(service, ServerArgs(**{"model_path": MODEL, **options}))
+    server.config.timeout_graceful_shutdown = 2
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
             await asyncio.sleep(0.005)
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http{'s' * bool(options.get('ssl_certfile'))}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             await task

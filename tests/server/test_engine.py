@@ -86,6 +86,28 @@ def wait_until_idle(engine: Engine) -> None:
         time.sleep(0.01)
 
 
+def test_a_stream_that_is_read_slowly_is_merged(engine: Engine) -> None:
+    stream: Any = engine.generate("Hello", {**GREEDY, "max_new_tokens": 60}, stream=True)
+    first = next(stream)
+    wait_until_idle(engine)
+    rest = list(stream)
+    assert len(rest) <= 2, "what came meanwhile is one reply"
+    whole: Any = engine.generate("Hello", {**GREEDY, "max_new_tokens": 60})
+    assert rest[-1]["output_ids"] == whole["output_ids"]
+    assert rest[-1]["text"] == whole["text"]
+    assert rest[-1]["text"].startswith(first["text"])
+    assert rest[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 60}
+
+
+async def test_an_async_stream_that_is_read_slowly_is_merged(engine: Engine) -> None:
+    stream: Any = await engine.async_generate("Hello", {**GREEDY, "max_new_tokens": 60}, stream=True)
+    await anext(stream)
+    await asyncio.to_thread(wait_until_idle, engine)
+    rest = [reply async for reply in stream]
+    assert len(rest) <= 2
+    assert len(rest[-1]["output_ids"]) == 60
+
+
 def test_logprobs_with_text(engine: Engine) -> None:
     reply: Any = engine.generate("x", GREEDY, return_logprob=True, top_logprobs_num=2, return_text_in_logprobs=True)
     entries = reply["meta_info"]["output_token_logprobs"]

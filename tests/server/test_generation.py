@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from jaxserve.messages import AbortReq, BatchStrOut, BatchTokenizedGenerateReqIn
 from jaxserve.server.generation import Generation
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.types import FinishReason, SamplingParams
 
 LIMITS = ModelLimits(context_len=100, vocab_size=50, max_total_tokens=1000, max_top_logprobs=5, allow_auto_truncate=False)
@@ -27,8 +29,11 @@ class Flow:
         rids = [f"p{i}" for i in range(len(prompts))]
         req = GenerateReqInput(input_ids=prompts, sampling_params=[params] * len(prompts), rids=rids)
 
+        def open_stream(req: GenerateReqInput, sink: ChunkSink) -> AbstractAsyncContextManager[None]:
+            return self.generation.stream(req, sink, None, LIMITS)  # type: ignore[arg-type]
+
         async def collect() -> list[GenerationChunk]:
-            return [chunk async for chunk in self.generation.generate(req, None, LIMITS)]  # type: ignore[arg-type]
+            return [chunk async for chunk in pulled(open_stream, req)]
 
         task = asyncio.create_task(collect())
         await asyncio.sleep(0)

@@ -6,18 +6,23 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
+import string
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
 from fake_service import FakeService
-from http_harness import MODEL, live_server, until
+from http_harness import MODEL, events_of, live_server, until
 
 from jaxserve.types import FinishReason
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+EIGHT = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 8}}
 BODIES = [
     ("/generate", {"text": "x", "rid": "r"}),
     ("/v1/completions", {"prompt": "x", "rid": "r"}),
@@ -33,9 +38,7 @@ def endless() -> FakeService:
 
 async def raw_post(url: str, path: str, body: dict[str, object]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    writer.write(head.encode() + data)
+    writer.write(raw_request(path, body))
     await writer.drain()
     return reader, writer
 
@@ -94,22 +97,142 @@ async def test_connections_are_reused() -> None:
 
 
 async def test_a_slow_reader_holds_back_only_itself() -> None:
+    """What it has not taken is merged: it finds the newest state, and others notice nothing."""
     service = FakeService()
     service.endless = True
     async with live_server(service) as url:
         with slow_socket(url) as client:
-            data = json.dumps({"text": "x", "rid": "slow", "stream": True}).encode()
-            client.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
-            await until(lambda: service.steps > 100)
-            # Cumulative events grow, so the buffers fill soon; then the generator must rest.
-            steps = -1
-            async with asyncio.timeout(20):
-                while steps != service.steps:
-                    steps = service.steps
-                    await asyncio.sleep(0.2)
+            client.sendall(raw_request("/generate", {"text": "x", "rid": "slow", "stream": True}))
+            # Cumulative events grow, so the buffers are full long before.
+            await until(lambda: service.steps > 3000, 20)
             async with httpx.AsyncClient(base_url=url) as other:
                 assert (await other.get("/health")).status_code == 200
+            service.endless = False
+            events = events_of(await asyncio.to_thread(read_chunked_body, client))
+    assert len(events) < service.steps / 2, "its events were merged"
+    counts = [event["meta_info"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(events[-1]["output_ids"]) == len(events[-1]["text"]) == service.steps
+    assert service.aborted == []
+
+
+async def test_merged_events_of_a_slow_reader_lose_nothing() -> None:
+    service = FakeService()
+    service.endless = True
+    async with live_server(service) as url:
+        with slow_socket(url) as client:
+            client.sendall(raw_request("/v1/completions", {"prompt": "x", "stream": True, "n": 2}))
+            await until(lambda: service.steps > 12_000, 30)
+            service.endless = False
+            events = events_of(await asyncio.to_thread(read_chunked_body, client))
+    expected = "".join(string.ascii_lowercase[i % 26] for i in range(service.steps))
+    for index in range(2):
+        choices = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in choices) == expected
+        assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+
+
+async def test_a_reader_that_takes_nothing_loses_its_connection() -> None:
+    service = FakeService()
+    service.endless = True
+    async with live_server(service, stream_stall_timeout_s=0.3) as url:
+        with slow_socket(url) as client:
+            client.sendall(raw_request("/generate", {"text": "x", "rid": "stalled", "stream": True}))
+            await until(lambda: service.aborted == ["stalled"], 20)
+        assert service.num_live == 0
+        async with httpx.AsyncClient(base_url=url) as other:
+            assert (await other.get("/health")).status_code == 200
+
+
+async def test_a_reader_that_takes_a_little_now_and_then_stays() -> None:
+    service = FakeService()
+    service.endless = True
+    async with live_server(service, stream_stall_timeout_s=0.5) as url:
+        with slow_socket(url) as client:
+            client.sendall(raw_request("/generate", {"text": "x", "rid": "slow", "stream": True}))
+            await until(lambda: service.steps > 1500, 20)
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            for _ in range(10):
+                for _ in range(20):
+                    await loop.sock_recv(client, 4096)
+                await asyncio.sleep(0.1)
+            assert service.aborted == []
         await until(lambda: service.aborted == ["slow"])
+
+
+async def test_http_1_0_gets_no_chunks() -> None:
+    async with live_server(FakeService()) as url:
+        reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+        writer.write(raw_request("/generate", EIGHT).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert b"chunked" not in head
+    assert b"connection: close" in head
+    assert events_of(body.decode())[-1]["text"] == "abcdefgh"
+
+
+async def test_pipelined_streams_answer_in_turn() -> None:
+    service = FakeService()
+    service.step_s = 0.001
+    async with live_server(service) as url:
+        reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+        for rid in ("one", "two", "three"):
+            writer.write(raw_request("/generate", {**EIGHT, "rid": rid}))
+        for rid in ("one", "two", "three"):
+            await reader.readuntil(b"\r\n\r\n")
+            body = await reader.readuntil(b"0\r\n\r\n")
+            assert body.count(b'"id":"%b"' % rid.encode()) == 8
+            assert body.count(b"data: ") == 9
+        writer.close()
+
+
+async def test_streams_over_tls(tmp_path: Path) -> None:
+    service = FakeService()
+    service.step_s = 0.001
+    certificate, key = self_signed(tmp_path)
+    async with live_server(service, ssl_certfile=certificate, ssl_keyfile=key) as url:
+        trusted = ssl.create_default_context(cafile=certificate)
+        async with httpx.AsyncClient(base_url=url, verify=trusted) as client:
+            reply = await client.post("/generate", json=EIGHT)
+            assert [event["text"] for event in events_of(reply.text)] == ["abcdefgh"[: i + 1] for i in range(8)]
+        service.endless = True
+        async with (
+            httpx.AsyncClient(base_url=url, verify=trusted) as client,
+            client.stream("POST", "/generate", json={**EIGHT, "rid": "left"}) as left,
+        ):
+            await anext(left.aiter_lines())
+        await until(lambda: service.aborted == ["left"])
+
+
+def self_signed(folder: Path) -> tuple[str, str]:
+    """(certificate, key) for 127.0.0.1."""
+    certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key
+
+
+def raw_request(path: str, body: dict[str, object]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def read_chunked_body(client: socket.socket) -> str:
+    """All that is left of one reply."""
+    client.settimeout(20)
+    data = b""
+    while not data.endswith(b"\r\n0\r\n\r\n"):
+        received = client.recv(1 << 16)
+        assert received, "the connection ended before the reply"
+        data += received
+    rest, body = data.partition(b"\r\n\r\n")[2], b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return body.decode()
 
 
 @contextlib.contextmanager

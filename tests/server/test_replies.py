@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.http.connection import event
+from jaxserve.server.native.events import NativeEvents
+from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import GenerateReply
+from jaxserve.server.native.request import build_generate_request
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
 from jaxserve.types import FinishReason
 
@@ -55,3 +62,17 @@ def test_logprobs_with_and_without_text() -> None:
     bare.add(chunk("a", [1], last=True))
     assert bare.to_dict()["meta_info"]["output_token_logprobs"] == [[-0.5, 1, None]]
     assert "output_top_logprobs" not in bare.to_dict()["meta_info"]
+
+
+def test_streamed_bytes_are_those_of_the_reply() -> None:
+    texts = ["a", '"q"\\', "", "\u00e9\n\t\x01", "\U0001f600", "/</script>"]
+    for is_list in (False, True):
+        native = build_generate_request({"text": ["x"] if is_list else "x", "stream": True, "rid": 'r"1'}, None)
+        job = NativeJob(native, ServerArgs(model_path="m", weight_version="w"), str)
+        events, replies = NativeEvents(job), job.streamed()
+        for i, text in enumerate(texts):
+            version = "" if i < 3 else "later"
+            reason = FinishReason.stop(3) if i == len(texts) - 1 else None
+            one = GenerationChunk(0, 'r"1', text, list(range(i % 3)), [], 4, i, i // 2, reason, {}, version)
+            expected = event(msgspec.json.encode(replies.event(one)))
+            assert events.push(one) == expected

@@ -8,12 +8,14 @@ Routes know this protocol and `jaxserve.server.requests`, never a socket, a work
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from starlette.requests import Request
 
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
+from jaxserve.server.sinks import ChunkSink
 
 
 class TextTokenizer(Protocol):
@@ -54,8 +56,12 @@ class GenerationService(Protocol):
     def generation_defaults(self) -> dict[str, Any]:
         """Sampling defaults of the model's generation_config.json, under SamplingParams' names."""
 
+    def stream(self, req: GenerateReqInput, sink: ChunkSink) -> AbstractAsyncContextManager[None]:
+        """Sends the request; its chunks go to the sink, on the loop. Raises RequestError, here or on entering, for bad input.
+        Leaving aborts what still runs."""
+
     def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
-        """Raises RequestError before the first chunk for bad input. Closing the generator aborts what still runs."""
+        """The same for a reader that takes chunks when it wants them. Closing the generator aborts what still runs."""
 
     async def control(self, request: ControlStruct) -> list[Any]:
         """The replies to a control request, of all workers that handle it. Raises RequestError if one refuses or fails."""

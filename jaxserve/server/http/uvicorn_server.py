@@ -10,6 +10,7 @@ import uvicorn
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
 from jaxserve.server.http.service import GenerationService
+from jaxserve.server.http.wire import StreamingProtocol
 
 # How long connections may take to read the last bytes of their replies when the server ends.
 _FLUSH_S = 5
@@ -32,7 +33,7 @@ def make_http_server(service: GenerationService, args: ServerArgs) -> HttpServer
         log_level=args.log_level_http or "warning",
         access_log=args.log_level_http in ("debug", "info"),
         loop="none",
-        http="httptools",
+        http=StreamingProtocol,
         ws="none",
         lifespan="off",
         timeout_keep_alive=_KEEP_ALIVE_S,

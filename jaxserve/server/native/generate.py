@@ -5,18 +5,18 @@ body -> build_generate_request -> NativeJob -> JSON, or one event per chunk
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import functools
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.body import read_json_object
-from jaxserve.server.http.connection import DONE_EVENT, EventStream, event, unless_disconnected
+from jaxserve.server.http.connection import unless_disconnected
+from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.http.service import service_of
+from jaxserve.server.native.events import NativeEvents
 from jaxserve.server.native.job import NativeJob
-from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
 
 router = APIRouter(tags=["native"])
@@ -48,18 +48,10 @@ async def generate(request: Request) -> Response:
     """Generate from one prompt or many. `stream: true` answers with server-sent events."""
     args: ServerArgs = request.app.state.args
     native = build_generate_request(await read_json_object(request), args.preferred_sampling_params)
-    job = NativeJob(native, args, service_of(request).generate, request.app.state.token_texts.__getitem__)
+    service = service_of(request)
+    job = NativeJob(native, args, request.app.state.token_texts.__getitem__)
     if native.req.stream:
-        return EventStream(_encoded(job.events()))
-    return Response(await unless_disconnected(request, _whole(job)), media_type="application/json")
-
-
-async def _whole(job: NativeJob) -> bytes:
-    return msgspec.json.encode(await job.whole())
-
-
-async def _encoded(replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(replies):
-        async for reply in replies:
-            yield event(msgspec.json.encode(reply))
-    yield DONE_EVENT
+        stream = functools.partial(service.stream, native.req)
+        return EventStream(NativeEvents(job), stream, args.stream_stall_timeout_s)
+    reply = await unless_disconnected(request.receive, job.whole(service.generate(native.req)))
+    return Response(msgspec.json.encode(reply), media_type="application/json")

@@ -7,56 +7,68 @@ replies to a list say by `index` which sequence they belong to.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.native.replies import GenerateReply, Reply, TokenText
 from jaxserve.server.native.request import NativeRequest
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, raise_if_failed
+from jaxserve.server.requests import GenerationChunk, raise_if_failed
 
 
 @dataclasses.dataclass(frozen=True)
 class NativeJob:
     native: NativeRequest
     args: ServerArgs
-    generate: Callable[[GenerateReqInput], AsyncGenerator[GenerationChunk, None]]  # the TokenizerManager's
     token_text: TokenText  # used if logprobs are to come with the tokens' text
 
-    async def whole(self) -> Reply | list[Reply]:
+    async def whole(self, chunks: AsyncGenerator[GenerationChunk, None]) -> Reply | list[Reply]:
         """The finished reply, or a list of them if a list was asked for."""
-        replies: dict[int, GenerateReply] = {}
-        async with aclosing(self._grow(replies, with_index=False)) as grown:
-            async for _ in grown:
-                pass
-        shaped = [replies[index].to_dict() for index in sorted(replies)]
+        replies = GrowingReplies(self, with_index=False)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                replies.add(chunk)
+        shaped = replies.finished()
         return shaped if self.native.is_list else shaped[0]
 
-    async def events(self) -> AsyncGenerator[Reply, None]:
-        """A reply after each chunk."""
-        incremental = self.args.incremental_streaming_output
-        async with aclosing(self._grow({}, with_index=self.native.is_list)) as grown:
-            async for reply in grown:
-                yield reply.delta_dict() if incremental else reply.to_dict()
+    def streamed(self) -> GrowingReplies:
+        return GrowingReplies(self, with_index=self.native.is_list)
 
-    async def _grow(self, replies: dict[int, GenerateReply], with_index: bool) -> AsyncGenerator[GenerateReply, None]:
-        """The reply that has just grown, again and again. They come into being with their first chunk: before it, nobody
-        has checked how many sequences were asked for."""
-        async with aclosing(self.generate(self.native.req)) as chunks:
-            async for chunk in chunks:
-                raise_if_failed(chunk)
-                reply = replies.get(chunk.index)
-                if reply is None:
-                    reply = replies[chunk.index] = self._reply(chunk.index, with_index)
-                reply.add(chunk)
-                yield reply
 
-    def _reply(self, index: int, with_index: bool) -> GenerateReply:
-        req = self.native.req
+class GrowingReplies:
+    """The replies of a request's sequences. They come into being with their first chunk: before it, nobody has checked how many
+    sequences were asked for."""
+
+    def __init__(self, job: NativeJob, with_index: bool) -> None:
+        self._job = job
+        self._with_index = with_index
+        self._incremental = job.args.incremental_streaming_output
+        self._replies: dict[int, GenerateReply] = {}
+
+    def add(self, chunk: GenerationChunk) -> GenerateReply:
+        """The reply that has just grown. Raises RequestError if the server failed to serve it."""
+        if chunk.finish_reason is not None:
+            raise_if_failed(chunk)
+        reply = self._replies.get(chunk.index)
+        if reply is None:
+            reply = self._replies[chunk.index] = self._begin(chunk.index)
+        reply.add(chunk)
+        return reply
+
+    def event(self, chunk: GenerationChunk) -> Reply:
+        """What a stream says after a chunk."""
+        reply = self.add(chunk)
+        return reply.delta_dict() if self._incremental else reply.to_dict()
+
+    def finished(self) -> list[Reply]:
+        return [self._replies[index].to_dict() for index in sorted(self._replies)]
+
+    def _begin(self, index: int) -> GenerateReply:
+        req = self._job.native.req
         return GenerateReply(
-            weight_version=self.args.weight_version,
+            weight_version=self._job.args.weight_version,
             return_logprob=req.return_logprob,
             top_logprobs_num=req.top_logprobs_num,
-            token_text=self.token_text if self.native.return_text_in_logprobs else None,
-            index=index if with_index else None,
+            token_text=self._job.token_text if self._job.native.return_text_in_logprobs else None,
+            index=index if self._with_index else None,
         )

@@ -8,9 +8,9 @@ Tools are refused: there is no parser for calls yet, and a call that comes back 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -18,8 +18,9 @@ from fastapi import APIRouter, Request, Response
 
 from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
-from jaxserve.server.http.connection import DONE_EVENT, EventStream, unless_disconnected
+from jaxserve.server.http.connection import DONE_EVENT, unless_disconnected
 from jaxserve.server.http.docs import json_body
+from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.conversation import Conversation
@@ -40,6 +41,7 @@ router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
 _ROLE_DELTA = b'"delta":{"role":"assistant","content":""}'
+_CONTENT_DELTA = (b'"delta":{"content":', b"}")
 _EMPTY_DELTA = b'"delta":{}'
 
 
@@ -49,8 +51,9 @@ async def chat_completions(request: Request) -> Response:
     context = context_of(request)
     job = await plan(await read_struct(request, _decoder, CHAT), context)
     if job.body.stream:
-        return EventStream(job.events())
-    return Response(await unless_disconnected(request, job.reply()), media_type="application/json")
+        stream = functools.partial(context.service.stream, job.generate)
+        return EventStream(_Events(job), stream, context.args.stream_stall_timeout_s)
+    return Response(await unless_disconnected(request.receive, job.reply()), media_type="application/json")
 
 
 async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
@@ -120,36 +123,43 @@ class ChatJob:
             choice["meta_info"] = _meta_info(last)
         return choice
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        writer = StreamWriter("chat.completion.chunk", self.reply_id, self.created_s, self.body, self.context.args)
-        greeted: set[int] = set()
-        chunks = self.context.service.generate(self.generate)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                raise_if_failed(chunk)
-                self.usage.add(chunk)
-                if chunk.index not in greeted:
-                    greeted.add(chunk.index)
-                    extra = {"prompt_token_ids": self.prompt_ids} if self.body.return_prompt_token_ids else {}
-                    yield writer.choice(chunk, _ROLE_DELTA, None, None, extra, self.usage)
-                for data in self._chunk_events(writer, chunk):
-                    yield data
-        if writer.ends_with_usage:
-            yield writer.usage(self.usage)
-        yield DONE_EVENT
 
-    def _chunk_events(self, writer: StreamWriter, chunk: GenerationChunk) -> list[bytes]:
-        """The text of a chunk, then, in an event of its own, how the choice ended."""
-        body, events = self.body, []
-        if chunk.text or chunk.logprobs or (body.return_token_ids and chunk.token_ids):
-            delta = b'"delta":{"content":' + msgspec.json.encode(chunk.text) + b"}"
-            logprobs = chat_logprobs(chunk.logprobs, self.context.texts) if chunk.logprobs else None
-            extra: dict[str, Any] = {"token_ids": chunk.token_ids} if body.return_token_ids else {}
-            events.append(writer.choice(chunk, delta, logprobs, None, extra, self.usage))
+class _Events:
+    """Each choice greets with its role; the text of a chunk comes before the event that says how the choice ended."""
+
+    def __init__(self, job: ChatJob) -> None:
+        body, args = job.body, job.context.args
+        self._job = job
+        self._usage = job.usage
+        self._writer = StreamWriter("chat.completion.chunk", _CONTENT_DELTA, job.reply_id, job.created_s, body, args)
+        self._with_ids = bool(body.return_token_ids)
+        self._greeted: set[int] = set()
+
+    def push(self, chunk: GenerationChunk) -> bytes:
+        self._usage.add(chunk)
+        if chunk.index in self._greeted and chunk.finish_reason is None and not chunk.logprobs and not self._with_ids:
+            return self._writer.text(chunk, chunk.text, self._usage) if chunk.text else b""
+        raise_if_failed(chunk)
+        return b"".join(self._events(chunk))
+
+    def end(self) -> bytes:
+        return (self._writer.usage(self._usage) if self._writer.ends_with_usage else b"") + DONE_EVENT
+
+    def _events(self, chunk: GenerationChunk) -> Iterator[bytes]:
+        job, writer, usage = self._job, self._writer, self._usage
+        body = job.body
+        if chunk.index not in self._greeted:
+            self._greeted.add(chunk.index)
+            extra: dict[str, Any] = {"prompt_token_ids": job.prompt_ids} if body.return_prompt_token_ids else {}
+            yield writer.choice(chunk, _ROLE_DELTA, None, None, extra, usage)
+        if chunk.text or chunk.logprobs or (self._with_ids and chunk.token_ids):
+            before, after = _CONTENT_DELTA
+            logprobs = chat_logprobs(chunk.logprobs, job.context.texts) if chunk.logprobs else None
+            extra = {"token_ids": chunk.token_ids} if self._with_ids else {}
+            yield writer.choice(chunk, before + msgspec.json.encode(chunk.text) + after, logprobs, None, extra, usage)
         if chunk.finish_reason is not None:
             extra = {"meta_info": _meta_info(chunk)} if body.return_meta_info else {}
-            events.append(writer.choice(chunk, _EMPTY_DELTA, None, chunk.finish_reason, extra, self.usage))
-        return events
+            yield writer.choice(chunk, _EMPTY_DELTA, None, chunk.finish_reason, extra, usage)
 
 
 def _check(body: ChatCompletionRequest, max_top_logprobs: int) -> None:

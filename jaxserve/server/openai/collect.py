@@ -18,25 +18,20 @@ class Usage:
     def __init__(self, num_samples: int, report_cached: bool) -> None:
         self._num_samples = num_samples
         self._report_cached = report_cached
-        self._prompt_tokens: dict[int, int] = {}  # by prompt
-        self._cached_tokens: dict[int, int] = {}
-        self._completion_tokens: dict[int, int] = {}  # by sequence
+        self._latest: dict[int, GenerationChunk] = {}  # by sequence
 
     def add(self, chunk: GenerationChunk) -> None:
-        self._completion_tokens[chunk.index] = chunk.completion_tokens
-        prompt, sample = divmod(chunk.index, self._num_samples)
-        self._prompt_tokens[prompt] = chunk.prompt_tokens
-        if sample == 0:
-            self._cached_tokens[prompt] = chunk.cached_tokens
+        self._latest[chunk.index] = chunk
 
     def of_sequence(self, chunk: GenerationChunk) -> dict[str, Any]:
         """What stream_options.continuous_usage_stats puts into a chunk: the counts of that chunk's choice."""
         return self._shape(chunk.prompt_tokens, chunk.completion_tokens, chunk.cached_tokens)
 
     def total(self) -> dict[str, Any]:
-        return self._shape(
-            sum(self._prompt_tokens.values()), sum(self._completion_tokens.values()), sum(self._cached_tokens.values())
-        )
+        chunks = self._latest.values()
+        prompts = {chunk.index // self._num_samples: chunk.prompt_tokens for chunk in chunks}
+        cached_tokens = sum(chunk.cached_tokens for chunk in chunks if chunk.index % self._num_samples == 0)
+        return self._shape(sum(prompts.values()), sum(chunk.completion_tokens for chunk in chunks), cached_tokens)
 
     def _shape(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
         return {

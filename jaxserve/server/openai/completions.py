@@ -8,9 +8,8 @@ A batch of p prompts with n samples each answers with p*n choices, in the order 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any, cast
 
 import msgspec
@@ -18,8 +17,9 @@ from fastapi import APIRouter, Request, Response
 
 from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
-from jaxserve.server.http.connection import DONE_EVENT, EventStream, unless_disconnected
+from jaxserve.server.http.connection import DONE_EVENT, unless_disconnected
 from jaxserve.server.http.docs import json_body
+from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.foreign_fields import COMPLETION
@@ -27,9 +27,11 @@ from jaxserve.server.openai.logprobs import CompletionLogprobs
 from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import CompletionRequest
 from jaxserve.server.openai.streaming import StreamWriter
-from jaxserve.server.requests import GenerateReqInput, RequestError, TokenLogprob, new_rid, raise_if_failed
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid, raise_if_failed
 
 DEFAULT_MAX_TOKENS = 16
+
+_TEXT_FIELD = (b'"text":', b"")
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -41,8 +43,9 @@ async def completions(request: Request) -> Response:
     context = context_of(request)
     job = _Job.plan(await read_struct(request, _decoder, COMPLETION), context)
     if job.body.stream:
-        return EventStream(job.events())
-    return Response(await unless_disconnected(request, job.reply()), media_type="application/json")
+        stream = functools.partial(context.service.stream, job.generate)
+        return EventStream(_Events(job), stream, context.args.stream_stall_timeout_s)
+    return Response(await unless_disconnected(request.receive, job.reply()), media_type="application/json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,39 +108,50 @@ class _Job:
         choice = {
             "index": index,
             "text": self.echoes[index // self.generate.num_samples] + sequence.text,
-            "logprobs": None if self.body.logprobs is None else self._shape_logprobs(index, sequence.logprobs),
+            "logprobs": None if self.body.logprobs is None else self.shape_logprobs(index, sequence.logprobs),
             "finish_reason": sequence.finish_reason.type,
             "matched_stop": matched_stop(sequence.finish_reason),
         }
         return {**choice, "token_ids": sequence.token_ids} if self.body.return_token_ids else choice
 
-    def _shape_logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+    def shape_logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
         shaper = self.logprobs.get(index)
         if shaper is None:
             shaper = self.logprobs[index] = CompletionLogprobs(self.context.texts, bool(self.body.logprobs))
         return shaper.shape(entries)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        writer = StreamWriter("text_completion", self.reply_id, self.created_s, self.body, self.context.args)
-        begun: set[int] = set()
-        chunks = self.context.service.generate(self.generate)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                raise_if_failed(chunk)
-                self.usage.add(chunk)
-                text = chunk.text
-                if chunk.index not in begun:
-                    begun.add(chunk.index)
-                    text = self.echoes[chunk.index // self.generate.num_samples] + text
-                if not (text or chunk.logprobs or chunk.finish_reason or (self.body.return_token_ids and chunk.token_ids)):
-                    continue  # a token that completes no character yet
-                logprobs = self._shape_logprobs(chunk.index, chunk.logprobs) if chunk.logprobs else None
-                extra = {"token_ids": chunk.token_ids} if self.body.return_token_ids else {}
-                fields = b'"text":' + msgspec.json.encode(text)
-                yield writer.choice(chunk, fields, logprobs, chunk.finish_reason, extra, self.usage)
-        if writer.ends_with_usage:
-            yield writer.usage(self.usage)
-        yield DONE_EVENT
+
+class _Events:
+    def __init__(self, job: _Job) -> None:
+        body, args = job.body, job.context.args
+        self._job = job
+        self._usage = job.usage
+        self._writer = StreamWriter("text_completion", _TEXT_FIELD, job.reply_id, job.created_s, body, args)
+        self._with_ids = bool(body.return_token_ids)
+        self._begun: set[int] = set()
+
+    def push(self, chunk: GenerationChunk) -> bytes:
+        self._usage.add(chunk)
+        if chunk.index in self._begun and chunk.finish_reason is None and not chunk.logprobs and not self._with_ids:
+            return self._writer.text(chunk, chunk.text, self._usage) if chunk.text else b""
+        raise_if_failed(chunk)
+        return self._event(chunk)
+
+    def end(self) -> bytes:
+        return (self._writer.usage(self._usage) if self._writer.ends_with_usage else b"") + DONE_EVENT
+
+    def _event(self, chunk: GenerationChunk) -> bytes:
+        job, text = self._job, chunk.text
+        if chunk.index not in self._begun:
+            self._begun.add(chunk.index)
+            text = job.echoes[chunk.index // job.generate.num_samples] + text
+        if not (text or chunk.logprobs or chunk.finish_reason or (self._with_ids and chunk.token_ids)):
+            return b""  # a token that completes no character yet
+        logprobs = job.shape_logprobs(chunk.index, chunk.logprobs) if chunk.logprobs else None
+        extra = {"token_ids": chunk.token_ids} if self._with_ids else {}
+        before, after = _TEXT_FIELD
+        fields = before + msgspec.json.encode(text) + after
+        return self._writer.choice(chunk, fields, logprobs, chunk.finish_reason, extra, self._usage)
 
 
 def _check(body: CompletionRequest, max_top_logprobs: int) -> None:

@@ -16,9 +16,20 @@ _encode = msgspec.json.encode
 
 
 class StreamWriter:
-    """Makes the events of one request. `object_name` is text_completion or chat.completion.chunk."""
+    """Makes the events of one request. `object_name` is text_completion or chat.completion.chunk; `text_field` is the JSON
+    before and after the text of a choice."""
 
-    def __init__(self, object_name: str, reply_id: str, created_s: int, request: OpenAIRequest, args: ServerArgs) -> None:
+    def __init__(
+        self,
+        object_name: str,
+        text_field: tuple[bytes, bytes],
+        reply_id: str,
+        created_s: int,
+        request: OpenAIRequest,
+        args: ServerArgs,
+    ) -> None:
+        self._text_field = text_field
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around its text
         head = {"id": reply_id, "object": object_name, "created": created_s, "model": args.effective_served_model_name}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         options = request.stream_options
@@ -52,6 +63,24 @@ class StreamWriter:
         else:
             parts.append(self._no_usage)
         return b"".join(parts)
+
+    def text(self, chunk: GenerationChunk, text: str, usage: Usage) -> bytes:
+        """One event with the text of one choice and nothing else: what nearly all events of a stream are."""
+        frame = self._frames.get(chunk.index)
+        if frame is None:
+            frame = self._frames[chunk.index] = self._frame(chunk.index)
+        before, after = frame
+        if self._continuous:
+            return b"".join((before, _encode(text), after, b',"usage":', _encode(usage.of_sequence(chunk)), b"}\n\n"))
+        return b"".join((before, _encode(text), after))
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        before, after = self._text_field
+        frame_end = b"" if self._continuous else self._no_usage
+        return (
+            b'%b{"index":%d,%b' % (self._head, index, before),
+            after + b',"logprobs":null,"finish_reason":null,"matched_stop":null}]' + frame_end,
+        )
 
     def usage(self, usage: Usage) -> bytes:
         """The event before [DONE], if the client wants it: no choices, the request's usage."""

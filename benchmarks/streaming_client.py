@@ -1,0 +1,180 @@
+"""Many streaming clients in one process, cheap enough not to be what is measured: epoll, raw sockets, events are only counted.
+
+    python -m benchmarks.streaming_client '{"port": ..., "api": "native", "num_clients": 256, "num_tokens": 800}'
+
+`num_silent` of the clients never read, `num_leaving` close their connection after a random part. Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import resource
+import select
+import socket
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+_READ_BYTES = 1 << 16
+_SMALL_BUFFER_BYTES = 4096  # of clients that never read
+_GIVE_UP_S = 60.0
+
+PATHS = {"native": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    port: int
+    api: str
+    num_clients: int
+    num_tokens: int
+    num_silent: int = 0
+    num_leaving: int = 0
+    step_s: float = 0.004
+    steady_tokens: int = 16  # a client's gaps count from here on, and until so many before its end
+
+
+@dataclasses.dataclass(slots=True)
+class _Client:
+    connection: socket.socket
+    leaves_after: int | None = None  # events
+    num_events: int = 0
+    num_bytes: int = 0
+    times_s: list[float] = dataclasses.field(default_factory=list)  # of reads
+    counts: list[int] = dataclasses.field(default_factory=list)  # events in each
+    tail: bytes = b""
+    status: str = ""
+
+
+def request_bytes(load: Load, index: int) -> bytes:
+    body: dict[str, Any] = {"stream": True}
+    prompt = f"Client {index} wants to know"
+    if load.api == "native":
+        body |= {"text": prompt, "sampling_params": {"max_new_tokens": load.num_tokens, "ignore_eos": True}}
+    else:
+        body |= {"max_tokens": load.num_tokens, "ignore_eos": True}
+        body |= {"prompt": prompt} if load.api == "completions" else {"messages": [{"role": "user", "content": prompt}]}
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {PATHS[load.api]} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+def connect(load: Load, index: int, *, silent: bool = False) -> socket.socket:
+    connection = socket.socket()
+    if silent:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER_BYTES)
+    connection.connect(("127.0.0.1", load.port))
+    connection.setblocking(False)
+    connection.send(request_bytes(load, index))
+    return connection
+
+
+def run(load: Load) -> dict[str, Any]:
+    """One request per client, all at once, until each has ended."""
+    draw = random.Random(0)
+    silent = [connect(load, i, silent=True) for i in range(load.num_silent)]
+    clients: dict[int, _Client] = {}
+    readers = [_Client(connect(load, load.num_silent + i)) for i in range(load.num_clients - load.num_silent)]
+    for client in draw.sample(readers, load.num_leaving):
+        client.leaves_after = draw.randrange(1, load.num_tokens)
+    with select.epoll() as epoll:
+        for client in readers:
+            clients[client.connection.fileno()] = client
+            epoll.register(client.connection, select.EPOLLIN)
+        _read_all(epoll, clients)
+    cpu = resource.getrusage(resource.RUSAGE_SELF)
+    result = _summary(load, readers)
+    result["client_cpu_s"] = cpu.ru_utime + cpu.ru_stime
+    _end_silent(silent, result)
+    return result
+
+
+def _read_all(epoll: select.epoll, clients: dict[int, _Client]) -> None:
+    now, poll = time.monotonic, epoll.poll
+    while clients:
+        ready = poll(_GIVE_UP_S, 1024)
+        if not ready:
+            for client in clients.values():
+                client.status = "silent"
+            return
+        for fd, _ in ready:
+            client = clients[fd]
+            try:
+                data = client.connection.recv(_READ_BYTES)
+            except ConnectionResetError:
+                data = b""
+            count = data.count(b"data: ")
+            if count:
+                client.num_events += count
+                client.times_s.append(now())
+                client.counts.append(count)
+            client.num_bytes += len(data)
+            client.tail = data[-5:] if len(data) >= 5 else (client.tail + data)[-5:]
+            ended = client.tail == b"0\r\n\r\n"
+            leaves = client.leaves_after is not None and client.num_events >= client.leaves_after
+            if ended or leaves or not data:
+                client.status = "ended" if ended else "left" if leaves else "cut"
+                epoll.unregister(fd)
+                client.connection.close()
+                del clients[fd]
+
+
+def _summary(load: Load, readers: list[_Client]) -> dict[str, Any]:
+    extra = 3 if load.api == "chat" else 1  # role and finish reason; [DONE]
+    gaps, rates, first, last = [], [], [], []
+    num_events = num_tokens = 0
+    statuses: dict[str, int] = {}
+    for client in readers:
+        statuses[client.status] = statuses.get(client.status, 0) + 1
+        num_events += client.num_events
+        if client.status != "ended":
+            continue
+        times, counts = np.array(client.times_s), np.cumsum(client.counts)
+        steady = (counts > load.steady_tokens) & (counts <= counts[-1] - load.steady_tokens - extra)
+        gaps.append(np.diff(times[steady]))
+        num_tokens += load.num_tokens
+        rates.append((load.num_tokens - 1) / (times[-1] - times[0]))
+        first.append(times[0])
+        last.append(times[-1])
+    all_gaps = np.concatenate(gaps) / load.step_s
+    ended = statuses.get("ended", 0)
+    of_ended = sum(client.num_events for client in readers if client.status == "ended")
+    return {
+        "statuses": statuses,
+        "num_events": num_events,
+        "tokens_per_s": sum(rates),
+        "events_per_token": (of_ended - extra * ended) / max(1, num_tokens),
+        "itl_p50": float(np.percentile(all_gaps, 50)),
+        "itl_p99": float(np.percentile(all_gaps, 99)),
+        "itl_max": float(all_gaps.max()),
+        "num_bytes": sum(client.num_bytes for client in readers),
+        "span_s": max(last) - min(first),
+    }
+
+
+def _end_silent(silent: list[socket.socket], result: dict[str, Any]) -> None:
+    """Whether the server has closed those that never read; what its kernel had taken is read away first."""
+    closed = 0
+    for connection in silent:
+        connection.setblocking(True)
+        connection.settimeout(1.0)
+        try:
+            while connection.recv(_READ_BYTES):
+                pass
+            closed += 1
+        except ConnectionResetError:
+            closed += 1
+        except TimeoutError:
+            pass
+        connection.close()
+    result["silent_closed"] = closed
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(Load(**json.loads(sys.argv[1])))))

@@ -1,0 +1,145 @@
+"""EventStream: a reply of server-sent events, each written when the message that brings its chunk arrives.
+
+    LiveCall -> _Delivery.push -> EventWriter.push (chunk to bytes: the protocol) -> Wire.write (bytes to the connection)
+
+No task and no queue stands between a chunk and its bytes. Chunks wait only until the head is sent and while the connection
+cannot take more; what waits is merged, one chunk per sequence. The task of the request sleeps meanwhile: it sends the head when
+the first chunk is there, and the end after the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Protocol
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jaxserve.server.http.connection import DONE_EVENT, event, unless_disconnected
+from jaxserve.server.http.errors import as_request_error, error_body, error_response
+from jaxserve.server.http.wire import Wire, prepare_wire
+from jaxserve.server.requests import GenerationChunk
+from jaxserve.server.sinks import ChunkMerger, ChunkSink
+
+
+class EventWriter(Protocol):
+    """A protocol's events of one request."""
+
+    def push(self, chunk: GenerationChunk) -> bytes:
+        """The events of a chunk; empty if there is nothing to say yet. Raises RequestError if the request has failed."""
+
+    def end(self) -> bytes:
+        """What follows the last chunk."""
+
+
+class EventStream(Response):
+    """The status line waits for the first chunk, so a request refused before it began gets an ordinary error reply. A failure
+    later becomes an error event followed by [DONE]."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        writer: EventWriter,
+        open_stream: Callable[[ChunkSink], AbstractAsyncContextManager[None]],
+        stall_timeout_s: float,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        # Response set a length for its empty body; a stream has none.
+        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        self._writer = writer
+        self._open_stream = open_stream
+        self._stall_timeout_s = stall_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await unless_disconnected(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wire = prepare_wire(scope, send, self._stall_timeout_s)
+        delivery = _Delivery(self._writer, wire)
+        try:
+            async with self._open_stream(delivery):
+                await delivery.begun.wait()
+                first = delivery.take()  # it may be an error: then the head is another
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                delivery.open(first)
+                await delivery.done.wait()
+        except Exception as error:
+            delivery.fail(error)
+        if not delivery.is_open:
+            assert delivery.error is not None, "a stream ended before its head was sent, without an error"
+            await error_response(scope["path"], as_request_error(delivery.error))(scope, receive, send)
+            return
+        await wire.close()
+        await send({"type": "http.response.body", "body": self._last_words(scope, delivery.error), "more_body": False})
+
+    @staticmethod
+    def _last_words(scope: Scope, error: Exception | None) -> bytes:
+        if error is None:
+            return b""
+        return event(msgspec.json.encode(error_body(scope["path"], as_request_error(error)))) + DONE_EVENT
+
+
+class _Delivery:
+    """The sink of a stream."""
+
+    def __init__(self, writer: EventWriter, wire: Wire) -> None:
+        self.begun = asyncio.Event()  # something waits for the head to be sent
+        self.done = asyncio.Event()  # everything is written, or `error` says why not
+        self.is_open = False
+        self.error: Exception | None = None
+        self._writer = writer
+        self._wire = wire
+        self._waiting = ChunkMerger()
+        self._ended = False
+
+    def push(self, chunk: GenerationChunk) -> None:
+        if not self._wire.is_writable:
+            self._waiting.add(chunk)
+            self.begun.set()
+            return
+        try:
+            data = self._writer.push(chunk)
+            if data:
+                self._wire.write(data)
+        except Exception as error:
+            self.fail(error)
+
+    def end(self) -> None:
+        self._ended = True
+        if self._wire.is_writable:
+            self._flush()
+
+    def open(self, first: bytes) -> None:
+        """The head has been sent; `first` comes next."""
+        self.is_open = True
+        self._wire.open(first, self._flush)
+        if self._wire.is_writable:
+            self._flush()
+
+    def take(self) -> bytes:
+        """The events of what waits, and of the end if it has come."""
+        events = [self._writer.push(chunk) for chunk in self._waiting.take()]
+        if self._ended and not self.done.is_set():
+            events.append(self._writer.end())
+            self.done.set()
+        return b"".join(events)
+
+    def fail(self, error: Exception) -> None:
+        if self.error is None:
+            self.error = error
+        self.done.set()
+
+    def _flush(self) -> None:
+        try:
+            data = self.take()
+        except Exception as error:
+            self.fail(error)
+            return
+        if data:
+            self._wire.write(data)
