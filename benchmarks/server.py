@@ -51,13 +51,26 @@ def _is_ready(port: int) -> bool:
 
 @contextlib.contextmanager
 def serve(*options: str, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """A ready server on a free loopback port; its log goes to standard error if it fails."""
+    """A ready server on a free loopback port, with all programs compiled unless the options say otherwise; its log goes to
+    standard error if it fails."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     started_s = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxserve", "serve", "--port", str(port), "--log-level", "warning", *options],
+        [
+            sys.executable,
+            "-m",
+            "jaxserve",
+            "serve",
+            "--port",
+            str(port),
+            "--log-level",
+            "warning",
+            "--warmup",
+            "full",
+            *options,
+        ],
         env=os.environ | (env or {}),
     )
     try:

@@ -150,7 +150,7 @@ class ServerArgs:
         choices=tuple(KV_CACHE_DTYPES),
     )
     random_seed: int | None = arg(None, "Seed for requests that bring none; default: a fresh one.")
-    compilation_cache_dir: str | None = arg(None, "Folder of JAX's persistent compilation cache; default: in ~/.cache.")
+    compilation_cache_dir: str | None = arg(None, "Folder of compiled programs, for the next start; default: in ~/.cache.")
     prefill_token_buckets: tuple[int, ...] | None = arg(
         None, "Token counts prefill steps are compiled for; default: powers of 4."
     )

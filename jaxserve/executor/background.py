@@ -7,6 +7,7 @@ compiles itself, as another process could not have the devices.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import subprocess
@@ -40,7 +41,7 @@ class BackgroundCompiler:
         self._missing = dict.fromkeys(keys)
         self._order = order
         self._done: queue.SimpleQueue[tuple[ProgramKey, Any]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="background-compiler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="background-compiler", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -54,17 +55,28 @@ class BackgroundCompiler:
 
     # --- in the thread
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         started_s = time.monotonic()
+        try:
+            self._work()
+        except Exception:
+            logger.exception("%d programs are missing and stay so: steps run in larger ones.", len(self._missing))
+        else:
+            logger.info("The last program was compiled or loaded after %.1f s.", time.monotonic() - started_s)
+
+    def _work(self) -> None:
         for key in tuple(self._missing):
             self._hand_over(key, self._compiler.load(key))
         if self._missing and self._order is not None:
             for key in self._compiled_by_process(self._order):
-                self._hand_over(key, self._compiler.load(key))
+                program = self._compiler.load(key)
+                if program is None:
+                    logger.warning("What was compiled in the background is not in the cache; compiling it here.")
+                    break
+                self._hand_over(key, program)
         for key in tuple(self._missing):
             self._hand_over(key, self._compiler.lower(key).compile())
         self._compiler.cache.prune()
-        logger.info("The last program was compiled or loaded after %.1f s.", time.monotonic() - started_s)
 
     def _hand_over(self, key: ProgramKey, program: Any | None) -> None:
         if program is not None:
@@ -78,8 +90,9 @@ class BackgroundCompiler:
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             # Its standard input stays open: when it ends, this process is gone, and the other one goes too.
-            process.stdin.write(msgspec.json.encode(msgspec.structs.replace(order, names=list(by_name))) + b"\n")
-            process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it is gone: its output ends, too
+                process.stdin.write(msgspec.json.encode(msgspec.structs.replace(order, names=list(by_name))) + b"\n")
+                process.stdin.flush()
             for line in process.stdout:
                 key = by_name.get(line.decode().strip())
                 if key is not None:

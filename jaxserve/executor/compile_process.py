@@ -46,10 +46,12 @@ def compile_order(order: Order, out: IO[str]) -> None:
     blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size))
     compiler = ProgramCompiler.of(blueprint, order.num_pages, folder)
     keys = {program_name(key): key for key in blueprint.program_set.all}
+    printing = threading.Lock()  # else lines of two threads run into each other
 
     def compile_one(name: str, lowered: object) -> None:
         lowered.compile()  # type: ignore[attr-defined]
-        print(name, file=out, flush=True)
+        with printing:
+            print(name, file=out, flush=True)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         futures = [pool.submit(compile_one, name, compiler.lower(keys[name])) for name in order.names]

@@ -1,8 +1,8 @@
 """ExecutableCache: compiled programs in files, for starts that neither trace nor lower.
 
-JAX's own persistent cache is keyed by the lowered program, and lowering is half of a warm start. Here the key is all that decides
-what would be lowered and how it would be compiled: this package's source, versions, flags, devices, and a description of the
-program. Where any of it differs the entry is another one, or none; then JAX's cache is asked as before.
+JAX's own persistent cache is keyed by the lowered program, and lowering is half of a warm start. Here the key is all that
+decides what would be lowered and how it would be compiled: this package's source, versions, flags, devices, and a description
+of the program. Where any of it differs the entry is another one, or none; then JAX's cache is asked as before.
 
 An entry is code: whoever can write into the folder can run anything in this process, as with JAX's cache.
 """
@@ -39,8 +39,8 @@ MAX_BYTES = 4 * 2**30
 _SOURCES = ("executor", "kernels", "models", "config.py", "runner.py", "types.py")
 # Of what the environment says to JAX and XLA.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
-# Options of JAX that say where things are, not what they are.
-_IRRELEVANT_OPTIONS = ("cache", "platforms")
+# Options of JAX that say where something is or is written, not what is compiled.
+_IRRELEVANT_OPTIONS = ("cache", "platforms", "log", "dump")
 _MAGIC = b"jaxserve executable 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 

@@ -44,7 +44,7 @@ class ProgramSet:
 
     @property
     def later(self) -> tuple[ProgramKey, ...]:
-        """The rest. A server that has just started has few requests, which large programs serve worst: small ones come first."""
+        """The rest. A server that has just started has few requests, which large programs serve worst: so small come first."""
         few_rows = [bucket for bucket in self.buckets.extend if bucket.num_rows == self.buckets.extend[0].num_rows]
         pairs = itertools.zip_longest(self.buckets.decode, few_rows)
         shapes = [bucket for pair in pairs for bucket in pair if bucket is not None]
