@@ -87,12 +87,12 @@ class BackgroundCompiler:
         """As they get into the cache. What a process that fails leaves missing is compiled here."""
         by_name = {program_name(key): key for key in self._missing}
         command = [sys.executable, "-m", "jaxserve.executor.compile_process"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with contextlib.suppress(BrokenPipeError), process:  # it may have ended before it could be told anything
             assert process.stdin is not None and process.stdout is not None
             # Its standard input stays open: when it ends, this process is gone, and the other one goes too.
-            with contextlib.suppress(BrokenPipeError):  # it is gone: its output ends, too
-                process.stdin.write(msgspec.json.encode(msgspec.structs.replace(order, names=list(by_name))) + b"\n")
-                process.stdin.flush()
+            process.stdin.write(msgspec.json.encode(msgspec.structs.replace(order, names=list(by_name))) + b"\n")
+            process.stdin.flush()
             for line in process.stdout:
                 key = by_name.get(line.decode().strip())
                 if key is not None:
