@@ -51,8 +51,9 @@ def _is_ready(port: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def serve(*options: str, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """A ready jaxserve on a free loopback port; its log goes to standard error if it fails."""
-    command = [sys.executable, "-m", "jaxserve", "serve", "--log-level", "warning", *options]
+    """A ready jaxserve on a free loopback port, with all programs compiled unless the options say otherwise; its log goes to
+    standard error if it fails."""
+    command = [sys.executable, "-m", "jaxserve", "serve", "--log-level", "warning", "--warmup", "full", *options]
     with serve_command(command, ready_path="/ready", env=env) as server:
         yield server
 

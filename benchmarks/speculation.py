@@ -42,6 +42,7 @@ def main() -> None:
         "max_running_requests": max(options.requests),
         "context_length": 1024,
         "disable_radix_cache": True,
+        "warmup": "full",
     }
     settings: dict[str, dict[str, Any]] = {"off": {}}
     for count in options.drafts:

@@ -39,7 +39,10 @@ def main() -> None:
     oracle = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     rng = np.random.default_rng(0)
 
-    with Engine(model_path=path, disable_radix_cache=True, log_level="warning") as engine, torch.inference_mode():
+    with (
+        Engine(model_path=path, disable_radix_cache=True, log_level="warning", warmup="full") as engine,
+        torch.inference_mode(),
+    ):
 
         def prompts() -> list[list[int]]:
             return rng.integers(10, 1000, (options.batch, PROMPT_LEN)).tolist()

@@ -22,6 +22,7 @@ KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "
 QUANTIZATIONS = ("int8wo",)
 SPECULATIVE_ALGORITHMS = ("NGRAM",)
 GRAMMAR_BACKENDS = ("llguidance", "none")
+WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
 
@@ -79,6 +80,12 @@ class ServerArgs:
     )
     preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.")
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
+    warmup: str = arg(
+        "auto",
+        "Say ready with all programs compiled (full), or with those that serve anything while the rest is compiled (early); "
+        "auto: early on CPU, else full.",
+        choices=WARMUPS,
+    )
     skip_server_warmup: bool = arg(False, "Say ready without sending a first request through the whole pipeline.")
     shutdown_timeout_s: float = arg(60.0, "After SIGTERM, abort requests still running when this many seconds are over.")
 
@@ -146,7 +153,7 @@ class ServerArgs:
         choices=tuple(KV_CACHE_DTYPES),
     )
     random_seed: int | None = arg(None, "Seed for requests that bring none; default: a fresh one.")
-    compilation_cache_dir: str | None = arg(None, "Folder of JAX's persistent compilation cache; default: in ~/.cache.")
+    compilation_cache_dir: str | None = arg(None, "Folder of compiled programs, for the next start; default: in ~/.cache.")
     prefill_token_buckets: tuple[int, ...] | None = arg(
         None, "Token counts prefill steps are compiled for; default: powers of 4."
     )

@@ -198,6 +198,13 @@ class WorkerReady(Message):
     info: dict[str, Any] = {}
 
 
+class WorkerProgress(Message):
+    """A worker that is ready goes on warming up: so many programs are still to be compiled."""
+
+    worker: WorkerAddress
+    programs_missing: int
+
+
 class WorkerFailed(Message):
     """A worker's last words; its process exits non-zero right after."""
 
@@ -208,7 +215,7 @@ class WorkerFailed(Message):
 
 SchedulerInput = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | ControlRequest | ShutdownReq
 DetokenizerInput = BatchTokenIDOut | ControlRequest | ShutdownReq
-TokenizerInput = BatchStrOut | ControlReply | WorkerReady | WorkerFailed
+TokenizerInput = BatchStrOut | ControlReply | WorkerReady | WorkerProgress | WorkerFailed
 
 
 def _array_to_wire(value: Any) -> Any:

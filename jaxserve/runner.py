@@ -219,6 +219,11 @@ class Runner(Protocol):
         """
         ...
 
+    def tend(self) -> int:
+        """Between two steps: does what waits to be done there. Returns how many programs are still to come: until then steps
+        may run in larger ones, which takes longer and changes nothing else. Cheap, and never waits for a compiler."""
+        ...
+
     def internal_state(self) -> dict[str, Any]:
         """Numbers for /server_info: memory use, buckets, compile counts."""
         ...

@@ -91,6 +91,7 @@ class FakeRunner:
         self._num_unfetched = 0
         self.weights = 0
         self.command_delay_s = 0.0
+        self.programs_missing = 0
         self.commands: list[Command] = []  # all that were given
         self.released: set[str] = set()
         self._command: concurrent.futures.Future[None] | None = None  # the last that changes something
@@ -129,6 +130,9 @@ class FakeRunner:
             assert not self._num_unfetched, "a command that changes something is given while a step is in flight"
             self._command = future
         return future
+
+    def tend(self) -> int:
+        return self.programs_missing
 
     def internal_state(self) -> dict[str, Any]:
         return {"kind": "fake", "num_steps": len(self.steps)}

@@ -35,7 +35,7 @@ from jaxserve.executor.memory import (
 )
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.pool_sizes import longest_of, num_requests
-from jaxserve.executor.programs import SamplingKey
+from jaxserve.executor.programs import ProgramKey, SamplingKey, program_name
 from jaxserve.executor.resolve import platform_defaults
 from jaxserve.executor.warmup import compile_all
 from jaxserve.kernels.api import choose_backend
@@ -167,7 +167,7 @@ class _Planner:
         """From the plan's programs. ValueError if the largest do not compile beside any pool."""
         assert plan.memory is not None
         largest, num_pages = _largest(self.blueprint), plan.memory.num_pages
-        names = [_name(key) for key in largest]
+        names = [program_name(key) for key in largest]
         reports = [program for program in plan.programs if program.name in names]
         if any(program.error for program in plan.programs):
             num_pages = self.blueprint.pages_each(_PROBE_PAGES)
@@ -183,11 +183,9 @@ class _Planner:
     def _programs(self, num_pages: NumPages) -> tuple[list[StepPlan], list[ProgramReport]]:
         """Steps in the order of the buckets, and the other programs of a server."""
         buckets = self.blueprint.buckets
-        chosen: tuple[Any, ...] = ()
+        chosen: tuple[ProgramKey, ...] = ()
         if self.options.compile == "all":
-            chosen = (*buckets.all, *SamplingKey.all_of(buckets.all), "page_table", "row_tables", "kv_pool")
-            if self.blueprint.drafter is not None:
-                chosen = (*chosen, "history")
+            chosen = self.blueprint.program_set.all
         elif self.options.compile == "largest":
             chosen = _largest(self.blueprint)
         reports = dict(zip(chosen, self._compile(num_pages, chosen), strict=True))
@@ -200,13 +198,8 @@ class _Planner:
         pool = [(kv_cache.num_pages, *page.shape) for page in jax.tree.leaves(kv_cache.pages)]
         lower: dict[Any, Callable[[], Compilation]] = {}
         for key in keys:
-            if isinstance(key, Bucket):
-                make = functools.partial(programs.lower_forward, key, params)
-            elif isinstance(key, SamplingKey):
-                make = functools.partial(programs.lower_sampling, key)
-            else:
-                make = getattr(programs, f"lower_{key}")
-            lower[key] = functools.partial(self._compilation, _name(key), make, tuple(pool))
+            make = functools.partial(programs.lower, key, params)
+            lower[key] = functools.partial(self._compilation, program_name(key), make, tuple(pool))
         return list(compile_all(lower, show_progress=self.options.show_progress).values()) if lower else []
 
     def _compilation(self, name: str, lower: Callable[[], Any], pool: tuple[tuple[int, ...], ...]) -> Compilation:
@@ -249,11 +242,6 @@ def _largest(blueprint: Blueprint) -> tuple[Bucket, Bucket, SamplingKey]:
     """The programs that decide about memory."""
     buckets = blueprint.buckets
     return buckets.extend[-1], buckets.decode[-1], SamplingKey.largest_of(buckets.decode)
-
-
-def _name(key: Any) -> str:
-    """What a program is called in reports."""
-    return key.name if isinstance(key, Bucket | SamplingKey) else str(key).replace("_", " ")
 
 
 def _notes(blueprint: Blueprint, target: Target) -> list[str]:

@@ -17,13 +17,12 @@ from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
 from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.kv_cache import KVCacheLayout, KVPool
-from jaxserve.executor.model_runner import ModelRunner
 from jaxserve.executor.ngram import NgramDrafter
+from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import StepPrograms
 from jaxserve.executor.resolve import resolve_args, resolve_dtype
+from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.step import Params, Step
-from jaxserve.executor.warmup import CompileCounter
-from jaxserve.executor.weights import WeightLoader
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
 from jaxserve.runner import KVGroup, RunnerSpec
@@ -82,6 +81,18 @@ class Blueprint:
             self.num_draft_tokens,
             len(self.config.kv_windows),
         )
+
+    @property
+    def program_set(self) -> ProgramSet:
+        """What a server compiles. Without grammars nothing masks but EVERYTHING."""
+        left_out = {SamplingMode.MASKED} if self.args.grammar_backend == "none" else set()
+        modes = tuple(mode for mode in SamplingMode if mode not in left_out)
+        return ProgramSet(self.buckets, modes, drafts=self.drafter is not None)
+
+    def description(self, num_pages: NumPages) -> str:
+        """All that shapes the programs of one server beside code, versions and devices: their key in a cache."""
+        parts = (self.config, self.args.dtype, self.args.tp_size, self.backend.name, self.backend.spec, self.spec(num_pages))
+        return repr((*parts, num_pages, self.drafter))
 
     @property
     def num_draft_tokens(self) -> int:
@@ -161,20 +172,6 @@ class Blueprint:
             self.spec(num_pages),
             self.mesh,
             self.drafter,
-        )
-
-    def runner(self, num_pages: NumPages, params: Params, loader: WeightLoader, counter: CompileCounter) -> ModelRunner:
-        """`params` are those of the options' folder."""
-        return ModelRunner(
-            programs=self.programs(num_pages),
-            params=params,
-            mesh=self.mesh,
-            buckets=self.buckets,
-            spec=self.spec(num_pages),
-            compile_counter=counter,
-            loader=loader,
-            model_path=self.args.model_path,
-            load_format=self.args.load_format,
         )
 
     def lower(self, bucket: Bucket, num_pages: NumPages) -> Any:

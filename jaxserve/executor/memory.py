@@ -80,7 +80,7 @@ class StepMemory:
             + max(program.new_outputs for program in programs)
             + inputs,
             code=max(program.code for program in forward) * len(blueprint.buckets.all)
-            + sampling.code * len(SamplingKey.all_of(blueprint.buckets.all)),
+            + sampling.code * len(SamplingKey.all_of(blueprint.buckets.all, blueprint.program_set.modes)),
         )
 
 

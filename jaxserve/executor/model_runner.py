@@ -2,12 +2,14 @@
 
 It owns the device state and the only copy of the weights; it knows rows and pages, not requests. Launching returns before
 the step has run: the state is a chain of futures, so steps run in launch order without the host waiting for any of them.
+
+It serves as soon as it has programs that are large enough for every step. Others come while it serves and are taken in between
+two steps (`tend`); a step runs in the smallest program that is there.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,16 +17,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.executor.buckets import Buckets
+from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
 from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
-from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, SamplingKey, StepPrograms
+from jaxserve.executor.program_set import ProgramSet
+from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, ProgramKey, SamplingKey
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
 from jaxserve.executor.row_tables import needs_tables, pack_row, packed_row_shape
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Forwarded
 from jaxserve.executor.step import Params
-from jaxserve.executor.warmup import CompileCounter, compile_all
+from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.runner import Command, PageUpdates, RunnerSpec, StepInput, StepOutput
 from jaxserve.types import ForwardMode
@@ -41,6 +44,7 @@ class PendingStep:
     mode: SamplingMode
     needs_logprobs: bool
     needs_top_logprobs: bool
+    is_larger: bool  # it runs in a larger program than it would if all were there
     forwarded: Forwarded | None  # until it is sampled
     sampled: SampledTokens | None = None  # from then on
 
@@ -49,72 +53,92 @@ class ModelRunner:
     def __init__(
         self,
         *,
-        programs: StepPrograms,
+        program_set: ProgramSet,
+        compiled: dict[ProgramKey, Any],
+        later: BackgroundCompiler | None,
         params: Params,
         mesh: Mesh,
-        buckets: Buckets,
         spec: RunnerSpec,
         compile_counter: CompileCounter,
         loader: WeightLoader,
         model_path: str,
         load_format: str,
     ) -> None:
-        """`params` came from the folder `model_path`; `loader` is for those that replace them."""
+        """`compiled`: the essential programs of the set, at least; what is missing comes from `later`. `params` came from the
+        folder `model_path`; `loader` is for those that replace them."""
         self.spec = spec
-        self._programs = programs
+        self._program_set = program_set
+        self._compiled = dict(compiled)
+        self._later = later
         self._params: Params | None = params
         self._mesh = mesh
-        self._buckets = buckets
         self._counter = compile_counter
         self._commands = CommandThread(self, loader, model_path, load_format)
+        self._command: Future[None] | None = None  # the newest
         self._scratch_row = spec.max_rows
         self._row_params = np.zeros((spec.max_rows + 1, NUM_ROW_PARAMS), np.int32)
+        self._steps_in_larger_program = 0
+        self._forward_state, self._sampling_state = self._compiled["empty_state"]()
+        self._no_masks: dict[
+            int, jax.Array
+        ] = {}  # by lines: what a step without a grammar brings to a program that takes masks
+        self._choose_programs()
+        if not self._on_cpu:
+            self._run_once(list(self._compiled))
+        jax.block_until_ready((self._forward_state, self._sampling_state))
+        if later is not None:
+            later.start()
 
-    # --- start-up
-
-    def warm_up(self, *, show_progress: bool = True) -> None:
-        """Compiles and runs every program once. Nothing compiles after this."""
-        programs, keys = self._programs, SamplingKey.all_of(self._buckets.all)
-        assert self._params is not None
-        lower: dict[Any, Any] = {
-            "page_table": programs.lower_page_table,
-            "row_tables": programs.lower_row_tables,
-            "kv_pool": programs.lower_kv_pool,
-        }
-        if self._drafts:
-            lower["history"] = programs.lower_history
-        for bucket in self._buckets.all:
-            lower[bucket] = functools.partial(programs.lower_forward, bucket, self._params)
-        for key in keys:
-            lower[key] = functools.partial(programs.lower_sampling, key)
-        self._compiled = compile_all(lower, show_progress=show_progress)
-        self._forward_state, self._sampling_state = programs.empty_state()
-        # What a step without a grammar brings to a program that takes masks.
-        whole = NamedSharding(self._mesh, PartitionSpec())
-        self._no_masks = {
-            lines: jax.device_put(np.full((lines, self.spec.mask_words), -1, np.int32), whole)
-            for lines in {key.num_rows * key.tokens_per_row for key in keys}
-        }
-        self._run_everything_once(keys)
-        self._counter.mark_ready()
+    # --- programs
 
     @property
     def _drafts(self) -> bool:
         return self.spec.num_draft_tokens > 1
 
-    def _run_everything_once(self, keys: list[SamplingKey]) -> None:
-        """What a program does at its first run (loading, allocating) should not happen while serving."""
-        forwarded = {}
-        for bucket in self._buckets.all:
-            packed = _padding_only(bucket, self._scratch_row)
-            forwarded[bucket.num_rows, bucket.tokens_per_row] = self._forward(bucket, packed)
+    @property
+    def num_programs_missing(self) -> int:
+        return len(self._program_set.all) - len(self._compiled)
+
+    def tend(self) -> int:
+        later, is_changing = self._later, self._command is not None and not self._command.done()
+        if later is None or is_changing or self._params is None or self.kv_pool is None:
+            return self.num_programs_missing
+        while (arrived := later.take()) is not None:
+            key, self._compiled[key] = arrived
+            self._choose_programs()
+            if not self._on_cpu:
+                self._run_once([key])
+                break  # a round of the scheduler's loop is to stay short
+        return self.num_programs_missing
+
+    def _choose_programs(self) -> None:
+        """Once the programs that are there have changed."""
+        self._buckets, self._sampling_keys = self._program_set.served_by(self._compiled)
+        whole = NamedSharding(self._mesh, PartitionSpec())
+        for lines in {key.num_rows * key.tokens_per_row for key in self._sampling_keys} - self._no_masks.keys():
+            allowed = np.full((lines, self.spec.mask_words), -1, np.int32)
+            self._no_masks[lines] = jax.device_put(allowed, whole)
+        if not self.num_programs_missing:
+            self._later = None
+            self._counter.mark_ready()
+
+    def _run_once(self, keys: list[ProgramKey]) -> None:
+        """With padding alone. What an accelerator does at a program's first run (loading, allocating) should not happen in
+        front of a request. On CPU the first run costs a few milliseconds, and running all programs took seconds."""
+        by_shape = {(bucket.num_rows, bucket.tokens_per_row): bucket for bucket in self._compiled if isinstance(bucket, Bucket)}
         for key in keys:
-            self._sample(forwarded[key.num_rows, key.tokens_per_row], key.mode, None)
-        self._write_page_table(_NO_PAGE_UPDATES)
-        self._write_row_tables([np.zeros(packed_row_shape(), np.int32)])
-        if self._drafts:
-            self._write_history(self._scratch_row, np.zeros(1, np.int32))
-        jax.block_until_ready((self._forward_state, self._sampling_state))
+            match key:
+                case Bucket():
+                    self._forward(key, _padding_only(key, self._scratch_row))
+                case SamplingKey(num_rows, tokens_per_row, mode):
+                    bucket = by_shape[num_rows, tokens_per_row]
+                    self._sample(self._forward(bucket, _padding_only(bucket, self._scratch_row)), mode, None)
+                case "page_table":
+                    self._write_page_table(_NO_PAGE_UPDATES)
+                case "row_tables":
+                    self._write_row_tables([np.zeros(packed_row_shape(), np.int32)])
+                case "history":
+                    self._write_history(self._scratch_row, np.zeros(1, np.int32))
 
     # --- Runner
 
@@ -127,15 +151,18 @@ class ModelRunner:
             if self._drafts:
                 self._write_history(state.row, state.token_ids)
         bucket = self._buckets.choose(step)
+        is_larger = self._later is not None and bucket != self._program_set.buckets.choose(step)
         step = self._write_excess_page_updates(step, bucket)
         row_params = self._row_params[step.rows]
         forwarded = self._forward(bucket, pack(step, bucket, row_params, self._scratch_row))
         mode = _sampling_mode(step, row_params)
-        return PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, forwarded)
+        return PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, forwarded)
 
     def sample(self, handle: PendingStep, masks: np.ndarray | None = None) -> None:
         assert handle.forwarded is not None, "a step is sampled once"
         mode = handle.mode if masks is None else handle.mode.with_masks
+        handle.is_larger |= self._key(handle.forwarded, mode).mode is not mode
+        self._steps_in_larger_program += handle.is_larger
         handle.sampled = self._sample(handle.forwarded, mode, masks)
         handle.forwarded = None
         if not self._on_cpu:
@@ -160,7 +187,8 @@ class ModelRunner:
         return [sampled.token_ids, sampled.num_tokens, sampled.drafts] if self._drafts else [sampled.token_ids]
 
     def execute(self, command: Command) -> Future[None]:
-        return self._commands.start(command)
+        self._command = self._commands.start(command)
+        return self._command
 
     def internal_state(self) -> dict[str, Any]:
         leaves = jax.tree.leaves(self._params)
@@ -172,9 +200,12 @@ class ModelRunner:
                 "kvcache_gb": sum(leaf.nbytes for leaf in jax.tree.leaves(self._forward_state.kv)) / 1e9,
                 "token_capacity": self.spec.max_total_tokens,
             },
-            "buckets": [bucket.name for bucket in self._buckets.all],
+            "buckets": [bucket.name for bucket in self._program_set.buckets.all],
             "compiles_total": self._counter.count,
             "compiles_after_ready_total": self._counter.after_ready,
+            "programs_missing": self.num_programs_missing,
+            "fully_warm": not self.num_programs_missing,
+            "steps_in_larger_program_total": self._steps_in_larger_program,
         }
 
     # --- what commands change (`DeviceContents`)
@@ -211,14 +242,17 @@ class ModelRunner:
         return forwarded
 
     def _sample(self, forwarded: Forwarded, mode: SamplingMode, masks: np.ndarray | None) -> SampledTokens:
-        num_rows, tokens_per_row = forwarded.inputs.shape
-        key = SamplingKey(num_rows, tokens_per_row, mode)
-        words = None
-        if mode.takes_masks:
+        key, words = self._key(forwarded, mode), None
+        if key.mode.takes_masks:
             lines = key.num_rows * key.tokens_per_row
             words = self._no_masks[lines] if masks is None else _padded(masks, key, self.spec.mask_words)
         self._sampling_state, sampled = self._compiled[key](self._sampling_state, forwarded, words)
         return sampled
+
+    def _key(self, forwarded: Forwarded, mode: SamplingMode) -> SamplingKey:
+        """The program that samples so."""
+        num_rows, tokens_per_row = forwarded.inputs.shape
+        return self._sampling_keys[SamplingKey(num_rows, tokens_per_row, mode)]
 
     def _write_row_tables(self, buffers: list[np.ndarray]) -> None:
         for packed in buffers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -43,16 +43,29 @@ class SamplingKey(NamedTuple):
         return f"sample {self.mode.name.lower()} R={self.num_rows}{tokens}"
 
     @staticmethod
-    def all_of(buckets: Iterable[Bucket]) -> list[SamplingKey]:
+    def of(bucket: Bucket, mode: SamplingMode) -> SamplingKey:
+        return SamplingKey(bucket.num_rows, bucket.tokens_per_row, mode)
+
+    @staticmethod
+    def all_of(buckets: Iterable[Bucket], modes: Iterable[SamplingMode] = SamplingMode) -> list[SamplingKey]:
         """Those that steps of these buckets can need."""
         shapes = sorted({(bucket.num_rows, bucket.tokens_per_row) for bucket in buckets})
-        return [SamplingKey(*shape, mode) for shape in shapes for mode in SamplingMode]
+        return [SamplingKey(*shape, mode) for shape in shapes for mode in modes]
 
     @staticmethod
     def largest_of(buckets: Iterable[Bucket]) -> SamplingKey:
         """The one that takes most memory."""
         widest = max(buckets, key=lambda bucket: bucket.num_rows * bucket.tokens_per_row)
         return SamplingKey(widest.num_rows, widest.tokens_per_row, SamplingMode.EVERYTHING)
+
+
+# A step's forward half, its sampling half, or the name of what there is one of: StepPrograms.lower_<name>.
+ProgramKey: TypeAlias = Bucket | SamplingKey | str
+
+
+def program_name(key: ProgramKey) -> str:
+    """What a program is called in logs and reports."""
+    return key.replace("_", " ") if isinstance(key, str) else key.name
 
 
 class StepPrograms:
@@ -72,6 +85,14 @@ class StepPrograms:
         self._mesh = mesh
         self._drafter = drafter
         self._state_specs = ForwardState(kv_cache.specs(), _WHOLE)  # type: ignore[arg-type]
+
+    def lower(self, key: ProgramKey, params: Params) -> Any:
+        """A jax.stages.Lowered. `params` may be shapes with shardings."""
+        if isinstance(key, Bucket):
+            return self.lower_forward(key, params)
+        if isinstance(key, SamplingKey):
+            return self.lower_sampling(key)
+        return getattr(self, f"lower_{key}")()
 
     def lower_forward(self, bucket: Bucket, params: Params) -> Any:
         """A jax.stages.Lowered of (params, forward state, continuation, packed) -> (forward state, Forwarded).
@@ -136,11 +157,14 @@ class StepPrograms:
         """ShapeDtypeStructs with shardings in place of arrays."""
         return self._forward_state(), self._sampling_state()
 
+    def lower_empty_state(self) -> Any:
+        """Of () -> both states, in zeros."""
+        shapes = self.state_shapes()
+        return jax.jit(lambda: _zeros(shapes), out_shardings=jax.tree.map(lambda s: s.sharding, shapes)).lower()
+
     def empty_state(self) -> tuple[ForwardState, SamplingState]:
         """Zeros, on the mesh's devices."""
-        shapes = self.state_shapes()
-        make = jax.jit(lambda: _zeros(shapes), out_shardings=jax.tree.map(lambda s: s.sharding, shapes))
-        return make()
+        return self.lower_empty_state().compile()()
 
     def _jit(self, function: Any, *, donated: int) -> Any:
         quantized = self._step.decoder.config.quantization is not None

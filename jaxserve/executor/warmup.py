@@ -1,8 +1,7 @@
-"""Compiles everything a server can reach, before it says ready.
+"""Compiles many programs at once, and counts what XLA compiles.
 
-Tracing holds Python's lock and runs in turn; XLA's compilation does not and runs in parallel behind it. JAX's persistent
-cache makes the second start fast. The compiled executables themselves are what serves: a shape nobody compiled is an
-error, never a compilation.
+Tracing holds Python's lock and runs in turn; XLA's compilation does not and runs in parallel behind it. The compiled
+executables themselves are what serves: a shape nobody compiled is an error, never a compilation.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-def use_compilation_cache(folder: str | None) -> str:
+def use_compilation_cache(folder: str | None) -> pathlib.Path:
     """Points JAX's persistent cache at `folder` (default: $XDG_CACHE_HOME/jaxserve) and keeps every program, however small."""
     if folder is None:
         base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -32,15 +31,15 @@ def use_compilation_cache(folder: str | None) -> str:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return folder
+    return pathlib.Path(folder)
 
 
 class CompileCounter:
-    """Counts the programs XLA compiled in this process."""
+    """Counts the programs XLA compiled in this process, or JAX took from its cache after lowering them."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.count_at_ready = 0
+        self._count_at_ready: int | None = None
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
     def _on_event(self, event: str, duration_secs: float, **_: Any) -> None:
@@ -48,11 +47,12 @@ class CompileCounter:
             self.count += 1
 
     def mark_ready(self) -> None:
-        self.count_at_ready = self.count
+        """All that a server compiles is compiled."""
+        self._count_at_ready = self.count
 
     @property
     def after_ready(self) -> int:
-        return self.count - self.count_at_ready
+        return 0 if self._count_at_ready is None else self.count - self._count_at_ready
 
 
 class Compilable(Protocol[_Result_co]):

@@ -34,6 +34,10 @@ class WeightLoader:
         """Raises ValueError or OSError with a sentence."""
         return load_params(path, self.config, self.mesh, self.dtype, load_format=load_format, progress=progress)
 
+    def check_files(self, path: str, load_format: str) -> None:
+        """ValueError or OSError with a sentence if a tensor is missing or has another shape. Reads no weights."""
+        check_params(path, self.config, self.mesh, self.dtype, load_format)
+
     def check(self, path: str, load_format: str) -> None:
         """ValueError or OSError if the folder holds another model, or if a tensor is missing or has another shape."""
         if not path or not Path(path).is_dir():
@@ -43,7 +47,7 @@ class WeightLoader:
         if difference is not None:
             name, served, other = difference
             raise ValueError(f"{path} holds another model: its {name} is {other!r}, that of the served one {served!r}.")
-        check_params(path, self.config, self.mesh, self.dtype, load_format)
+        self.check_files(path, load_format)
 
     @property
     def loads_beside(self) -> bool:

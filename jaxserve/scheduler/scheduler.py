@@ -33,6 +33,7 @@ from jaxserve.messages import (
     TokenizedGenerateReqInput,
     TokenizerInput,
     WorkerAddress,
+    WorkerProgress,
 )
 from jaxserve.runner import Runner
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NeedsResults, ScheduleBatch, StepBuilder
@@ -158,6 +159,8 @@ class Scheduler:
             ratio=self._ratio,
         )
         self._time_limits = TimeLimits(self._requests.live, clock)
+        self._address, self._send_reply = address, sink.send_reply
+        self._programs_missing = 0  # as the main process knows it
         self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
         self.commands = RunnerCommands(
             runner, self.pace, self._requests, self._waiting, self._residents, self.cache.flush, lambda: self.num_in_flight
@@ -193,7 +196,7 @@ class Scheduler:
     def wait_s(self) -> float | None:
         """How long nothing is to be done unless a message comes; None: for ever."""
         if self.is_idle:
-            return None
+            return TIMER_INTERVAL_S if self._programs_missing else None
         if self._in_flight:
             return 0.0
         if len(self._compiling) == len(self._requests.live):
@@ -413,6 +416,7 @@ class Scheduler:
     def check_timers(self) -> None:
         """Time-outs of requests, and control requests that wait; cheap, meant for every round of the loop."""
         self._control.serve()
+        self.tend_runner()
         if len(self._compiling):
             self._requests.collect_compiled()
             self._outputs.flush()
@@ -421,6 +425,13 @@ class Scheduler:
         for late, message in self._time_limits.overdue(self.args):
             self._requests.end(late, FinishReason.abort(message, 503, UNAVAILABLE))
             self._outputs.flush()
+
+    def tend_runner(self) -> None:
+        """Takes in programs that were compiled meanwhile, and says so."""
+        missing = self._runner.tend()
+        if missing != self._programs_missing:
+            self._programs_missing = missing
+            self._send_reply(WorkerProgress(worker=self._address, programs_missing=missing))
 
     def on_idle(self) -> None:
         """Once after all requests are done: resets what adapts to load and compares the cache's books."""

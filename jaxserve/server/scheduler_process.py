@@ -78,7 +78,8 @@ def work(context: WorkerContext) -> None:
     with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
         waiting = pool.submit(wait_for_tokenizer_json, context.paths.folder)
         try:
-            built = build_runner(context.args, show_progress=logger.isEnabledFor(logging.INFO))
+            show_progress = logger.isEnabledFor(logging.INFO)
+            built = build_runner(context.args, warmup=context.args.warmup, show_progress=show_progress)
             tokenizer_json = waiting.result()
             decoder = TailDecoder(make_decoder(tokenizer_json, context.args))
         except (ValueError, OSError) as error:
@@ -106,14 +107,16 @@ def serve(
             spec = runner.spec
             timeout_s = args.grammar_compile_timeout_s
             grammars = GrammarCompiler(tokenizer_json, spec.vocab_size, spec.eos_token_ids, timeout_s=timeout_s)
+        scheduler = Scheduler(args, runner, decoder=decoder, sink=transport, grammars=grammars, address=context.address)
         loop = SchedulerLoop(
-            Scheduler(args, runner, decoder=decoder, sink=transport, grammars=grammars, address=context.address),
+            scheduler,
             transport,
             overlap=not args.disable_overlap_schedule,
             sleep_on_idle=args.sleep_on_idle,
             watchdog=watchdog,
         )
         try:
+            scheduler.tend_runner()  # how many programs are missing is known before anybody hears "ready"
             to_tokenizer.send(WorkerReady(worker=context.address, info=_info(args, runner)))
             # What start-up left behind lives as long as the process: the collector need not look at it again.
             gc.collect()

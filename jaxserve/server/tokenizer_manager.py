@@ -31,6 +31,7 @@ from jaxserve.messages import (
     ShutdownReq,
     WorkerAddress,
     WorkerFailed,
+    WorkerProgress,
     WorkerReady,
 )
 from jaxserve.models import generation_defaults
@@ -61,6 +62,7 @@ class TokenizerManager:
     ) -> None:
         self.args = args
         self.status: Status = "starting"
+        self._programs_missing: dict[WorkerAddress, int] = {}  # of workers that serve and are still warming up
         self.is_paused = False  # generation, by pause_generation
         self.released_memory: tuple[str, ...] = ()  # by release_memory_occupation
         self.weights = ServedWeights(args.model_path, args.load_format, args.weight_version)
@@ -78,6 +80,7 @@ class TokenizerManager:
                 BatchStrOut: self._generation.receive,
                 ControlReply: self._controls.receive,
                 WorkerReady: on_worker_event,
+                WorkerProgress: self._on_progress,
                 WorkerFailed: on_worker_event,
             }
         )
@@ -127,12 +130,20 @@ class TokenizerManager:
         for scheduler in self._link.of_kind(SCHEDULER):
             self._link.send(scheduler, ShutdownReq())
 
+    def _on_progress(self, message: WorkerProgress) -> None:
+        self._programs_missing[message.worker] = message.programs_missing
+
     # --- what the server tells about itself
 
     @property
     def is_ready(self) -> bool:
         """New requests are served."""
         return self.status == "ready" and not self.is_paused and not self.released_memory
+
+    @property
+    def num_programs_missing(self) -> int:
+        """Programs that are still being compiled; until then steps may take longer."""
+        return sum(self._programs_missing.values())
 
     @property
     def num_live(self) -> int:

@@ -108,9 +108,9 @@ def environment() -> dict[str, str]:
 
 
 def launch(log: pathlib.Path, *options: str, port: int | None = None, env: dict[str, str] | None = None) -> LiveServer:
-    """Starts a server without waiting for it; in the tests' environment, or in `env`."""
+    """Starts a server without waiting for it; in the tests' environment, or in `env`. Ready means that all is compiled."""
     port = port or free_port()
-    command = [sys.executable, "-m", "jaxserve", "serve", "--port", str(port), *options]
+    command = [sys.executable, "-m", "jaxserve", "serve", "--port", str(port), "--warmup", "full", *options]
     with log.open("wb") as terminal:
         process = subprocess.Popen(
             command, stdout=terminal, stderr=subprocess.STDOUT, env={**(env or os.environ), "PYTHONUNBUFFERED": "1"}

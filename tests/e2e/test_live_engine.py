@@ -25,6 +25,7 @@ def options(folder: Path, cache: str) -> dict[str, Any]:
         "decode_row_buckets": (4,),
         "compilation_cache_dir": cache,
         "log_level": "warning",
+        "warmup": "full",
     }
 
 

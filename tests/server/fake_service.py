@@ -40,6 +40,7 @@ class FakeTokenizer:
 class FakeService:
     def __init__(self) -> None:
         self.status = "ready"
+        self.num_programs_missing = 0
         self.tokenizer = FakeTokenizer()
         self.model_info: dict[str, Any] = {"context_length": CONTEXT_LEN}
         self.context_len = CONTEXT_LEN

@@ -99,6 +99,15 @@ async def test_abort_request() -> None:
     assert service.controls[:2] == [AbortRequest(rid="r"), AbortRequest(abort_all=True)]
 
 
+async def test_ready_says_what_is_still_being_compiled() -> None:
+    service = FakeService()
+    async with app_client(service) as client:
+        assert (await client.get("/ready")).text == "ready\n"
+        service.num_programs_missing = 3
+        early = await client.get("/ready")
+        assert (early.status_code, early.text) == (200, "ready; 3 programs are still being compiled\n")
+
+
 async def test_pause_and_continue() -> None:
     service = FakeService()
     async with app_client(service) as client:

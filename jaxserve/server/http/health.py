@@ -31,11 +31,14 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready")
 async def ready(request: Request) -> Response:
-    """200 if new requests are served, else 503: also while generation is paused."""
+    """200 if new requests are served, else 503: also while generation is paused. Says what is still being compiled."""
     service = service_of(request)
     if service.status == "ready" and not service.is_ready:
         return PlainTextResponse("paused\n", status_code=503)
-    return PlainTextResponse(f"{service.status}\n", status_code=200 if service.is_ready else 503)
+    if not service.is_ready:
+        return PlainTextResponse(f"{service.status}\n", status_code=503)
+    missing = service.num_programs_missing
+    return PlainTextResponse(f"ready; {missing} programs are still being compiled\n" if missing else "ready\n")
 
 
 @router.get("/health_generate")

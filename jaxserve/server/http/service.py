@@ -28,6 +28,11 @@ class GenerationService(Protocol):
         """starting, ready, draining or failed."""
 
     @property
+    def num_programs_missing(self) -> int:
+        """Programs that are still being compiled; until then steps may take longer."""
+        ...
+
+    @property
     def is_ready(self) -> bool:
         """New requests are served: the status is ready and generation is not paused."""
 

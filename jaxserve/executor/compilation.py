@@ -1,0 +1,59 @@
+"""ProgramCompiler: the programs of one server, from the cache of executables or from XLA."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxserve.executor.blueprint import Blueprint, NumPages
+from jaxserve.executor.executable_cache import ExecutableCache
+from jaxserve.executor.programs import ProgramKey, StepPrograms, program_name
+from jaxserve.executor.step import Params
+from jaxserve.executor.warmup import compile_all
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compilation:
+    """What is compiled goes into the cache in the same thread."""
+
+    lowered: Any
+    name: str
+    cache: ExecutableCache
+
+    def compile(self) -> Any:
+        program = self.lowered.compile()
+        self.cache.store(self.name, program)
+        return program
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramCompiler:
+    programs: StepPrograms
+    params: Params  # shapes with shardings
+    cache: ExecutableCache
+
+    @staticmethod
+    def of(blueprint: Blueprint, num_pages: NumPages, cache_folder: Path) -> ProgramCompiler:
+        """`cache_folder` is that of JAX's persistent cache, beside whose files ours have a folder."""
+        cache = ExecutableCache(cache_folder / "executables", blueprint.mesh, blueprint.description(num_pages))
+        return ProgramCompiler(blueprint.programs(num_pages), blueprint.abstract_params(), cache)
+
+    def load(self, key: ProgramKey) -> Any | None:
+        """From the cache, or None."""
+        return self.cache.load(program_name(key))
+
+    def lower(self, key: ProgramKey) -> _Compilation:
+        """Holds Python's lock; what it returns has a `compile` that does not."""
+        return _Compilation(self.programs.lower(key, self.params), program_name(key), self.cache)
+
+    def obtain(self, keys: Sequence[ProgramKey], *, show_progress: bool) -> dict[ProgramKey, Any]:
+        """All of them, compiled in as many threads as there are cores where they are not cached."""
+        found = {key: program for key in keys if (program := self.load(key)) is not None}
+        missing = [key for key in keys if key not in found]
+        if missing:
+            found |= compile_all({key: functools.partial(self.lower, key) for key in missing}, show_progress=show_progress)
+            self.cache.prune()
+        return found

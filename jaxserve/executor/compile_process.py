@@ -1,0 +1,68 @@
+"""A process that compiles programs of a server on CPU, at low priority, into the cache of executables.
+
+`python -m jaxserve.executor.compile_process` reads an Order from its standard input and prints the name of each program
+that it has put into the cache. It ends with its work, or when its standard input does: then nobody wants it any more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import IO
+
+import msgspec
+
+from jaxserve.executor.background import Order
+
+_LOWEST_PRIORITY = 19
+
+
+def main() -> None:
+    os.nice(_LOWEST_PRIORITY)  # before JAX starts threads, which inherit it
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
+    compile_order(order, sys.stdout)
+    sys.stdout.flush()
+    os._exit(0)  # nothing is worth the time that taking down JAX takes
+
+
+def compile_order(order: Order, out: IO[str]) -> None:
+    """Writes a line to `out` for each program as it is cached."""
+    import concurrent.futures
+
+    from jaxserve.executor.blueprint import Blueprint
+    from jaxserve.executor.compilation import ProgramCompiler
+    from jaxserve.executor.mesh import make_mesh, select_devices
+    from jaxserve.executor.programs import program_name
+    from jaxserve.executor.warmup import use_compilation_cache
+    from jaxserve.models import ModelConfig
+
+    args = order.args
+    select_devices("cpu", args.tp_size)
+    folder = use_compilation_cache(args.compilation_cache_dir)
+    config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
+    blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size))
+    compiler = ProgramCompiler.of(blueprint, order.num_pages, folder)
+    keys = {program_name(key): key for key in blueprint.program_set.all}
+    printing = threading.Lock()  # else lines of two threads run into each other
+
+    def compile_one(name: str, lowered: object) -> None:
+        lowered.compile()  # type: ignore[attr-defined]
+        with printing:
+            print(name, file=out, flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        futures = [pool.submit(compile_one, name, compiler.lower(keys[name])) for name in order.names]
+        for future in futures:
+            future.result()
+
+
+def _end_with(stream: IO[bytes]) -> None:
+    stream.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""ProgramSet: which programs a server compiles, which of them it cannot serve without, and in which order the others follow.
+
+A step can run in any program that is large enough: the largest buckets hold every step, and SamplingMode.EVERYTHING does what
+all modes do. So few programs serve everything, and the others only save time. Knows keys, not programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+
+from jaxserve.executor.buckets import Buckets
+from jaxserve.executor.forward_batch import Bucket
+from jaxserve.executor.programs import ProgramKey, SamplingKey
+from jaxserve.executor.sampler import SamplingMode
+
+# What most requests ask for, ahead of the other modes.
+_FREQUENT_MODES = (SamplingMode.EVERYTHING, SamplingMode.GREEDY, SamplingMode.LIMITED)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramSet:
+    buckets: Buckets
+    modes: tuple[SamplingMode, ...]  # EVERYTHING among them
+    drafts: bool
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """What there is one of."""
+        names = ("page_table", "row_tables", "kv_pool", "empty_state")
+        return (*names, "history") if self.drafts else names
+
+    @property
+    def all(self) -> tuple[ProgramKey, ...]:
+        """By kind; the forward halves first, which take longest to compile."""
+        return (*self.buckets.all, *SamplingKey.all_of(self.buckets.all, self.modes), *self.others)
+
+    @property
+    def essential(self) -> tuple[ProgramKey, ...]:
+        """Those that serve every step."""
+        largest = (self.buckets.extend[-1], self.buckets.decode[-1])
+        return (*largest, *SamplingKey.all_of(largest, (SamplingMode.EVERYTHING,)), *self.others)
+
+    @property
+    def later(self) -> tuple[ProgramKey, ...]:
+        """The rest. A server that has just started has few requests, which large programs serve worst: so small come first."""
+        few_rows = [bucket for bucket in self.buckets.extend if bucket.num_rows == self.buckets.extend[0].num_rows]
+        pairs = itertools.zip_longest(self.buckets.decode, few_rows)
+        shapes = [bucket for pair in pairs for bucket in pair if bucket is not None]
+        shapes += [bucket for bucket in self.buckets.extend if bucket not in shapes]
+        keys: list[ProgramKey] = []
+        for bucket in shapes:
+            keys += [bucket, *(SamplingKey.of(bucket, mode) for mode in _FREQUENT_MODES)]
+        keys += SamplingKey.all_of(shapes, self.modes)
+        return tuple(key for key in dict.fromkeys(keys) if key not in self.essential)
+
+    def served_by(self, present: Iterable[ProgramKey]) -> tuple[Buckets, dict[SamplingKey, SamplingKey]]:
+        """With `present` compiled, the essential ones among them: the buckets that steps may use, and for each way to sample
+        the program that does it."""
+        have = set(present)
+
+        def is_usable(bucket: Bucket) -> bool:
+            return bucket in have and SamplingKey.of(bucket, SamplingMode.EVERYTHING) in have
+
+        buckets = Buckets(tuple(filter(is_usable, self.buckets.decode)), tuple(filter(is_usable, self.buckets.extend)))
+        chosen = {}
+        for wanted in SamplingKey.all_of(buckets.all):
+            modes = [mode for mode in SamplingMode if mode.value >= wanted.mode.value]
+            chosen[wanted] = next(key for mode in modes if (key := wanted._replace(mode=mode)) in have)
+        return buckets, chosen

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.executor import executable_cache
+from jaxserve.executor.executable_cache import ExecutableCache
+from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.warmup import CompileCounter
+
+X = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def program() -> Any:
+    return jax.jit(lambda tree: {"y": tree["x"] * 2 + 1}, donate_argnums=0).lower({"x": jnp.asarray(X)}).compile()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., ExecutableCache]:
+    return lambda description="a model": ExecutableCache(tmp_path / "executables", make_mesh(1), description)
+
+
+def entries(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "executables").iterdir())
+
+
+def test_a_stored_program_computes_the_same_and_compiles_nothing(make: Callable[..., ExecutableCache], program: Any) -> None:
+    make().store("decode R=1", program)
+    counter = CompileCounter()
+    loaded = make().load("decode R=1")
+    argument = jax.device_put(X, jax.devices()[0])
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded({"x": argument})["y"], X * 2 + 1)
+    assert counter.count == 0
+    assert argument.is_deleted(), "donation survives"
+
+
+def test_another_name_model_source_or_flag_is_another_entry(
+    make: Callable[..., ExecutableCache], program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make().store("decode R=1", program)
+    assert make().load("decode R=2") is None
+    assert make("another model").load("decode R=1") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(executable_cache, "source_digest", lambda: "edited")
+        assert make().load("decode R=1") is None
+    monkeypatch.setenv("XLA_FLAGS", "--xla_something=1")
+    assert make().load("decode R=1") is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-1], lambda data: b"", lambda data: data[:-9] + b"123456789", lambda data: b"something else"],
+    ids=["short", "empty", "changed", "foreign"],
+)
+def test_a_damaged_entry_is_as_good_as_none(
+    make: Callable[..., ExecutableCache],
+    program: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[bytes], bytes],
+) -> None:
+    make().store("decode R=1", program)
+    (entry,) = entries(tmp_path)
+    entry.write_bytes(damage(entry.read_bytes()))
+    with caplog.at_level(logging.WARNING):
+        assert make().load("decode R=1") is None
+    assert "of no use" in caplog.text
+    make().store("decode R=1", program)
+    assert make().load("decode R=1") is not None
+
+
+def test_a_folder_that_cannot_be_written_costs_only_a_warning(
+    make: Callable[..., ExecutableCache], program: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "executables").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        make().store("decode R=1", program)
+    assert "is not cached" in caplog.text
+
+
+def test_the_eldest_entries_go_first(make: Callable[..., ExecutableCache], program: Any, tmp_path: Path) -> None:
+    import os
+
+    cache = make()
+    for age_s, name in ((300, "a"), (200, "b"), (100, "c")):
+        cache.store(name, program)
+        entry = next(path for path in entries(tmp_path) if path.name.startswith(f"{name}-"))
+        os.utime(entry, (1e9 - age_s, 1e9 - age_s))
+    assert cache.load("a") is not None  # and is the newest now
+    size = entries(tmp_path)[0].stat().st_size
+    cache.prune(max_bytes=2 * size + size // 2)
+    assert [path.name[0] for path in entries(tmp_path)] == ["a", "c"]
+    cache.prune(max_bytes=10 * size)
+    assert len(entries(tmp_path)) == 2

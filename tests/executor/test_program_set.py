@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jaxserve.executor.buckets import Buckets
+from jaxserve.executor.program_set import ProgramSet
+from jaxserve.executor.programs import ProgramKey, SamplingKey
+from jaxserve.executor.sampler import SamplingMode
+
+BUCKETS = Buckets.build((16, 64, 256), (1, 4, 16), page_size=16)
+DRAFTING = Buckets.build((16, 64, 256), (1, 4, 16), page_size=16, num_draft_tokens=4)
+SETS = [ProgramSet(BUCKETS, tuple(SamplingMode), drafts=False), ProgramSet(DRAFTING, tuple(SamplingMode), drafts=True)]
+
+
+@pytest.mark.parametrize("programs", SETS, ids=["plain", "drafts"])
+def test_what_comes_first_and_later_is_everything_once(programs: ProgramSet) -> None:
+    assert sorted(map(str, (*programs.essential, *programs.later))) == sorted(map(str, programs.all))
+
+
+@pytest.mark.parametrize("programs", SETS, ids=["plain", "drafts"])
+def test_the_essential_programs_serve_every_step(programs: ProgramSet) -> None:
+    buckets, sampling = programs.served_by(programs.essential)
+    assert buckets.decode == programs.buckets.decode[-1:]
+    assert buckets.extend == programs.buckets.extend[-1:]
+    for bucket in buckets.all:
+        for mode in SamplingMode:
+            key = SamplingKey.of(bucket, mode)
+            assert sampling[key] == SamplingKey.of(bucket, SamplingMode.EVERYTHING)
+
+
+@pytest.mark.parametrize("programs", SETS, ids=["plain", "drafts"])
+def test_what_arrives_is_used_from_then_on(programs: ProgramSet) -> None:
+    """At any time every way to sample has a program that does all of it, and no bucket is used before its sampling is there."""
+    present: list[ProgramKey] = list(programs.essential)
+    for arrived in programs.later:
+        present.append(arrived)
+        buckets, sampling = programs.served_by(present)
+        assert set(buckets.all) | set(sampling.values()) <= set(present)
+        for wanted, chosen in sampling.items():
+            assert chosen.mode.value >= wanted.mode.value
+            assert wanted not in present or chosen == wanted
+    assert buckets == programs.buckets
+    assert all(wanted == chosen for wanted, chosen in sampling.items())
+
+
+def test_small_shapes_come_before_large_ones() -> None:
+    first = SETS[0].later[:8]
+    assert first[0] == BUCKETS.decode[0]
+    assert BUCKETS.extend[0] in first
+
+
+def test_without_grammars_masks_have_no_program() -> None:
+    modes = tuple(mode for mode in SamplingMode if mode is not SamplingMode.MASKED)
+    programs = dataclasses.replace(SETS[0], modes=modes)
+    assert not [key for key in programs.all if isinstance(key, SamplingKey) and key.mode is SamplingMode.MASKED]
+    _, sampling = programs.served_by(programs.all)
+    shape = SamplingKey.of(BUCKETS.decode[0], SamplingMode.MASKED)
+    assert sampling[shape].mode is SamplingMode.EVERYTHING
