@@ -32,6 +32,7 @@ from jaxserve.messages import (
 )
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.server.decoder_handover import wait_for_decoder
+from jaxserve.server.garbage import settle_garbage_collector
 from jaxserve.server.stops import StopFilter, cut_at, stop_filter
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import WorkerContext, run_worker
@@ -239,6 +240,7 @@ def work(context: WorkerContext) -> None:
         sender = Sender(zmq_context, context.paths.tokenizer)
         try:
             sender.send(WorkerReady(worker=context.address))
+            settle_garbage_collector()
             serve(detokenizer, receiver, sender, ControlDesk(detokenizer, context.address, sender.send))
         finally:
             receiver.close()
