@@ -1,8 +1,8 @@
 """The detokenizer process: BatchTokenIDOut in, BatchStrOut out.
 
 It keeps, per unfinished sequence, what its decoder needs to go on and, where there are stop strings or patterns, a filter.
-Everything else in a message passes through untouched. It learns of a request from the first message about it and forgets it with
-the last one; it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq.
+Everything else in a message passes through untouched. It learns of a request from the first message about it and forgets it
+with the last one; it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq.
 
 A sequence whose text cannot be made ends here, with an error and without the others noticing. The scheduler learns of it by
 way of the TokenizerManager; what it sends about the sequence until then is dropped.
