@@ -1,8 +1,8 @@
 """The detokenizer process: BatchTokenIDOut in, BatchStrOut out.
 
-It keeps a token window and, where a request has stop strings or patterns, a stop filter per unfinished sequence. Everything
-else in a message passes through untouched. It learns of a request from the first message about it and forgets it with the last
-one; it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq.
+It keeps, per unfinished sequence, what its decoder needs to go on and, where there are stop strings or patterns, a filter.
+Everything else in a message passes through untouched. It learns of a request from the first message about it and forgets it
+with the last one; it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq.
 
 A sequence whose text cannot be made ends here, with an error and without the others noticing. The scheduler learns of it by
 way of the TokenizerManager; what it sends about the sequence until then is dropped.
@@ -14,6 +14,8 @@ import dataclasses
 import logging
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
 
 import zmq
 
@@ -32,10 +34,12 @@ from jaxserve.messages import (
 )
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.server.decoder_handover import wait_for_decoder
+from jaxserve.server.garbage import settle_garbage_collector
 from jaxserve.server.stops import StopFilter, cut_at, stop_filter
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import WorkerContext, run_worker
-from jaxserve.text.incremental import DecodeBatch, TokenWindow, advance, open_windows
+from jaxserve.text.byte_level import ByteLevelDecoding
+from jaxserve.text.incremental import IncrementalDecoder, WindowDecoding
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -49,7 +53,7 @@ _DECODE_FLAGS = SKIP_SPECIAL_TOKENS | SPACES_BETWEEN_SPECIAL_TOKENS
 
 @dataclasses.dataclass(slots=True)
 class SequenceState:
-    window: TokenWindow
+    text: Any  # its decoder's
     stops: StopFilter | None  # None: nothing to look for, or it is wanted in the text
 
 
@@ -136,9 +140,9 @@ class Detokenizer:
             elif rid != _DROPPED:
                 new.setdefault(flags[i] & _DECODE_FLAGS, []).append(i)
         for kind, indices in new.items():
-            windows = self._open_windows(out, kind, indices, failed)
-            for i, window in zip(indices, windows, strict=True):
-                state = states[out.rids[i]] = SequenceState(window, None)
+            texts = self._open_texts(out, kind, indices, failed)
+            for i, text in zip(indices, texts, strict=True):
+                state = states[out.rids[i]] = SequenceState(text, None)
                 try:
                     if not flags[i] & NO_STOP_TRIM:
                         state.stops = stop_filter(out.stops.get(i, []), out.stop_patterns.get(i, []))
@@ -146,17 +150,15 @@ class Detokenizer:
                     failed[i] = error
         self._forget_oldest(len(states) - max(self._max_sequences, len(out.rids)))
 
-    def _open_windows(
-        self, out: BatchTokenIDOut, kind: int, indices: list[int], failed: dict[int, Exception]
-    ) -> list[TokenWindow]:
-        tails = [out.prompt_tails.get(i, []) for i in indices]
+    def _open_texts(self, out: BatchTokenIDOut, kind: int, indices: list[int], failed: dict[int, Exception]) -> Sequence[Any]:
+        decoder, tails = self._decoders[kind], [out.prompt_tails.get(i, []) for i in indices]
         try:
-            return open_windows(tails, self._decoders[kind])
+            return decoder.open(tails)
         except Exception as error:
             if len(indices) == 1:
                 failed[indices[0]] = error
-                return [TokenWindow([])]
-        return [window for i in indices for window in self._open_windows(out, kind, [i], failed)]
+                return decoder.open([[]])
+        return [text for i in indices for text in self._open_texts(out, kind, [i], failed)]
 
     def _forget_oldest(self, count: int) -> None:
         for _ in range(count):
@@ -193,32 +195,31 @@ class Detokenizer:
         failed: dict[int, Exception],
     ) -> list[str]:
         """All rows at once; if that fails, one by one, to find the one that makes it fail."""
-        states = [self._states[out.rids[i]] for i in indices]
-        before = [TokenWindow(s.window.tokens.copy(), s.window.sent_chars, s.window.whole_tokens) for s in states]
+        states, finished = self._states, out.finished
         try:
-            return advance(
-                [state.window for state in states],
+            return self._decoders[kind].advance(
+                [states[out.rids[i]].text for i in indices],
                 [new_tokens[i] for i in indices],
-                [i in out.finished for i in indices],
-                self._decoders[kind],
+                [i in finished for i in indices],
             )
         except Exception as error:
             if len(indices) == 1:
                 failed[indices[0]] = error
                 return [""]
-        for state, window in zip(states, before, strict=True):
-            state.window = window
         return [text for i in indices for text in self._advance(out, kind, [i], new_tokens, failed)]
 
-    def _decoder(self, flags: int) -> DecodeBatch:
+    def _decoder(self, flags: int) -> IncrementalDecoder:
+        skip_special_tokens = bool(flags & SKIP_SPECIAL_TOKENS)
+        bytes_of = self._text_decoder.token_bytes(skip_special_tokens=skip_special_tokens)
+        if bytes_of is not None:
+            return ByteLevelDecoding(bytes_of)
+
         def decode(batch: list[list[int]]) -> list[str]:
             return self._text_decoder.decode_batch(
-                batch,
-                skip_special_tokens=bool(flags & SKIP_SPECIAL_TOKENS),
-                spaces_between=bool(flags & SPACES_BETWEEN_SPECIAL_TOKENS),
+                batch, skip_special_tokens=skip_special_tokens, spaces_between=bool(flags & SPACES_BETWEEN_SPECIAL_TOKENS)
             )
 
-        return decode
+        return WindowDecoding(decode)
 
 
 def _ends_with_stop_token(tokens: list[int], reason: FinishReason) -> bool:
@@ -239,6 +240,7 @@ def work(context: WorkerContext) -> None:
         sender = Sender(zmq_context, context.paths.tokenizer)
         try:
             sender.send(WorkerReady(worker=context.address))
+            settle_garbage_collector()
             serve(detokenizer, receiver, sender, ControlDesk(detokenizer, context.address, sender.send))
         finally:
             receiver.close()

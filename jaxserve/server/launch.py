@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.garbage import settle_garbage_collector
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.worker_process import configure_logging
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
@@ -110,6 +111,7 @@ class _Server:
                 logger.info("%s while starting: ending now.", self._signal_name)
                 return 0
             await ready
+            settle_garbage_collector(collect_first=False)  # it would take a tenth of a second, and requests come now
             return await self._serve_until_stop(stop)
         finally:
             stop.cancel()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import faulthandler
-import gc
 import logging
 import os
 import sys
@@ -28,6 +27,7 @@ from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.watchdog import Watchdog
 from jaxserve.server.decoder_handover import make_decoder, wait_for_tokenizer_json
+from jaxserve.server.garbage import settle_garbage_collector
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
 
@@ -118,9 +118,7 @@ def serve(
         try:
             scheduler.tend_runner()  # how many programs are missing is known before anybody hears "ready"
             to_tokenizer.send(WorkerReady(worker=context.address, info=_info(args, runner)))
-            # What start-up left behind lives as long as the process: the collector need not look at it again.
-            gc.collect()
-            gc.freeze()
+            settle_garbage_collector()
             watchdog.start()
             loop.run()
             watchdog.stop()

@@ -10,9 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from tokenizers import decoders
+
+from jaxserve.text.byte_level import byte_alphabet
 
 # One of these must be in a tokenizer's folder.
 _TOKENIZER_FILES = (
@@ -28,6 +32,9 @@ class TextDecoder(Protocol):
         self, batch: list[list[int]], *, skip_special_tokens: bool = True, spaces_between: bool = True
     ) -> list[str]: ...
 
+    def token_bytes(self, *, skip_special_tokens: bool) -> Callable[[int], bytes] | None:
+        """The bytes of a token, if a text is nothing but its tokens' bytes as UTF-8; None: it is not that simple."""
+
 
 class RustDecoder:
     """Decodes with a `tokenizers.Tokenizer`; `spaces_between` has no meaning to it."""
@@ -40,6 +47,24 @@ class RustDecoder:
     ) -> list[str]:
         texts: list[str] = self._backend.decode_batch(batch, skip_special_tokens=skip_special_tokens)
         return texts
+
+    def token_bytes(self, *, skip_special_tokens: bool) -> Callable[[int], bytes] | None:
+        if type(self._backend.decoder) is not decoders.ByteLevel:
+            return None
+        backend, alphabet = self._backend, byte_alphabet()
+        added = backend.get_added_tokens_decoder().values() if skip_special_tokens else ()
+        silent = {None, *(token.content for token in added if token.special)}
+
+        def bytes_of(token_id: int) -> bytes:
+            token = backend.id_to_token(token_id)
+            if token in silent:
+                return b""
+            if all(char in alphabet for char in token):
+                return bytes([alphabet[char] for char in token])
+            encoded: bytes = token.encode()  # an added token: its text as it is
+            return encoded
+
+        return bytes_of
 
 
 class PythonDecoder:
@@ -56,6 +81,9 @@ class PythonDecoder:
         if not self._is_fast:
             options["spaces_between_special_tokens"] = spaces_between
         return [self._hf.decode(ids, **options) for ids in batch]
+
+    def token_bytes(self, *, skip_special_tokens: bool) -> Callable[[int], bytes] | None:
+        return None
 
 
 class Tokenizer:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"
 
@@ -33,6 +34,35 @@ class TokenWindow:
     tokens: list[int]
     sent_chars: int = 0  # of the window's text
     whole_tokens: int = 0  # the window's first so many tokens end with a complete character, all given out
+
+
+class IncrementalDecoder(Protocol):
+    """What gives sequences their text. Its states belong to it alone."""
+
+    def open(self, prompt_tails: Sequence[list[int]]) -> Sequence[Any]:
+        """States of new sequences behind the ends of their prompts."""
+
+    def advance(self, sequences: Sequence[Any], new_tokens: Sequence[list[int]], ended: Sequence[bool]) -> list[str]:
+        """The text that each sequence gains. If it raises, every state is as before."""
+
+
+class WindowDecoding:
+    """The IncrementalDecoder for any tokenizer that can decode."""
+
+    def __init__(self, decode: DecodeBatch) -> None:
+        self._decode = decode
+
+    def open(self, prompt_tails: Sequence[list[int]]) -> list[TokenWindow]:
+        return open_windows(prompt_tails, self._decode)
+
+    def advance(self, sequences: Sequence[TokenWindow], new_tokens: Sequence[list[int]], ended: Sequence[bool]) -> list[str]:
+        before = [(window.tokens.copy(), window.sent_chars, window.whole_tokens) for window in sequences]
+        try:
+            return advance(sequences, new_tokens, ended, self._decode)
+        except Exception:
+            for window, (tokens, sent_chars, whole_tokens) in zip(sequences, before, strict=True):
+                window.tokens, window.sent_chars, window.whole_tokens = tokens, sent_chars, whole_tokens
+            raise
 
 
 def open_windows(prompt_tails: Sequence[list[int]], decode: DecodeBatch) -> list[TokenWindow]:

@@ -278,6 +278,9 @@ class FailingDecoder(RustDecoder):
             raise OverflowError("no such token")
         return super().decode_batch(batch, **options)
 
+    def token_bytes(self, *, skip_special_tokens: bool) -> None:
+        """So that it is asked at all."""
+
 
 FAILED = FinishReason.abort(
     "The detokenizer failed to decode the request's tokens: OverflowError: no such token", 500, "InternalServerError"
