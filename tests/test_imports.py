@@ -79,5 +79,7 @@ def test_the_host_side_knows_no_jax() -> None:
 
 
 def test_torch_is_for_tests_only() -> None:
+    """And what comes from elsewhere is not unpickled; the cache of executables, which are code anyway, is our own."""
     for path in modules():
-        assert not [name for name in imports_of(path) if name.split(".")[0] in ("torch", "optax", "pickle")], path
+        unwanted = {"torch", "optax"} if path.name == "executable_cache.py" else {"torch", "optax", "pickle"}
+        assert not [name for name in imports_of(path) if name.split(".")[0] in unwanted], path

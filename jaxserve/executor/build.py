@@ -29,7 +29,7 @@ from jaxserve.executor.mesh import make_mesh, select_devices
 from jaxserve.executor.model_runner import ModelRunner
 from jaxserve.executor.programs import ProgramKey, SamplingKey
 from jaxserve.executor.step import Params
-from jaxserve.executor.warmup import CompileCounter, compile_all, use_compilation_cache
+from jaxserve.executor.warmup import CompileCounter, cache_folder, compile_all, jax_cache
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.models import ModelConfig
 
@@ -54,7 +54,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     `warmup` as --warmup; early: with the programs that serve anything, and `Runner.tend` takes in the others.
     """
     select_devices(args.device, args.tp_size)
-    cache_folder = use_compilation_cache(args.compilation_cache_dir)
+    folder = cache_folder(args.compilation_cache_dir)
     counter = CompileCounter()
     mesh = make_mesh(args.tp_size)
     config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
@@ -76,7 +76,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     def obtain(budget: MemoryBudget) -> tuple[ProgramCompiler, dict[ProgramKey, Any]]:
         logger.info("%s", "\n".join(memory_lines(budget, blueprint)))
         started_s = time.monotonic()
-        compiler = ProgramCompiler.of(blueprint, budget.num_pages, cache_folder)
+        compiler = ProgramCompiler.of(blueprint, budget.num_pages, folder)
         compiled = compiler.obtain(keys, show_progress=show_progress)
         logger.info("%d of %d programs after %.1f s", len(keys), len(program_set.all), time.monotonic() - started_s)
         return compiler, compiled
@@ -90,7 +90,8 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
             compiler, compiled = obtain(budget)
             params = loading.result()
     else:
-        params = load()
+        with jax_cache(folder):
+            params = load()
         budget = plan_memory(blueprint, weights_loaded=True)
         compiler, compiled = obtain(budget)
     missing = [key for key in program_set.later if key not in compiled]

@@ -174,7 +174,7 @@ def test_a_server_and_a_plan_draw_up_the_same_budget(
 ) -> None:
     blueprint, total = make_blueprint(model, **changes), 2 * TOTAL
     monkeypatch.setattr(build, "measure", lambda _: DeviceMemory(total, total - weight_bytes(blueprint)))
-    assert plan_of(blueprint, monkeypatch, "none", total, **changes) == build.plan_memory(blueprint)
+    assert plan_of(blueprint, monkeypatch, "none", total, **changes) == build.plan_memory(blueprint, weights_loaded=True)
 
 
 def test_a_server_and_a_plan_find_the_same_step_memory(make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch) -> None:
