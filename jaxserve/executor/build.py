@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import logging
+import pathlib
 import time
 from typing import Any
 
@@ -29,7 +30,7 @@ from jaxserve.executor.mesh import make_mesh, select_devices
 from jaxserve.executor.model_runner import ModelRunner
 from jaxserve.executor.programs import ProgramKey, SamplingKey
 from jaxserve.executor.step import Params
-from jaxserve.executor.warmup import CompileCounter, compile_all, use_compilation_cache
+from jaxserve.executor.warmup import CompileCounter, cache_folder, compile_all, jax_cache
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.models import ModelConfig
 
@@ -54,7 +55,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     `warmup` as --warmup; early: with the programs that serve anything, and `Runner.tend` takes in the others.
     """
     select_devices(args.device, args.tp_size)
-    cache_folder = use_compilation_cache(args.compilation_cache_dir)
+    folder = cache_folder(args.compilation_cache_dir)
     counter = CompileCounter()
     mesh = make_mesh(args.tp_size)
     config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
@@ -76,7 +77,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     def obtain(budget: MemoryBudget) -> tuple[ProgramCompiler, dict[ProgramKey, Any]]:
         logger.info("%s", "\n".join(memory_lines(budget, blueprint)))
         started_s = time.monotonic()
-        compiler = ProgramCompiler.of(blueprint, budget.num_pages, cache_folder)
+        compiler = ProgramCompiler.of(blueprint, budget.num_pages, folder)
         compiled = compiler.obtain(keys, show_progress=show_progress)
         logger.info("%d of %d programs after %.1f s", len(keys), len(program_set.all), time.monotonic() - started_s)
         return compiler, compiled
@@ -84,14 +85,15 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     if blueprint.platform == "cpu":
         # Nothing that is decided here depends on the weights but their size: both at once.
         loader.check_files(args.model_path, args.load_format)
-        budget = plan_memory(blueprint, weights_loaded=False)
+        budget = plan_memory(blueprint, folder, weights_loaded=False)
         with concurrent.futures.ThreadPoolExecutor(1, "weights") as thread:
             loading = thread.submit(load)
             compiler, compiled = obtain(budget)
             params = loading.result()
     else:
-        params = load()
-        budget = plan_memory(blueprint, weights_loaded=True)
+        with jax_cache(folder):
+            params = load()
+        budget = plan_memory(blueprint, folder, weights_loaded=True)
         compiler, compiled = obtain(budget)
     missing = [key for key in program_set.later if key not in compiled]
     order = Order(args=asked, num_pages=budget.num_pages) if blueprint.platform == "cpu" else None
@@ -118,23 +120,24 @@ def _load_weights(loader: WeightLoader, args: ServerArgs, show_progress: bool) -
     return params
 
 
-def plan_memory(blueprint: Blueprint, *, weights_loaded: bool) -> MemoryBudget:
-    """Of the device as it is now. Steps are compiled for it only where they decide about the pool."""
+def plan_memory(blueprint: Blueprint, folder: pathlib.Path, *, weights_loaded: bool) -> MemoryBudget:
+    """Of the device as it is now; `folder` of the cache. Steps are compiled for it only where they decide about the pool."""
     decides = blueprint.platform != "cpu" and blueprint.args.max_total_tokens is None
     device = measure(blueprint.mesh.devices.flat[0])
     if not weights_loaded:
         device = dataclasses.replace(device, free=device.free - weight_bytes(blueprint))
-    return memory_budget(blueprint, device, measure_steps(blueprint) if decides else None)
+    return memory_budget(blueprint, device, measure_steps(blueprint, folder) if decides else None)
 
 
-def measure_steps(blueprint: Blueprint) -> StepMemory:
-    """What steps take beside weights and state, learnt by compiling the largest of them with a small pool."""
-    num_pages, params, buckets = blueprint.pages_each(_PROBE_PAGES), blueprint.abstract_params(), blueprint.buckets
-    programs = blueprint.programs(num_pages)
-    lower: dict[Any, Any] = {
-        bucket: functools.partial(programs.lower_forward, bucket, params) for bucket in (buckets.extend[-1], buckets.decode[-1])
-    }
-    lower["sampling"] = functools.partial(programs.lower_sampling, SamplingKey.largest_of(buckets.decode))
-    compiled = compile_all(lower, show_progress=False)
-    *forward, sampling = [ProgramMemory.of(program.memory_analysis()) for program in compiled.values()]
+def measure_steps(blueprint: Blueprint, folder: pathlib.Path | None = None) -> StepMemory:
+    """What steps take beside weights and state, learnt by compiling the largest of them with a small pool, or from the cache in
+    `folder`."""
+    num_pages, buckets = blueprint.pages_each(_PROBE_PAGES), blueprint.buckets
+    keys = (buckets.extend[-1], buckets.decode[-1], SamplingKey.largest_of(buckets.decode))
+    if folder is not None:
+        compiled = ProgramCompiler.of(blueprint, num_pages, folder).obtain(keys, show_progress=False)
+    else:
+        programs, params = blueprint.programs(num_pages), blueprint.abstract_params()
+        compiled = compile_all({key: functools.partial(programs.lower, key, params) for key in keys}, show_progress=False)
+    *forward, sampling = [ProgramMemory.of(compiled[key].memory_analysis()) for key in keys]
     return StepMemory.of(blueprint, forward, sampling, num_pages)

@@ -21,12 +21,13 @@ class _Compilation:
 
     lowered: Any
     name: str
+    options: str
     cache: ExecutableCache
 
     def compile(self) -> Any:
-        program = self.lowered.compile()
-        self.cache.store(self.name, program)
-        return program
+        """After an edit that changes nothing of this program it is still there, under what it was lowered to."""
+        same = f"{self.lowered.as_text()}\n{self.lowered.in_tree}\n{self.lowered.out_tree}\n{self.options}"
+        return self.cache.find(self.name, same) or self.cache.add(self.name, same, self.lowered.compile())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,6 @@ class ProgramCompiler:
 
     @staticmethod
     def of(blueprint: Blueprint, num_pages: NumPages, cache_folder: Path) -> ProgramCompiler:
-        """`cache_folder` is that of JAX's persistent cache, beside whose files ours have a folder."""
         cache = ExecutableCache(cache_folder / "executables", blueprint.mesh, blueprint.description(num_pages))
         return ProgramCompiler(blueprint.programs(num_pages), blueprint.abstract_params(), cache)
 
@@ -47,7 +47,8 @@ class ProgramCompiler:
 
     def lower(self, key: ProgramKey) -> _Compilation:
         """Holds Python's lock; what it returns has a `compile` that does not."""
-        return _Compilation(self.programs.lower(key, self.params), program_name(key), self.cache)
+        lowered = self.programs.lower(key, self.params)
+        return _Compilation(lowered, program_name(key), repr(self.programs.compiler_options), self.cache)
 
     def obtain(self, keys: Sequence[ProgramKey], *, show_progress: bool) -> dict[ProgramKey, Any]:
         """All of them, compiled in as many threads as there are cores where they are not cached."""

@@ -36,15 +36,14 @@ def compile_order(order: Order, out: IO[str]) -> None:
     from jaxserve.executor.compilation import ProgramCompiler
     from jaxserve.executor.mesh import make_mesh, select_devices
     from jaxserve.executor.programs import program_name
-    from jaxserve.executor.warmup import use_compilation_cache
+    from jaxserve.executor.warmup import cache_folder
     from jaxserve.models import ModelConfig
 
     args = order.args
     select_devices("cpu", args.tp_size)
-    folder = use_compilation_cache(args.compilation_cache_dir)
     config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
     blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size))
-    compiler = ProgramCompiler.of(blueprint, order.num_pages, folder)
+    compiler = ProgramCompiler.of(blueprint, order.num_pages, cache_folder(args.compilation_cache_dir))
     keys = {program_name(key): key for key in blueprint.program_set.all}
     printing = threading.Lock()  # else lines of two threads run into each other
 

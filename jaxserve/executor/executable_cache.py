@@ -1,8 +1,8 @@
 """ExecutableCache: compiled programs in files, for starts that neither trace nor lower.
 
-JAX's own persistent cache is keyed by the lowered program, and lowering is half of a warm start. Here the key is all that
-decides what would be lowered and how it would be compiled: this package's source, versions, flags, devices, and a description
-of the program. Where any of it differs the entry is another one, or none; then JAX's cache is asked as before.
+A program is found under two keys, both with versions, flags and devices. The first is this package's source and a description
+of the program: all that decides what it would be lowered to, without lowering it, which is half of a warm start. The second
+is what it was lowered to: after an edit of the source, most programs are the same.
 
 An entry is code: whoever can write into the folder can run anything in this process, as with JAX's cache.
 """
@@ -19,6 +19,7 @@ import pickle
 import platform
 import sys
 import tempfile
+import threading
 from typing import Any
 
 import jax
@@ -50,11 +51,36 @@ class ExecutableCache:
         """`description`: all that shapes the programs of one server, beside their own names."""
         self._folder = folder
         self._devices = tuple(mesh.devices.flat)
-        self._identity = f"{environment(mesh)}\n{description}"
+        self._environment = environment(mesh)
+        self._identity = f"{source_digest()}\n{description}"
 
     def load(self, name: str) -> Any | None:
         """The compiled program, or None. An entry that cannot be read is as good as none."""
-        path = self._path(name)
+        return self._read(name, self._path(name, self._identity))
+
+    def find(self, name: str, lowered: str) -> Any | None:
+        """The program that the same `lowered` text was compiled to, from now on under its name, too; or None."""
+        path = self._path(name, lowered)
+        program = self._read(name, path)
+        if program is not None:
+            self._link(path, self._path(name, self._identity))
+        return program
+
+    def add(self, name: str, lowered: str, program: Any) -> Any:
+        """Under both keys; returns the program. Never fails: without an entry the next start takes longer, that is all."""
+        path = self._path(name, lowered)
+        try:
+            payload = pickle.dumps(serialize_executable.serialize(program))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
+            os.replace(file.name, path)  # whole or not at all, also if several servers start
+            self._link(path, self._path(name, self._identity))
+        except Exception as error:  # a full disk, or a backend that cannot
+            logger.warning("The program %s is not cached: %s", name, _line(error))
+        return program
+
+    def _read(self, name: str, path: pathlib.Path) -> Any | None:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -71,31 +97,30 @@ class ExecutableCache:
             os.utime(path)  # it was asked for
         return program
 
-    def store(self, name: str, program: Any) -> None:
-        """Never fails: without an entry the next start takes longer, and that is all."""
-        path = self._path(name)
-        try:
-            payload = pickle.dumps(serialize_executable.serialize(program))
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
-            os.replace(file.name, path)  # whole or not at all, also if several servers start
-        except Exception as error:  # a full disk, or a backend that cannot
-            logger.warning("The program %s is not cached: %s", name, _line(error))
+    def _link(self, path: pathlib.Path, name: pathlib.Path) -> None:
+        """One file under two names."""
+        with contextlib.suppress(OSError):
+            temporary = path.with_name(f".{os.getpid()}-{threading.get_ident()}")
+            os.link(path, temporary)
+            os.replace(temporary, name)
 
     def prune(self, max_bytes: int = MAX_BYTES) -> None:
         """Removes what was asked for longest ago."""
         with contextlib.suppress(OSError):  # another server prunes as well
-            entries = sorted((entry.stat().st_mtime, entry.stat().st_size, entry) for entry in self._folder.glob("*.program"))
-            excess = sum(size for _, size, _ in entries) - max_bytes
-            for _, size, entry in entries:
+            names: dict[int, list[pathlib.Path]] = {}  # by the file they are names of
+            for path in self._folder.glob("*.program"):
+                names.setdefault(path.stat().st_ino, []).append(path)
+            stats = sorted(((paths[0].stat(), paths) for paths in names.values()), key=lambda entry: entry[0].st_mtime)
+            excess = sum(stat.st_size for stat, _ in stats) - max_bytes
+            for stat, paths in stats:
                 if excess <= 0:
                     break
-                entry.unlink()
-                excess -= size
+                for path in paths:
+                    path.unlink()
+                excess -= stat.st_size
 
-    def _path(self, name: str) -> pathlib.Path:
-        digest = hashlib.sha256(f"{self._identity}\n{name}".encode()).hexdigest()
+    def _path(self, name: str, key: str) -> pathlib.Path:
+        digest = hashlib.sha256(f"{self._environment}\n{key}\n{name}".encode()).hexdigest()
         return self._folder / f"{name.replace(' ', '-')}-{digest[:32]}.program"
 
     def _unpack(self, data: bytes) -> Any:
@@ -109,10 +134,9 @@ class ExecutableCache:
 
 
 def environment(mesh: Mesh) -> str:
-    """What programs depend on beside the model and the options: code, versions, flags, devices."""
+    """What programs depend on beside the code, the model and the options: versions, flags, devices."""
     devices, client = list(mesh.devices.flat), mesh.devices.flat[0].client
     lines = {
-        "source": source_digest(),
         "python": sys.version,
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,

@@ -166,10 +166,13 @@ class StepPrograms:
         """Zeros, on the mesh's devices."""
         return self.lower_empty_state().compile()()
 
-    def _jit(self, function: Any, *, donated: int) -> Any:
+    @property
+    def compiler_options(self) -> dict[str, str | bool] | None:
         quantized = self._step.decoder.config.quantization is not None
-        options = compiler_options(platform_of(self._mesh), quantized=quantized)
-        return jax.jit(function, donate_argnums=donated, compiler_options=options)
+        return compiler_options(platform_of(self._mesh), quantized=quantized)
+
+    def _jit(self, function: Any, *, donated: int) -> Any:
+        return jax.jit(function, donate_argnums=donated, compiler_options=self.compiler_options)
 
     @property
     def _num_rows(self) -> int:

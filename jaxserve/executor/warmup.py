@@ -7,13 +7,15 @@ executables themselves are what serves: a shape nobody compiled is an error, nev
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from tqdm import tqdm
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -22,20 +24,30 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-def use_compilation_cache(folder: str | None) -> pathlib.Path:
-    """Points JAX's persistent cache at `folder` (default: $XDG_CACHE_HOME/jaxserve) and keeps every program, however small."""
-    if folder is None:
-        base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        folder = str(pathlib.Path(base) / "jaxserve" / "compiled")
-    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", folder)
+def cache_folder(folder: str | None) -> pathlib.Path:
+    """`folder`, or the default in $XDG_CACHE_HOME/jaxserve; made if it is not there."""
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    path = pathlib.Path(base) / "jaxserve" / "compiled" if folder is None else pathlib.Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextlib.contextmanager
+def jax_cache(folder: pathlib.Path) -> Iterator[None]:
+    """JAX's own persistent cache, for what is compiled to load weights. Not for the programs that serve: on CPU, one that
+    was read from there cannot be written into ours (its functions are not found when it is loaded)."""
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return pathlib.Path(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    try:
+        yield
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
 
 
 class CompileCounter:
-    """Counts the programs XLA compiled in this process, or JAX took from its cache after lowering them."""
+    """Counts the programs XLA compiled in this process, or JAX read from its cache."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jaxserve.executor.executable_cache import ExecutableCache
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.warmup import CompileCounter
 
+LOWERED = "what it was lowered to"
 X = np.arange(8, dtype=np.float32)
 
 
@@ -33,7 +35,7 @@ def entries(tmp_path: Path) -> list[Path]:
 
 
 def test_a_stored_program_computes_the_same_and_compiles_nothing(make: Callable[..., ExecutableCache], program: Any) -> None:
-    make().store("decode R=1", program)
+    make().add("decode R=1", LOWERED, program)
     counter = CompileCounter()
     loaded = make().load("decode R=1")
     argument = jax.device_put(X, jax.devices()[0])
@@ -46,14 +48,18 @@ def test_a_stored_program_computes_the_same_and_compiles_nothing(make: Callable[
 def test_another_name_model_source_or_flag_is_another_entry(
     make: Callable[..., ExecutableCache], program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make().store("decode R=1", program)
+    make().add("decode R=1", LOWERED, program)
     assert make().load("decode R=2") is None
     assert make("another model").load("decode R=1") is None
     with monkeypatch.context() as patch:
         patch.setattr(executable_cache, "source_digest", lambda: "edited")
         assert make().load("decode R=1") is None
+        assert make().find("decode R=1", "something else") is None
+        assert make().find("decode R=1", LOWERED) is not None
+        assert make().load("decode R=1") is not None, "and is found without lowering from now on"
     monkeypatch.setenv("XLA_FLAGS", "--xla_something=1")
     assert make().load("decode R=1") is None
+    assert make().find("decode R=1", LOWERED) is None
 
 
 @pytest.mark.parametrize(
@@ -68,13 +74,14 @@ def test_a_damaged_entry_is_as_good_as_none(
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[bytes], bytes],
 ) -> None:
-    make().store("decode R=1", program)
-    (entry,) = entries(tmp_path)
-    entry.write_bytes(damage(entry.read_bytes()))
+    make().add("decode R=1", LOWERED, program)
+    for entry in entries(tmp_path):  # one file, two names
+        intact = entry.read_bytes()
+    entry.write_bytes(damage(intact))
     with caplog.at_level(logging.WARNING):
         assert make().load("decode R=1") is None
     assert "of no use" in caplog.text
-    make().store("decode R=1", program)
+    make().add("decode R=1", LOWERED, program)
     assert make().load("decode R=1") is not None
 
 
@@ -83,21 +90,19 @@ def test_a_folder_that_cannot_be_written_costs_only_a_warning(
 ) -> None:
     (tmp_path / "executables").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
-        make().store("decode R=1", program)
+        make().add("decode R=1", LOWERED, program)
     assert "is not cached" in caplog.text
 
 
 def test_the_eldest_entries_go_first(make: Callable[..., ExecutableCache], program: Any, tmp_path: Path) -> None:
-    import os
-
     cache = make()
     for age_s, name in ((300, "a"), (200, "b"), (100, "c")):
-        cache.store(name, program)
+        cache.add(name, f"{LOWERED} {name}", program)
         entry = next(path for path in entries(tmp_path) if path.name.startswith(f"{name}-"))
         os.utime(entry, (1e9 - age_s, 1e9 - age_s))
     assert cache.load("a") is not None  # and is the newest now
     size = entries(tmp_path)[0].stat().st_size
     cache.prune(max_bytes=2 * size + size // 2)
-    assert [path.name[0] for path in entries(tmp_path)] == ["a", "c"]
+    assert [path.name[0] for path in entries(tmp_path)] == ["a", "a", "c", "c"]
     cache.prune(max_bytes=10 * size)
-    assert len(entries(tmp_path)) == 2
+    assert len(entries(tmp_path)) == 4

@@ -18,6 +18,7 @@ from jaxserve.aot.hlo import copies_of
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
 from jaxserve.executor.kv_cache import KVPool
+from jaxserve.models import ModelConfig
 from jaxserve.runner import KVGroup, PageUpdates, RowState, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
@@ -40,8 +41,9 @@ class Row:
 class Host:
     """Rows and their pages, as a scheduler and its cache would keep them. A page that no row holds is NaN when a step runs."""
 
-    def __init__(self, runner: ModelRunner, prompts: list[list[int]]) -> None:
+    def __init__(self, runner: ModelRunner, model: Path, prompts: list[list[int]]) -> None:
         self.runner = runner
+        self.pools = pools_of(runner, model)
         self.rows = [Row(prompt) for prompt in prompts]
         self.free = [list(range(group.num_pages)) for group in runner.spec.kv_groups]
         self.held: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # (group, row) -> index -> page
@@ -111,10 +113,18 @@ class Host:
 
     def poison(self) -> None:
         state = self.runner._forward_state
-        pools = self.runner._programs._step.pools.values()
-        pages = np.concatenate([pages_of(pool, free) for pool, free in zip(pools, self.free, strict=True)])
+        pages = np.concatenate([pages_of(pool, free) for pool, free in zip(self.pools, self.free, strict=True)])
         kv = jax.tree.map(lambda array: jax.device_put(with_nan(array, pages), array.sharding), state.kv)
         self.runner._forward_state = dataclasses.replace(state, kv=kv)
+
+
+def pools_of(runner: ModelRunner, model: Path) -> list[KVPool]:
+    """One behind the other."""
+    config = ModelConfig.from_pretrained(model).for_context(runner.spec.context_len)
+    pools: list[KVPool] = []
+    for group in runner.spec.kv_groups:
+        pools.append(KVPool(pools[-1].end if pools else 0, config.windows.count(group.window), group.num_pages))
+    return pools
 
 
 def pages_of(pool: KVPool, pages: list[int]) -> np.ndarray:
@@ -158,7 +168,7 @@ def test_groups_of_a_model(runner: ModelRunner, model: Path) -> None:
 def test_tokens_do_not_depend_on_pages_behind_the_window(runner: ModelRunner, model: Path) -> None:
     rng = np.random.default_rng(0)
     prompts = [rng.integers(3, 300, length).tolist() for length in PROMPT_LENS]
-    host = Host(runner, prompts)
+    host = Host(runner, model, prompts)
     host.run()
     torch_model = load_model(model)
     for row in host.rows:

@@ -170,11 +170,17 @@ def plan_of(blueprint: Blueprint, monkeypatch: pytest.MonkeyPatch, compile: str,
 @pytest.mark.parametrize("changes", [{}, {"max_total_tokens": 64}, {"swa_full_tokens_ratio": 0.3}])
 @pytest.mark.parametrize("model", [TINY, WINDOWS], ids=["full", "windows"])
 def test_a_server_and_a_plan_draw_up_the_same_budget(
-    make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], changes: dict[str, Any]
+    make_blueprint: MakeBlueprint,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    model: dict[str, Any],
+    changes: dict[str, Any],
 ) -> None:
     blueprint, total = make_blueprint(model, **changes), 2 * TOTAL
     monkeypatch.setattr(build, "measure", lambda _: DeviceMemory(total, total - weight_bytes(blueprint)))
-    assert plan_of(blueprint, monkeypatch, "none", total, **changes) == build.plan_memory(blueprint)
+    assert plan_of(blueprint, monkeypatch, "none", total, **changes) == build.plan_memory(
+        blueprint, tmp_path, weights_loaded=True
+    )
 
 
 def test_a_server_and_a_plan_find_the_same_step_memory(make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch) -> None:
