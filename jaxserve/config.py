@@ -16,7 +16,7 @@ EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
 DTYPES = ("auto", "float32", "bfloat16")
 LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
 DEVICES = ("auto", "cpu", "cuda", "tpu")
-ATTENTION_BACKENDS = ("auto", "pallas", "reference")
+ATTENTION_BACKENDS = ("auto", "pallas", "native", "reference")
 # Name of an option -> dtype of the stored keys and values; "auto": the model's.
 KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
 QUANTIZATIONS = ("int8wo",)
@@ -157,9 +157,7 @@ class ServerArgs:
     prefill_token_buckets: tuple[int, ...] | None = arg(
         None, "Token counts prefill steps are compiled for; default: powers of 4."
     )
-    decode_row_buckets: tuple[int, ...] | None = arg(
-        None, "Row counts decode steps are compiled for; default: powers of 2 or 4."
-    )
+    decode_row_buckets: tuple[int, ...] | None = arg(None, "Row counts decode steps are compiled for; default: powers of 2.")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -1,8 +1,8 @@
 """Which step shapes are compiled, and which one a step runs in.
 
 Every reachable step fits a bucket, so nothing compiles while serving. Few buckets start fast, many waste little padding:
-powers of 4 for prefill tokens; for decode rows powers of 2 on accelerators (padding rows cost memory traffic there), from 8 on
-GPUs, and of 4 on CPU (compiling costs seconds there).
+powers of 4 for prefill tokens, powers of 2 for decode rows (from 8 on GPUs): padding rows cost memory traffic on accelerators,
+and arithmetic on CPUs.
 """
 
 from __future__ import annotations

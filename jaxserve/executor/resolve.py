@@ -20,7 +20,7 @@ class PlatformDefaults:
 
 
 # float32 on CPU: a small decode step takes 0.8 ms there, in bfloat16 3.1 ms (JAX 0.10.2, 2 cores).
-_CPU = PlatformDefaults("float32", 64, 1024, 1, 4, 0.5, 4)
+_CPU = PlatformDefaults("float32", 64, 1024, 1, 2, 0.5, 4)
 _TPU = PlatformDefaults("bfloat16", 256, 8192, 1, 2, 0.9, 8)
 # XLA pads products of fewer than 8 rows to 8, with kernels of their own: a layer has 16 launches then instead of 10.
 _GPU = dataclasses.replace(_TPU, fewest_decode_rows=8)

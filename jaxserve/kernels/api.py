@@ -18,6 +18,7 @@ import jax
 import jax.typing
 
 from jaxserve.kernels.metadata import AttentionMetadata
+from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
@@ -107,7 +108,7 @@ class AttentionBackend(Protocol):
 
 
 # In the order of preference of "auto".
-BACKENDS: tuple[type[AttentionBackend], ...] = (PallasGpuAttention, PallasTpuAttention, ReferenceAttention)
+BACKENDS: tuple[type[AttentionBackend], ...] = (PallasGpuAttention, PallasTpuAttention, NativeAttention, ReferenceAttention)
 
 
 def choose_backend(name: str, spec: AttentionSpec, backends: Sequence[type[AttentionBackend]] = BACKENDS) -> AttentionBackend:

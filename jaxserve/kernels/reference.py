@@ -1,4 +1,4 @@
-"""ReferenceAttention: paged attention in jax.numpy, for every platform; the specification of every kernel, and what CPUs run.
+"""ReferenceAttention: paged attention in jax.numpy, for every platform; the specification of every kernel.
 
 Pages and the writing of them are in reference_pages, the cutting of a step into tiles in query_tiles, the attention itself in
 reference_loop. This module only puts them together.

@@ -21,7 +21,7 @@ def test_defaults_follow_the_platform() -> None:
     assert (gpu.dtype, gpu.max_running_requests, gpu.chunked_prefill_size) == ("bfloat16", 256, 8192)
     assert cpu.page_size == gpu.page_size == 16
     assert cpu.prefill_token_buckets == (16, 64, 256, 1024)
-    assert cpu.decode_row_buckets == (1, 4, 16, 64)
+    assert cpu.decode_row_buckets == (1, 2, 4, 8, 16, 32, 64)
     assert tpu.decode_row_buckets == (1, 2, 4, 8, 16, 32, 64, 128, 256)
     assert gpu.decode_row_buckets == tpu.decode_row_buckets[3:]  # XLA pads a GPU's products to 8 rows
     assert resolved("gpu", max_running_requests=3).decode_row_buckets == (3,)
@@ -31,7 +31,7 @@ def test_chunks_end_on_pages_and_buckets_reach_the_largest_step() -> None:
     args = resolved(chunked_prefill_size=100, page_size=16, max_running_requests=5)
     assert args.chunked_prefill_size == 96
     assert args.prefill_token_buckets == (16, 64, 96)
-    assert args.decode_row_buckets == (1, 4, 5)
+    assert args.decode_row_buckets == (1, 2, 4, 5)
     assert resolved(chunked_prefill_size=3, page_size=16).chunked_prefill_size == 16
 
 
