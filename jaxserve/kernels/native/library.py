@@ -46,7 +46,8 @@ def _registered() -> str | NoLibraryError:
         return error
     except (OSError, subprocess.SubprocessError) as error:
         return NoLibraryError(f"its C++ part cannot be built or loaded: {error}.")
-    name = f"jaxserve_{path.stem}"
+    # The source is in the name and the compiler is not: a cached program finds its target after the compiler was replaced.
+    name = f"jaxserve_paged_attention_{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:8]}"
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
     return name
 
