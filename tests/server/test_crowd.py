@@ -1,4 +1,4 @@
-"""A crowd of streaming clients over the real pipeline: some never read, some leave; the others get their text, nothing stays."""
+"""A crowd of streaming clients over the real pipeline: some never read, some leave; the others get all their text."""
 
 from __future__ import annotations
 
