@@ -30,6 +30,7 @@ import psutil
 from benchmarks.timed_device import MAX_ROWS
 from jaxserve.demo import demo_model_path
 
+_STALL_TIMEOUT_S = 3.0  # so that clients that never read are met within a run
 _PROCESSES = ("main", "scheduler", "detokenizer")
 
 
@@ -111,8 +112,11 @@ def crowd(server: TimedServer, api: str, step_s: float, num_tokens: int) -> None
     while (state := server.get("/server_info")["internal_states"][0])["num_running_reqs"] and time.monotonic() < deadline_s:
         time.sleep(0.1)
     rss.append(server.main.memory_info().rss)
-    report(api, step_s, MAX_ROWS, result)
-    print(f"  clients: {result['statuses']}, never reading and closed by the server: {result['silent_closed']}")
+    print(
+        f"{api}: others' ITL {result['itl_p50']:.2f} / {result['itl_p99']:.2f} / {result['itl_max']:.1f} steps, "
+        f"main {result['cpu_s']['main'] / result['num_events'] * 1e6:.1f} us/event"
+    )
+    print(f"  readers: {result['statuses']}, never reading: {result['silent_statuses']}")
     print(f"  resident MiB of main before, after, when idle: {', '.join(f'{size / 2**20:.1f}' for size in rss)}")
     names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "num_leaks_repaired", "num_aborted")
     print(f"  scheduler: { ({name: state.get(name) for name in names}) }")
@@ -128,7 +132,8 @@ def main() -> None:
     parser.add_argument("--crowd", action="store_true", help="1,000 clients, some of them silent or leaving")
     parser.add_argument("--incremental", action="store_true", help="/generate streams new text only")
     args = parser.parse_args()
-    with serving(args.step_s, incremental_streaming_output=args.incremental) as server:
+    options = {"incremental_streaming_output": args.incremental, "stream_stall_timeout_s": _STALL_TIMEOUT_S}
+    with serving(args.step_s, **options) as server:
         if args.crowd:
             for api in args.api:
                 crowd(server, api, args.step_s, args.tokens)

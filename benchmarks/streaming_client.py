@@ -159,21 +159,22 @@ def _summary(load: Load, readers: list[_Client]) -> dict[str, Any]:
 
 
 def _end_silent(silent: list[socket.socket], result: dict[str, Any]) -> None:
-    """Whether the server has closed those that never read; what its kernel had taken is read away first."""
-    closed = 0
+    """What those that never read find now: a reply that fitted the buffers on the way (ended), or a closed connection (cut)."""
+    statuses = {"ended": 0, "cut": 0, "open": 0}
     for connection in silent:
         connection.setblocking(True)
         connection.settimeout(1.0)
+        data = b""
         try:
-            while connection.recv(_READ_BYTES):
-                pass
-            closed += 1
+            while not data.endswith(b"0\r\n\r\n") and (received := connection.recv(_READ_BYTES)):
+                data = (data + received)[-5:]
+            statuses["ended" if data.endswith(b"0\r\n\r\n") else "cut"] += 1
         except ConnectionResetError:
-            closed += 1
+            statuses["cut"] += 1
         except TimeoutError:
-            pass
+            statuses["open"] += 1
         connection.close()
-    result["silent_closed"] = closed
+    result["silent_statuses"] = statuses
 
 
 if __name__ == "__main__":

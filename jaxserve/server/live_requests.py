@@ -82,34 +82,24 @@ class LiveTable:
 
     def route(self, out: BatchStrOut) -> None:
         """Gives every row to the call that waits for it. The hot path: once per token and sequence."""
-        live = self._live
+        live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
         token_ids = out.token_ids.tolist()
-        counts = out.token_counts.tolist()
-        prompt, completion, cached = out.prompt_tokens.tolist(), out.completion_tokens.tolist(), out.cached_tokens.tolist()
+        rows = zip(
+            out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
+            out.cached_tokens.tolist(), strict=True,
+        )  # fmt: skip
         end = 0
-        for i, rid in enumerate(out.rids):
-            start, end = end, end + counts[i]
-            reason = out.finished.get(i)
+        for i, (rid, text, count, prompt, completion, cached) in enumerate(rows):
+            start, end = end, end + count
+            reason = finished.get(i)
             sequence = live.get(rid) if reason is None else live.pop(rid, None)
             if sequence is None or sequence.call is None:
                 continue  # its client left
             call, ids = sequence.call, token_ids[start:end]
-            logprobs = _token_logprobs(ids, out.logprobs[i]) if call.return_logprob and i in out.logprobs else []
-            meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion[i])
+            logprobs = _token_logprobs(ids, all_logprobs[i]) if call.return_logprob and i in all_logprobs else []
+            meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
             call.add(
-                GenerationChunk(
-                    sequence.index,
-                    rid,
-                    out.texts[i],
-                    ids,
-                    logprobs,
-                    prompt[i],
-                    completion[i],
-                    cached[i],
-                    reason,
-                    meta,
-                    out.weight_version,
-                )
+                GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
             )
 
     def end(self, sequence: LiveSequence, reason: FinishReason, prompt_tokens: int = 0) -> None:

@@ -10,6 +10,8 @@ import dataclasses
 import uuid
 from typing import Any
 
+import msgspec
+
 from jaxserve.types import FinishReason, SamplingParams
 
 # HTTP status -> SGLang's name of the error.
@@ -83,8 +85,7 @@ class TokenLogprob:
     top: list[tuple[int, float]]  # (token id, logprob), descending; empty unless top_logprobs_num > 0
 
 
-@dataclasses.dataclass(slots=True)
-class GenerationChunk:
+class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequence, and part of no cycle
     """What one sequence gained since its last chunk. The chunk with a finish_reason is the sequence's last."""
 
     index: int  # sequence number, see GenerateReqInput
@@ -96,7 +97,7 @@ class GenerationChunk:
     completion_tokens: int  # so far
     cached_tokens: int
     finish_reason: FinishReason | None = None
-    meta: dict[str, Any] = dataclasses.field(default_factory=dict)  # last chunk: e2e_latency, queue_time, num_retractions, ...
+    meta: dict[str, Any] = {}  # last chunk: e2e_latency, queue_time, num_retractions, ...
     weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
 
 

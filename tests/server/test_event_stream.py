@@ -199,7 +199,7 @@ async def test_an_error_in_a_stream_ends_it_with_an_event() -> None:
         assert message in stream.sent[-1]["body"]
         assert stream.sent[-1]["body"].endswith(b"data: [DONE]\n\n")
         assert stream.wire is not None
-        assert stream.wire.written[0] == b"<a>"
+        assert stream.wire.written == [b"<a>"], "nothing follows the error"
 
 
 async def test_a_client_that_leaves_ends_the_request_and_nothing_more_is_sent() -> None:

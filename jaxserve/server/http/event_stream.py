@@ -99,6 +99,8 @@ class _Delivery:
         self._ended = False
 
     def push(self, chunk: GenerationChunk) -> None:
+        if self.error is not None:
+            return
         if not self._wire.is_writable:
             self._waiting.add(chunk)
             self.begun.set()

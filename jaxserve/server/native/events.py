@@ -56,8 +56,9 @@ class _OutputJson:
             self._write_meta(chunk)
         if chunk.text:
             self._text += _encode(chunk.text)[1:-1]
-        for token_id in chunk.token_ids:
-            self._ids += b",%d" % token_id if self._ids else b"%d" % token_id
+        if chunk.token_ids:
+            new_ids = _encode(chunk.token_ids)[1:-1]
+            self._ids += b"," + new_ids if self._ids else new_ids
         return b"".join(
             (
                 b'data: {"text":"',

@@ -36,6 +36,7 @@ class GenerateReply:
         self._token_text = token_text  # given if logprobs are to come with the tokens' text
         self._index = index
         self._text = ""
+        self._new_texts: list[str] = []  # not yet part of _text
         self._output_ids: list[int] = []
         self._logprobs: list[list[Any]] = []
         self._top_logprobs: list[list[list[Any]]] = []
@@ -47,7 +48,7 @@ class GenerateReply:
         return self._last is not None and self._last.finish_reason is not None
 
     def add(self, chunk: GenerationChunk) -> None:
-        self._text += chunk.text
+        self._new_texts.append(chunk.text)
         self._output_ids.extend(chunk.token_ids)
         self._last = chunk
         if self._return_logprob:
@@ -66,7 +67,7 @@ class GenerateReply:
         return self._dict(0, 0, 0)
 
     def delta_dict(self) -> dict[str, Any]:
-        result = self._dict(self._sent_chars, self._sent_ids, self._sent_logprobs)
+        result = self._dict(self._sent_chars, self._sent_ids, self._sent_logprobs)  # _text is whole now
         self._sent_chars, self._sent_ids = len(self._text), len(self._output_ids)
         self._sent_logprobs = len(self._logprobs)
         return result
@@ -74,6 +75,8 @@ class GenerateReply:
     def _dict(self, first_char: int, first_id: int, first_logprob: int) -> dict[str, Any]:
         chunk = self._last
         assert chunk is not None, "a reply needs at least one chunk"
+        self._text += "".join(self._new_texts)
+        self._new_texts.clear()
         meta: dict[str, Any] = {
             "id": chunk.rid,
             "finish_reason": chunk.finish_reason.to_dict() if chunk.finish_reason else None,
