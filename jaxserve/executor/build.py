@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import pathlib
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import psutil
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor.background import BackgroundCompiler, Order
@@ -54,70 +57,99 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
 
     `warmup` as --warmup; early: with the programs that serve anything, and `Runner.tend` takes in the others.
     """
-    select_devices(args.device, args.tp_size)
-    folder = cache_folder(args.compilation_cache_dir)
+    imports_s = time.time() - psutil.Process().create_time()
     counter = CompileCounter()
-    mesh = make_mesh(args.tp_size)
-    config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
-    asked, blueprint = args, Blueprint.draw(args, config, mesh)
-    args, config = blueprint.args, blueprint.config
+    blueprint = draw_blueprint(args)
+    builder = _Builder(blueprint, cache_folder(args.compilation_cache_dir), show_progress)
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
-    loader = WeightLoader(
-        config=config,
-        context_len=args.context_length or config.context_len,
-        mesh=mesh,
-        dtype=jnp.dtype(args.dtype),
-        model_override_args=args.json_model_override_args,
-    )
-    load = functools.partial(_load_weights, loader, args, show_progress)
-    program_set = blueprint.program_set
     early = warmup == "early" or (warmup == "auto" and blueprint.platform == "cpu")
-    keys = program_set.essential if early else program_set.all
-
-    def obtain(budget: MemoryBudget) -> tuple[ProgramCompiler, dict[ProgramKey, Any]]:
-        logger.info("%s", "\n".join(memory_lines(budget, blueprint)))
-        started_s = time.monotonic()
-        compiler = ProgramCompiler.of(blueprint, budget.num_pages, folder)
-        compiled = compiler.obtain(keys, show_progress=show_progress)
-        logger.info("%d of %d programs after %.1f s", len(keys), len(program_set.all), time.monotonic() - started_s)
-        return compiler, compiled
-
-    if blueprint.platform == "cpu":
-        # Nothing that is decided here depends on the weights but their size: both at once.
-        loader.check_files(args.model_path, args.load_format)
-        budget = plan_memory(blueprint, folder, weights_loaded=False)
-        with concurrent.futures.ThreadPoolExecutor(1, "weights") as thread:
-            loading = thread.submit(load)
-            compiler, compiled = obtain(budget)
-            params = loading.result()
-    else:
-        with jax_cache(folder):
-            params = load()
-        budget = plan_memory(blueprint, folder, weights_loaded=True)
-        compiler, compiled = obtain(budget)
-    missing = [key for key in program_set.later if key not in compiled]
-    order = Order(args=asked, num_pages=budget.num_pages) if blueprint.platform == "cpu" else None
+    parts = builder.make(blueprint.program_set.essential if early else blueprint.program_set.all)
+    missing = [key for key in blueprint.program_set.later if key not in parts.compiled]
+    order = Order(args=args, num_pages=parts.compiler.num_pages) if blueprint.platform == "cpu" else None
     runner = ModelRunner(
-        program_set=program_set,
-        compiled=compiled,
-        later=BackgroundCompiler(compiler, missing, order) if missing else None,
-        params=params,
-        mesh=mesh,
-        spec=blueprint.spec(budget.num_pages),
+        program_set=blueprint.program_set,
+        compiled=parts.compiled,
+        later=BackgroundCompiler(parts.compiler, missing, order) if missing else None,
+        params=parts.params,
+        mesh=blueprint.mesh,
+        spec=blueprint.spec(parts.compiler.num_pages),
         compile_counter=counter,
-        loader=loader,
+        loader=builder.loader,
         model_path=args.model_path,
         load_format=args.load_format,
+        startup_s={"imports": imports_s, **builder.took_s},
     )
     logger.info("KV cache of %d tokens", runner.spec.max_total_tokens)
-    return BuiltRunner(runner, args, config)
+    return BuiltRunner(runner, blueprint.args, blueprint.config)
 
 
-def _load_weights(loader: WeightLoader, args: ServerArgs, show_progress: bool) -> Params:
-    started_s = time.monotonic()
-    params = loader.load(args.model_path, args.load_format, progress=show_progress)
-    logger.info("Weights loaded in %.1f s", time.monotonic() - started_s)
-    return params
+def draw_blueprint(args: ServerArgs) -> Blueprint:
+    """On this machine's devices, which JAX starts here if it has not yet."""
+    select_devices(args.device, args.tp_size)
+    mesh = make_mesh(args.tp_size)
+    return Blueprint.draw(args, ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args)), mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What a runner is put together from."""
+
+    params: Params
+    compiler: ProgramCompiler
+    compiled: dict[ProgramKey, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Builder:
+    blueprint: Blueprint
+    folder: pathlib.Path  # of the caches
+    show_progress: bool
+    took_s: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of each part; they may overlap
+
+    @functools.cached_property
+    def loader(self) -> WeightLoader:
+        args, config = self.blueprint.args, self.blueprint.config
+        return WeightLoader(
+            config=config,
+            context_len=args.context_length or config.context_len,
+            mesh=self.blueprint.mesh,
+            dtype=jnp.dtype(args.dtype),
+            model_override_args=args.json_model_override_args,
+        )
+
+    def make(self, keys: Sequence[ProgramKey]) -> _Parts:
+        if self.blueprint.platform != "cpu":
+            with jax_cache(self.folder):
+                params = self._load_weights()
+            compiler = self._compiler(plan_memory(self.blueprint, self.folder, weights_loaded=True))
+            return _Parts(params, compiler, self._obtain(compiler, keys))
+        # Nothing here depends on the weights but by their size: both at once.
+        self.loader.check_files(self.blueprint.args.model_path, self.blueprint.args.load_format)
+        compiler = self._compiler(plan_memory(self.blueprint, self.folder, weights_loaded=False))
+        with concurrent.futures.ThreadPoolExecutor(1, "weights") as thread:
+            loading = thread.submit(self._load_weights)
+            compiled = self._obtain(compiler, keys)
+            return _Parts(loading.result(), compiler, compiled)
+
+    def _compiler(self, budget: MemoryBudget) -> ProgramCompiler:
+        logger.info("%s", "\n".join(memory_lines(budget, self.blueprint)))
+        return ProgramCompiler.of(self.blueprint, budget.num_pages, self.folder)
+
+    def _load_weights(self) -> Params:
+        args = self.blueprint.args
+        with self._timed("weights"):
+            return self.loader.load(args.model_path, args.load_format, progress=self.show_progress)
+
+    def _obtain(self, compiler: ProgramCompiler, keys: Sequence[ProgramKey]) -> dict[ProgramKey, Any]:
+        with self._timed(f"{len(keys)} programs"):
+            return compiler.obtain(keys, show_progress=self.show_progress)
+
+    @contextlib.contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        started_s = time.monotonic()
+        yield
+        self.took_s[what] = time.monotonic() - started_s
+        logger.info("%s: %.1f s", what, self.took_s[what])
 
 
 def plan_memory(blueprint: Blueprint, folder: pathlib.Path, *, weights_loaded: bool) -> MemoryBudget:

@@ -32,6 +32,7 @@ class _Compilation:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCompiler:
+    num_pages: NumPages  # of the pools that the programs are for
     programs: StepPrograms
     params: Params  # shapes with shardings
     cache: ExecutableCache
@@ -39,7 +40,7 @@ class ProgramCompiler:
     @staticmethod
     def of(blueprint: Blueprint, num_pages: NumPages, cache_folder: Path) -> ProgramCompiler:
         cache = ExecutableCache(cache_folder / "executables", blueprint.mesh, blueprint.description(num_pages))
-        return ProgramCompiler(blueprint.programs(num_pages), blueprint.abstract_params(), cache)
+        return ProgramCompiler(num_pages, blueprint.programs(num_pages), blueprint.abstract_params(), cache)
 
     def load(self, key: ProgramKey) -> Any | None:
         """From the cache, or None."""

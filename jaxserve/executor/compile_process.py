@@ -6,7 +6,6 @@ that it has put into the cache. It ends with its work, or when its standard inpu
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -32,17 +31,13 @@ def compile_order(order: Order, out: IO[str]) -> None:
     """Writes a line to `out` for each program as it is cached."""
     import concurrent.futures
 
-    from jaxserve.executor.blueprint import Blueprint
+    from jaxserve.executor.build import draw_blueprint
     from jaxserve.executor.compilation import ProgramCompiler
-    from jaxserve.executor.mesh import make_mesh, select_devices
     from jaxserve.executor.programs import program_name
     from jaxserve.executor.warmup import cache_folder
-    from jaxserve.models import ModelConfig
 
-    args = order.args
-    select_devices("cpu", args.tp_size)
-    config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
-    blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size))
+    args = order.args.replace(device="cpu")
+    blueprint = draw_blueprint(args)
     compiler = ProgramCompiler.of(blueprint, order.num_pages, cache_folder(args.compilation_cache_dir))
     keys = {program_name(key): key for key in blueprint.program_set.all}
     printing = threading.Lock()  # else lines of two threads run into each other

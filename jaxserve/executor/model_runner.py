@@ -10,6 +10,7 @@ two steps (`tend`); a step runs in the smallest program that is there.
 from __future__ import annotations
 
 import dataclasses
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -63,9 +64,10 @@ class ModelRunner:
         loader: WeightLoader,
         model_path: str,
         load_format: str,
+        startup_s: dict[str, float],
     ) -> None:
         """`compiled`: the essential programs of the set, at least; what is missing comes from `later`. `params` came from the
-        folder `model_path`; `loader` is for those that replace them."""
+        folder `model_path`; `loader` is for those that replace them. `startup_s`: what it took to get all that."""
         self.spec = spec
         self._program_set = program_set
         self._compiled = dict(compiled)
@@ -78,6 +80,7 @@ class ModelRunner:
         self._scratch_row = spec.max_rows
         self._row_params = np.zeros((spec.max_rows + 1, NUM_ROW_PARAMS), np.int32)
         self._steps_in_larger_program = 0
+        started_s = time.monotonic()
         self._forward_state, self._sampling_state = self._compiled["empty_state"]()
         self._no_masks: dict[
             int, jax.Array
@@ -86,6 +89,7 @@ class ModelRunner:
         if not self._on_cpu:
             self._run_once(list(self._compiled))
         jax.block_until_ready((self._forward_state, self._sampling_state))
+        self._startup_s = startup_s | {"state and first runs": time.monotonic() - started_s}
         if later is not None:
             later.start()
 
@@ -203,6 +207,7 @@ class ModelRunner:
             "buckets": [bucket.name for bucket in self._program_set.buckets.all],
             "compiles_total": self._counter.count,
             "compiles_after_ready_total": self._counter.after_ready,
+            "startup_s": {what: round(took_s, 2) for what, took_s in self._startup_s.items()},
             "programs_missing": self.num_programs_missing,
             "fully_warm": not self.num_programs_missing,
             "steps_in_larger_program_total": self._steps_in_larger_program,
