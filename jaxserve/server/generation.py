@@ -77,10 +77,14 @@ class Generation:
         finally:
             self._leave(sequences)
 
-    def receive(self, out: BatchStrOut) -> None:
-        self._live.route(out)
+    def receive(self, out: BatchStrOut, *, hold: bool = False) -> None:
+        """`hold`: its chunks wait for `release`."""
+        self._live.route(out, hold=hold)
         for rid in out.abandoned:
             self._send(AbortReq(rid=rid))
+
+    def release(self) -> None:
+        self._live.release()
 
     def abort_unsent(self, rid_prefix: str) -> None:
         """Of the requests whose rid starts so, those that the scheduler has not heard of end when they are tokenized."""

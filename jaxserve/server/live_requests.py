@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxserve.messages import BatchStrOut, OutputLogprobs, RequestTimes
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
-from jaxserve.server.sinks import ChunkSink
+from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class LiveCall:
     """One request: where its chunks go."""
 
-    __slots__ = ("_log_end", "_sink", "_unfinished", "received_s", "return_logprob")
+    __slots__ = ("_held", "_log_end", "_sink", "_unfinished", "received_s", "return_logprob")
 
     def __init__(
         self, sink: ChunkSink, num_sequences: int, *, return_logprob: bool, received_s: float, log_end: bool = False
@@ -34,8 +34,24 @@ class LiveCall:
         self._sink = sink
         self._unfinished = num_sequences  # sequences whose last chunk has not arrived
         self._log_end = log_end
+        self._held = ChunkMerger()
+
+    def hold(self, chunk: GenerationChunk) -> bool:
+        """Keeps a chunk until `release`, merged with what is held of its sequence; returns whether it is the first one."""
+        is_first = not self._held
+        self._held.add(chunk)
+        return is_first
+
+    def release(self) -> None:
+        for chunk in self._held.take():
+            self._push(chunk)
 
     def add(self, chunk: GenerationChunk) -> None:
+        if self._held:
+            self.release()
+        self._push(chunk)
+
+    def _push(self, chunk: GenerationChunk) -> None:
         self._sink.push(chunk)
         if chunk.finish_reason is None:
             return
@@ -58,6 +74,7 @@ class LiveSequence:
 class LiveTable:
     def __init__(self) -> None:
         self._live: dict[str, LiveSequence] = {}
+        self._holding: list[LiveCall] = []  # calls that hold chunks
 
     def __len__(self) -> int:
         return len(self._live)
@@ -80,8 +97,11 @@ class LiveTable:
     def unsent(self, rid_prefix: str) -> list[LiveSequence]:
         return [s for rid, s in self._live.items() if not s.sent and rid.startswith(rid_prefix)]
 
-    def route(self, out: BatchStrOut) -> None:
-        """Gives every row to the call that waits for it. The hot path: once per token and sequence."""
+    def route(self, out: BatchStrOut, *, hold: bool = False) -> None:
+        """Gives every row to the call that waits for it. The hot path: once per token and sequence.
+
+        `hold`: until `release`, since more of the same is about to follow.
+        """
         live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
         token_ids = out.token_ids.tolist()
         rows = zip(
@@ -98,9 +118,17 @@ class LiveTable:
             call, ids = sequence.call, token_ids[start:end]
             logprobs = _token_logprobs(ids, all_logprobs[i]) if call.return_logprob and i in all_logprobs else []
             meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
-            call.add(
-                GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
-            )
+            chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
+            if not hold:
+                call.add(chunk)
+            elif call.hold(chunk):
+                self._holding.append(call)
+
+    def release(self) -> None:
+        """Passes on what is held, one chunk per sequence."""
+        calls, self._holding = self._holding, []
+        for call in calls:
+            call.release()
 
     def end(self, sequence: LiveSequence, reason: FinishReason, prompt_tokens: int = 0) -> None:
         """Ends a sequence from this side, without the scheduler."""

@@ -71,13 +71,13 @@ class TokenizerManager:
         self.resolved_options: dict[str, Any] = {}  # options that were None or auto, as the scheduler chose them
         self._tokenizer: Tokenizer | None = None
         self._limits: ModelLimits | None = None
-        self._link = WorkerLink(workers, self._deliver)
+        self._link = WorkerLink(workers, self._deliver, self._end_turn)
         scheduler = WorkerAddress(SCHEDULER)
         self._generation = Generation(lambda message: self._link.send(scheduler, message), log_requests=args.log_requests)
         self._controls = ControlClient(self, self._link)
         self._dispatch = Dispatcher(
             {
-                BatchStrOut: self._generation.receive,
+                BatchStrOut: self._receive_texts,
                 ControlReply: self._controls.receive,
                 WorkerReady: on_worker_event,
                 WorkerProgress: self._on_progress,
@@ -97,6 +97,12 @@ class TokenizerManager:
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)
+
+    def _receive_texts(self, out: BatchStrOut) -> None:
+        self._generation.receive(out, hold=self._link.is_behind)
+
+    def _end_turn(self) -> None:
+        self._generation.release()
 
     def load_tokenizer(self, *, hide_torch: bool) -> None:
         """Blocking; may run in a thread. Raises ValueError with a sentence for the user."""

@@ -20,13 +20,18 @@ logger = logging.getLogger(__name__)
 
 # Messages read from the socket before other tasks get their turn.
 _MESSAGES_PER_TURN = 64
+# So many that are found waiting together say that this process is slower than the workers.
+_BEHIND_MESSAGES = 3
 
 
 class WorkerLink:
-    def __init__(self, workers: Sequence[WorkerAddress], deliver: Callable[[Any], None]) -> None:
+    def __init__(self, workers: Sequence[WorkerAddress], deliver: Callable[[Any], None], end_turn: Callable[[], None]) -> None:
+        """`end_turn` is called when all messages that were read together have been delivered."""
         self.workers = tuple(workers)
         self.last_heartbeat_s = 0.0  # time.monotonic() of the last message from a worker
+        self.is_behind = False  # while a turn's messages are delivered: they are better handled together
         self._deliver = deliver
+        self._end_turn = end_turn
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: zmq.Context[Any] | None = None
         self._receiver: Receiver | None = None
@@ -67,10 +72,12 @@ class WorkerLink:
         messages = self._receiver.receive(_MESSAGES_PER_TURN)
         if messages:
             self.last_heartbeat_s = time.monotonic()
+        self.is_behind = len(messages) >= _BEHIND_MESSAGES
         for message in messages:
             try:
                 self._deliver(message)
             except Exception:  # one message must not keep the others from their receivers
                 logger.exception("A message of type %s could not be handled.", type(message).__name__)
+        self._end_turn()
         if len(messages) == _MESSAGES_PER_TURN:
             self._loop.call_soon(self._read)

@@ -66,6 +66,25 @@ async def test_chunks_reach_the_sink_in_the_messages_turn() -> None:
     assert len(table) == 0
 
 
+async def test_held_chunks_are_merged_and_released_in_order() -> None:
+    """What a process that fell behind does with all messages of a turn: fewer events, nothing lost."""
+    sink = Recorded()
+    table = table_of(sink.call(2), "a", "b")
+    for i in range(3):
+        table.route(out(["a", "b"], [f"a{i}", f"b{i}"]), hold=True)
+    table.route(out(["a"], ["A"], finished={0: FinishReason.stop(1)}), hold=True)
+    assert sink.take() == []
+    table.release()
+    first, second = sink.take()
+    assert (first.text, first.finish_reason, second.text) == ("a0a1a2A", FinishReason.stop(1), "b0b1b2")
+    assert sink.num_ends == 0
+    table.route(out(["b"], ["B"]), hold=True)
+    table.end_all(FinishReason.abort("over", 500))
+    assert [(c.text, c.finish_reason) for c in sink.take()] == [("B", None), ("", FinishReason.abort("over", 500))]
+    table.release()
+    assert (sink.take(), sink.num_ends) == ([], 1)
+
+
 async def test_unknown_and_abandoned_rows_are_dropped() -> None:
     sink = Recorded()
     table = table_of(sink.call(1), "a")
