@@ -1,4 +1,4 @@
-"""`jaxserve compile`: a capacity plan for hardware that is not at hand, from a config.json alone."""
+"""`jaxserve compile`: from a config.json alone, a plan for hardware that is not at hand, or programs for this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ _UNUSED = frozenset(field.name for field in dataclasses.fields(ServerArgs)) - _U
 
 @click.command("compile", short_help="Plan capacity: compile a model for a TPU or GPU that is not here.")
 @click.argument("model", required=False)
-@click.option("--topology", required=True, help="What to compile for: v5e:2x4, v6e:2x2, tpu7x:2x2x1, h200, h200:8, ...")
+@click.option("--topology", help="What to compile for: v5e:2x4, v6e:2x2, tpu7x:2x2x1, h200, h200:8, ...")
+@click.option(
+    "--cache-dir",
+    type=click.Path(file_okay=False),
+    help="In place of --topology: compile for this machine's devices, into the folder that a server starts with as its "
+    "--compilation-cache-dir.",
+)
 @click.option(
     "--programs",
     type=click.Choice(("all", "largest", "none")),
@@ -47,14 +53,29 @@ _UNUSED = frozenset(field.name for field in dataclasses.fields(ServerArgs)) - _U
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @server_options(without=_UNUSED, defaults={"tp_size": None})
 def compile_command(
-    model: str | None, topology: str, programs: str, assumed_context: int, out: str | None, as_json: bool, **options: Any
+    model: str | None,
+    topology: str | None,
+    cache_dir: str | None,
+    programs: str,
+    assumed_context: int,
+    out: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> int:
     """Compile a model for hardware that is not here, and say what fits on it and how fast it could be.
 
     MODEL is a folder with a config.json, the same as --model-path; neither weights nor a tokenizer are read. Every step is
     compiled by the target's own compiler (pip install 'jax[tpu]' or 'jax[cuda13]'; no device is needed). --tp-size is all
     devices of the topology by default. The exit code is 0 only if the model fits.
+
+    With --cache-dir nothing is planned: all programs of a server with these options are compiled for the devices that are here,
+    and it starts with them in seconds.
     """
+    if (topology is None) == (cache_dir is None):
+        raise click.UsageError("Give either --topology, for a plan, or --cache-dir, for programs of this machine's devices.")
+    if cache_dir is not None:
+        return _fill_cache(server_args({**options, "tp_size": options["tp_size"] or 1}, model), cache_dir)
+    assert topology is not None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks about the device that is not there; read at JAX's import
     from jaxserve.aot.planner import PlanOptions
     from jaxserve.aot.targets import parse_target
@@ -71,6 +92,17 @@ def compile_command(
     _print(plan, folder, as_json)
     if plan.failure is not None:
         raise click.ClickException(plan.failure)
+    return 0
+
+
+def _fill_cache(args: ServerArgs, cache_dir: str) -> int:
+    from jaxserve.executor import fill_cache
+
+    try:
+        total, compiled = fill_cache(args, cache_dir)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{total} programs are in {cache_dir}, {compiled} of them compiled now.")
     return 0
 
 

@@ -90,6 +90,20 @@ def draw_blueprint(args: ServerArgs) -> Blueprint:
     return Blueprint.draw(args, ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args)), mesh)
 
 
+def fill_cache(args: ServerArgs, folder: str) -> tuple[int, int]:
+    """Puts all programs of a server with these options on this machine's devices into the cache that it would have with
+    `--compilation-cache-dir folder`, without weights. Returns how many there are, and how many of them were compiled now.
+
+    On CPU the pool follows from memory as it is now; on accelerators a server finds a little less once its weights are there,
+    so that only --max-total-tokens makes the programs the same. ValueError or OSError with a sentence.
+    """
+    blueprint, path, counter = draw_blueprint(args), cache_folder(folder), CompileCounter()
+    budget = plan_memory(blueprint, path, weights_loaded=False)
+    keys = blueprint.program_set.all
+    ProgramCompiler.of(blueprint, budget.num_pages, path).obtain(keys, show_progress=True)
+    return len(keys), counter.count
+
+
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """What a runner is put together from."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from benchmarks.model_configs import GEMMA_3_12B, LLAMA_70B, write_config
 from jaxserve.aot import planner, targets
 from jaxserve.cli.main import run
+from jaxserve.config import ServerArgs
+from jaxserve.executor import build_runner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "aot"))
 from shapes import TINY, cpu_target
@@ -101,3 +105,36 @@ def test_a_model_of_two_kinds_of_layers_beside_a_part_for_images(
     assert run([*line, *SMALL]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["fits"] and plan["kv_cache"]["tokens"] > 0
+
+
+def test_a_server_starts_with_what_was_compiled_ahead(
+    checkpoint: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a config.json alone, and without compiling anything again."""
+    model, cache, config = checkpoint("qwen3"), str(tmp_path / "cache"), tmp_path / "config"
+    config.mkdir()
+    shutil.copy(model / "config.json", config)
+    command = ["compile", str(config), "--cache-dir", cache, "--max-total-tokens", "256", "--decode-row-buckets", "2", *SMALL]
+    assert run(command) == 0
+    assert "programs are in" in capsys.readouterr().out
+    args = ServerArgs(
+        model_path=str(model),
+        compilation_cache_dir=cache,
+        max_total_tokens=256,
+        max_running_requests=2,
+        decode_row_buckets=(2,),
+        prefill_token_buckets=(16,),
+        chunked_prefill_size=16,
+    )
+    state = build_runner(args, show_progress=False).runner.internal_state()
+    assert (state["programs_missing"], state["compiles_total"]) == (0, 0)
+    assert run(command) == 0
+    assert "0 of them compiled now" in capsys.readouterr().out
+
+
+def test_a_plan_or_a_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(write_config(tmp_path, TINY))
+    assert run(["compile", model, "--topology", "v6e:1x1", "--cache-dir", str(tmp_path / "cache")]) == 2
+    assert "either --topology" in capsys.readouterr().err
+    assert run(["compile", str(tmp_path / "nothing"), "--cache-dir", str(tmp_path / "cache")]) == 1
+    assert "config.json" in capsys.readouterr().err
