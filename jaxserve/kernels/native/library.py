@@ -21,7 +21,7 @@ import jaxlib
 
 _SOURCE = pathlib.Path(__file__).with_name("paged_attention.cc")
 _SYMBOL = "JaxservePagedAttention"
-_COMPILERS = ("g++", "clang++", "c++")
+COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-w")
 _TIMEOUT_S = 300
 
@@ -54,10 +54,10 @@ def _registered() -> str | NoLibraryError:
 
 def _compiler() -> str:
     wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else _COMPILERS:
+    for name in (wanted,) if wanted else COMPILERS:
         if found := shutil.which(name):
             return found
-    raise NoLibraryError(f"no C++ compiler is installed ({wanted or ', '.join(_COMPILERS)}).")
+    raise NoLibraryError(f"no C++ compiler is installed ({wanted or ', '.join(COMPILERS)}).")
 
 
 def _cache_folder() -> pathlib.Path:
