@@ -62,6 +62,9 @@ class TimedRunner:
     def execute(self, command: Command) -> Future[None]:
         raise CommandError("This runner has neither weights nor memory.")
 
+    def tend(self) -> int:
+        return 0
+
     def internal_state(self) -> dict[str, Any]:
         return {"kind": "timed"}
 
