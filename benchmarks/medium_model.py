@@ -17,6 +17,9 @@ from safetensors.numpy import save_file
 
 from jaxserve.demo import demo_model_path
 
+# Where benchmarks keep it.
+MEDIUM_QWEN3 = pathlib.Path.home() / ".cache/jaxserve/medium-qwen3"
+
 HIDDEN, LAYERS, MLP, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 896, 12, 2432, 14, 2, 64, 32000
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

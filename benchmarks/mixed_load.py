@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.medium_model import write_medium_qwen3
+from benchmarks.medium_model import MEDIUM_QWEN3, write_medium_qwen3
 from jaxserve import Engine
 
 PROMPT_LENS, OUTPUT_LENS = (16, 256), (8, 96)
@@ -85,7 +85,7 @@ def theirs(model: AutoModelForCausalLM, requests: list[Request], batch_size: int
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=pathlib.Path, default=pathlib.Path.home() / ".cache/jaxserve/medium-qwen3")
+    parser.add_argument("--model", type=pathlib.Path, default=MEDIUM_QWEN3)
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--mean-interval-s", type=float, default=0.05)

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from benchmarks.cpu_step.cases import CASES, PROMPT_LEN
 from benchmarks.cpu_step.ours import Jaxserve
-from benchmarks.medium_model import write_medium_qwen3
+from benchmarks.medium_model import MEDIUM_QWEN3, write_medium_qwen3
 
 
 class Contender(Protocol):
@@ -70,7 +70,7 @@ def describe(case: str, times: dict[str, list[float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=pathlib.Path, default=pathlib.Path.home() / ".cache/jaxserve/medium-qwen3")
+    parser.add_argument("--model", type=pathlib.Path, default=MEDIUM_QWEN3)
     parser.add_argument("--cases", default="", help="only cases whose name contains this")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="float32")

@@ -29,6 +29,7 @@ from jax.sharding import Mesh
 
 import jaxserve
 from jaxserve.executor.mesh import platform_of
+from jaxserve.kernels.machine import processor
 from jaxserve.kernels.tuning import TUNING_FILE_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ def environment(mesh: Mesh) -> str:
         "platform": f"{client.platform} {client.platform_version}",  # with the versions of CUDA or libtpu
         "devices": [(device.id, device.device_kind, device.process_index) for device in devices],
         "mesh": (mesh.devices.shape, mesh.axis_names, client.device_count()),
-        "host": _host() if platform_of(mesh) == "cpu" else platform.machine(),
+        "host": processor() if platform_of(mesh) == "cpu" else platform.machine(),
         "variables": [(name, os.environ.get(name)) for name in _VARIABLES],
         "tuning": _tuning_file(),
         "options": [
@@ -173,16 +174,6 @@ def _tuning_file() -> str:
     """Of the kernel configs a user brings; those that come with jaxserve are source."""
     path = os.environ.get(TUNING_FILE_VARIABLE)
     return "" if not path else hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
-
-
-@functools.cache
-def _host() -> str:
-    """The processor that code was compiled for, and where Linux says it, what it can do."""
-    with contextlib.suppress(OSError):
-        for block in pathlib.Path("/proc/cpuinfo").read_text().split("\n\n"):
-            lines = [line for line in block.splitlines() if line.startswith(("model name", "flags", "Features", "CPU part"))]
-            return "\n".join(lines)
-    return f"{platform.machine()} {platform.processor()}"
 
 
 def _line(error: Exception) -> str:

@@ -45,7 +45,7 @@ class PendingStep:
     mode: SamplingMode
     needs_logprobs: bool
     needs_top_logprobs: bool
-    is_larger: bool  # it runs in a larger program than it would if all were there
+    is_larger: bool  # its forward pass runs in a larger program than it would if all were there
     forwarded: Forwarded | None  # until it is sampled
     sampled: SampledTokens | None = None  # from then on
 
@@ -82,9 +82,8 @@ class ModelRunner:
         self._steps_in_larger_program = 0
         started_s = time.monotonic()
         self._forward_state, self._sampling_state = self._compiled["empty_state"]()
-        self._no_masks: dict[
-            int, jax.Array
-        ] = {}  # by lines: what a step without a grammar brings to a program that takes masks
+        # By lines: what a step without a grammar brings to a program that takes masks.
+        self._no_masks: dict[int, jax.Array] = {}
         self._choose_programs()
         if not self._on_cpu:
             self._run_once(list(self._compiled))
@@ -134,9 +133,9 @@ class ModelRunner:
             match key:
                 case Bucket():
                     self._forward(key, _padding_only(key, self._scratch_row))
-                case SamplingKey(num_rows, tokens_per_row, mode):
+                case SamplingKey(num_rows, tokens_per_row):
                     bucket = by_shape[num_rows, tokens_per_row]
-                    self._sample(self._forward(bucket, _padding_only(bucket, self._scratch_row)), mode, None)
+                    self._sample(self._forward(bucket, _padding_only(bucket, self._scratch_row)), key, None)
                 case "page_table":
                     self._write_page_table(_NO_PAGE_UPDATES)
                 case "row_tables":
@@ -165,9 +164,9 @@ class ModelRunner:
     def sample(self, handle: PendingStep, masks: np.ndarray | None = None) -> None:
         assert handle.forwarded is not None, "a step is sampled once"
         mode = handle.mode if masks is None else handle.mode.with_masks
-        handle.is_larger |= self._key(handle.forwarded, mode).mode is not mode
-        self._steps_in_larger_program += handle.is_larger
-        handle.sampled = self._sample(handle.forwarded, mode, masks)
+        key = self._key(handle.forwarded, mode)
+        self._steps_in_larger_program += handle.is_larger or key.mode is not mode
+        handle.sampled = self._sample(handle.forwarded, key, masks)
         handle.forwarded = None
         if not self._on_cpu:
             for array in self._fetched(handle.sampled):
@@ -246,8 +245,8 @@ class ModelRunner:
         )
         return forwarded
 
-    def _sample(self, forwarded: Forwarded, mode: SamplingMode, masks: np.ndarray | None) -> SampledTokens:
-        key, words = self._key(forwarded, mode), None
+    def _sample(self, forwarded: Forwarded, key: SamplingKey, masks: np.ndarray | None) -> SampledTokens:
+        words = None
         if key.mode.takes_masks:
             lines = key.num_rows * key.tokens_per_row
             words = self._no_masks[lines] if masks is None else _padded(masks, key, self.spec.mask_words)

@@ -162,10 +162,6 @@ class StepPrograms:
         shapes = self.state_shapes()
         return jax.jit(lambda: _zeros(shapes), out_shardings=jax.tree.map(lambda s: s.sharding, shapes)).lower()
 
-    def empty_state(self) -> tuple[ForwardState, SamplingState]:
-        """Zeros, on the mesh's devices."""
-        return self.lower_empty_state().compile()()
-
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
         quantized = self._step.decoder.config.quantization is not None

@@ -18,6 +18,8 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 from tqdm import tqdm
 
+from jaxserve.kernels.machine import user_cache
+
 _Key = TypeVar("_Key", bound=Hashable)
 _Result = TypeVar("_Result")
 _Result_co = TypeVar("_Result_co", covariant=True)
@@ -26,8 +28,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 def cache_folder(folder: str | None) -> pathlib.Path:
     """`folder`, or the default in $XDG_CACHE_HOME/jaxserve; made if it is not there."""
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    path = pathlib.Path(base) / "jaxserve" / "compiled" if folder is None else pathlib.Path(folder)
+    path = user_cache() / "compiled" if folder is None else pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -94,7 +94,7 @@ def step(
 def logits_of_steps(blueprint: Blueprint, params: Any) -> list[np.ndarray]:
     num_pages = blueprint.pages_each(NUM_PAGES)
     programs, groups = blueprint.programs(num_pages), len(num_pages)
-    state, _ = programs.empty_state()
+    state, _ = programs.lower_empty_state().compile()()
     tokens = np.random.default_rng(0).integers(0, 256, 200)
     K = blueprint.num_draft_tokens
     following = jnp.asarray(DRAFTS, jnp.int32)[:, :K]

@@ -11,13 +11,14 @@ import functools
 import hashlib
 import os
 import pathlib
-import platform
 import shutil
 import subprocess
 import tempfile
 
 import jax
 import jaxlib
+
+from jaxserve.kernels.machine import processor, user_cache
 
 _SOURCE = pathlib.Path(__file__).with_name("paged_attention.cc")
 _SYMBOL = "JaxservePagedAttention"
@@ -40,7 +41,7 @@ def target_name() -> str:
 @functools.cache
 def _registered() -> str | NoLibraryError:
     try:
-        path = _library(_compiler(), _cache_folder())
+        path = _library(_compiler(), user_cache() / "native")
         function = getattr(ctypes.CDLL(str(path)), _SYMBOL)
     except NoLibraryError as error:
         return error
@@ -58,11 +59,6 @@ def _compiler() -> str:
         if found := shutil.which(name):
             return found
     raise NoLibraryError(f"no C++ compiler is installed ({wanted or ', '.join(COMPILERS)}).")
-
-
-def _cache_folder() -> pathlib.Path:
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "jaxserve" / "native"
 
 
 def _library(compiler: str, folder: pathlib.Path) -> pathlib.Path:
@@ -86,15 +82,5 @@ def _library(compiler: str, folder: pathlib.Path) -> pathlib.Path:
 def _fingerprint(compiler: str) -> str:
     """Of everything that the shared object depends on; a home folder may be shared by machines with other processors."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=_TIMEOUT_S).stdout
-    parts = (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), jaxlib.__version__.encode(), _processor().encode())
+    parts = (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), jaxlib.__version__.encode(), processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-
-
-def _processor() -> str:
-    """The machine's kind and what its processor can do."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    abilities = next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())
-    return f"{platform.machine()} {abilities}"

@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request, Response
 
 from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
-from jaxserve.server.http.connection import DONE_EVENT, unless_disconnected
+from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
@@ -143,7 +143,7 @@ class _Events:
         return b"".join(self._events(chunk))
 
     def end(self) -> bytes:
-        return (self._writer.usage(self._usage) if self._writer.ends_with_usage else b"") + DONE_EVENT
+        return self._writer.end(self._usage)
 
     def _events(self, chunk: GenerationChunk) -> Iterator[bytes]:
         job, writer, usage = self._job, self._writer, self._usage
@@ -153,10 +153,9 @@ class _Events:
             extra: dict[str, Any] = {"prompt_token_ids": job.prompt_ids} if body.return_prompt_token_ids else {}
             yield writer.choice(chunk, _ROLE_DELTA, None, None, extra, usage)
         if chunk.text or chunk.logprobs or (self._with_ids and chunk.token_ids):
-            before, after = _CONTENT_DELTA
             logprobs = chat_logprobs(chunk.logprobs, job.context.texts) if chunk.logprobs else None
             extra = {"token_ids": chunk.token_ids} if self._with_ids else {}
-            yield writer.choice(chunk, before + msgspec.json.encode(chunk.text) + after, logprobs, None, extra, usage)
+            yield writer.choice(chunk, writer.text_fields(chunk.text), logprobs, None, extra, usage)
         if chunk.finish_reason is not None:
             extra = {"meta_info": _meta_info(chunk)} if body.return_meta_info else {}
             yield writer.choice(chunk, _EMPTY_DELTA, None, chunk.finish_reason, extra, usage)

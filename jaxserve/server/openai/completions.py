@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request, Response
 
 from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
-from jaxserve.server.http.connection import DONE_EVENT, unless_disconnected
+from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
@@ -138,7 +138,7 @@ class _Events:
         return self._event(chunk)
 
     def end(self) -> bytes:
-        return (self._writer.usage(self._usage) if self._writer.ends_with_usage else b"") + DONE_EVENT
+        return self._writer.end(self._usage)
 
     def _event(self, chunk: GenerationChunk) -> bytes:
         job, text = self._job, chunk.text
@@ -149,9 +149,7 @@ class _Events:
             return b""  # a token that completes no character yet
         logprobs = job.shape_logprobs(chunk.index, chunk.logprobs) if chunk.logprobs else None
         extra = {"token_ids": chunk.token_ids} if self._with_ids else {}
-        before, after = _TEXT_FIELD
-        fields = before + msgspec.json.encode(text) + after
-        return self._writer.choice(chunk, fields, logprobs, chunk.finish_reason, extra, self._usage)
+        return self._writer.choice(chunk, self._writer.text_fields(text), logprobs, chunk.finish_reason, extra, self._usage)
 
 
 def _check(body: CompletionRequest, max_top_logprobs: int) -> None:

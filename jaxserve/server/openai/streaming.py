@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.http.connection import DONE_EVENT
 from jaxserve.server.openai.collect import Usage, matched_stop
 from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import GenerationChunk
@@ -34,10 +35,10 @@ class StreamWriter:
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         options = request.stream_options
         wants_usage = options.include_usage if options else None
-        self.ends_with_usage = args.stream_response_default_include_usage if wants_usage is None else wants_usage
+        self._ends_with_usage = args.stream_response_default_include_usage if wants_usage is None else wants_usage
         self._continuous = bool(options and options.continuous_usage_stats)
         # OpenAI: with include_usage every chunk but the last has a null usage.
-        self._no_usage = b',"usage":null}\n\n' if self.ends_with_usage else b"}\n\n"
+        self._no_usage = b',"usage":null}\n\n' if self._ends_with_usage else b"}\n\n"
 
     def choice(
         self,
@@ -74,6 +75,11 @@ class StreamWriter:
             return b"".join((before, _encode(text), after, b',"usage":', _encode(usage.of_sequence(chunk)), b"}\n\n"))
         return b"".join((before, _encode(text), after))
 
+    def text_fields(self, text: str) -> bytes:
+        """`fields` of `choice` for a text."""
+        before, after = self._text_field
+        return before + _encode(text) + after
+
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         before, after = self._text_field
         frame_end = b"" if self._continuous else self._no_usage
@@ -82,6 +88,8 @@ class StreamWriter:
             after + b',"logprobs":null,"finish_reason":null,"matched_stop":null}]' + frame_end,
         )
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event before [DONE], if the client wants it: no choices, the request's usage."""
-        return self._head + b'],"usage":' + _encode(usage.total()) + b"}\n\n"
+    def end(self, usage: Usage) -> bytes:
+        """[DONE], and before it, if the client wants it, an event without choices: the request's usage."""
+        if not self._ends_with_usage:
+            return DONE_EVENT
+        return self._head + b'],"usage":' + _encode(usage.total()) + b"}\n\n" + DONE_EVENT
