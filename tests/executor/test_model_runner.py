@@ -31,8 +31,8 @@ def model(checkpoint: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runner(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
-    args = ServerArgs(
+def args(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ServerArgs:
+    return ServerArgs(
         model_path=str(model),
         page_size=PAGE_SIZE,
         max_total_tokens=1000,
@@ -42,6 +42,10 @@ def runner(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner
         decode_row_buckets=(4,),
         compilation_cache_dir=str(tmp_path_factory.mktemp("cache")),
     )
+
+
+@pytest.fixture(scope="module")
+def runner(args: ServerArgs) -> ModelRunner:
     return build_runner(args, show_progress=False).runner
 
 
@@ -161,3 +165,19 @@ def test_nothing_compiled_after_warm_up(runner: ModelRunner) -> None:
     assert state["compiles_total"] > 0
     assert state["memory_usage"]["token_capacity"] == 1000
     assert jax.devices()[0].platform == "cpu"
+
+
+# --- after all that, since every compilation of this process is counted
+
+
+def test_running_every_program_once_with_padding_changes_nothing(
+    args: ServerArgs, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What accelerators do with each program before it serves."""
+    monkeypatch.setattr(ModelRunner, "_on_cpu", False)
+    drafting = args.replace(speculative_algorithm="NGRAM", speculative_num_draft_tokens=4)
+    runner = build_runner(drafting, show_progress=False).runner
+    prompt = list(range(10, 22))
+    tokens = [run(runner, step(1, 0, prompt, list(range(500, 512)), new=row_state(1, 12)))]
+    assert tokens == oracle(model, prompt, 1)
+    assert runner.internal_state()["fully_warm"]
