@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class LiveCall:
     """One request: where its chunks go."""
 
-    __slots__ = ("_held", "_log_end", "_sink", "_unfinished", "received_s", "return_logprob")
+    __slots__ = ("_log_end", "_sink", "_unfinished", "received_s", "return_logprob")
 
     def __init__(
         self, sink: ChunkSink, num_sequences: int, *, return_logprob: bool, received_s: float, log_end: bool = False
@@ -34,24 +34,8 @@ class LiveCall:
         self._sink = sink
         self._unfinished = num_sequences  # sequences whose last chunk has not arrived
         self._log_end = log_end
-        self._held = ChunkMerger()
 
-    def hold(self, chunk: GenerationChunk) -> bool:
-        """Keeps a chunk until `release`, merged with what is held of its sequence; returns whether it is the first one."""
-        is_first = not self._held
-        self._held.add(chunk)
-        return is_first
-
-    def release(self) -> None:
-        for chunk in self._held.take():
-            self._push(chunk)
-
-    def add(self, chunk: GenerationChunk) -> None:
-        if self._held:
-            self.release()
-        self._push(chunk)
-
-    def _push(self, chunk: GenerationChunk) -> None:
+    def push(self, chunk: GenerationChunk) -> None:
         self._sink.push(chunk)
         if chunk.finish_reason is None:
             return
@@ -74,7 +58,7 @@ class LiveSequence:
 class LiveTable:
     def __init__(self) -> None:
         self._live: dict[str, LiveSequence] = {}
-        self._holding: list[LiveCall] = []  # calls that hold chunks
+        self._held: dict[LiveCall, ChunkMerger] = {}  # chunks that wait for `release`
 
     def __len__(self) -> int:
         return len(self._live)
@@ -119,23 +103,31 @@ class LiveTable:
             logprobs = _token_logprobs(ids, all_logprobs[i]) if call.return_logprob and i in all_logprobs else []
             meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
-            if not hold:
-                call.add(chunk)
-            elif call.hold(chunk):
-                self._holding.append(call)
+            if hold:
+                self._hold(call, chunk)
+            else:
+                call.push(chunk)
+
+    def _hold(self, call: LiveCall, chunk: GenerationChunk) -> None:
+        merger = self._held.get(call)
+        if merger is None:
+            merger = self._held[call] = ChunkMerger()
+        merger.add(chunk)
 
     def release(self) -> None:
         """Passes on what is held, one chunk per sequence."""
-        calls, self._holding = self._holding, []
-        for call in calls:
-            call.release()
+        held, self._held = self._held, {}
+        for call, merger in held.items():
+            for chunk in merger.take():
+                call.push(chunk)
 
     def end(self, sequence: LiveSequence, reason: FinishReason, prompt_tokens: int = 0) -> None:
         """Ends a sequence from this side, without the scheduler."""
+        self.release()  # what is held comes before the end
         self._live.pop(sequence.rid, None)
         if sequence.call is not None:
             meta = _final_meta(sequence.call.received_s, None, 0)
-            sequence.call.add(GenerationChunk(sequence.index, sequence.rid, "", [], [], prompt_tokens, 0, 0, reason, meta))
+            sequence.call.push(GenerationChunk(sequence.index, sequence.rid, "", [], [], prompt_tokens, 0, 0, reason, meta))
 
     def end_all(self, reason: FinishReason) -> None:
         for sequence in list(self._live.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.connection import event
@@ -64,15 +65,17 @@ def test_logprobs_with_and_without_text() -> None:
     assert "output_top_logprobs" not in bare.to_dict()["meta_info"]
 
 
-def test_streamed_bytes_are_those_of_the_reply() -> None:
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_streamed_bytes_are_those_of_the_reply(is_list: bool, incremental: bool) -> None:
     texts = ["a", '"q"\\', "", "\u00e9\n\t\x01", "\U0001f600", "/</script>"]
-    for is_list in (False, True):
-        native = build_generate_request({"text": ["x"] if is_list else "x", "stream": True, "rid": 'r"1'}, None)
-        job = NativeJob(native, ServerArgs(model_path="m", weight_version="w"), str)
-        events, replies = NativeEvents(job), job.streamed()
-        for i, text in enumerate(texts):
-            version = "" if i < 3 else "later"
-            reason = FinishReason.stop(3) if i == len(texts) - 1 else None
-            one = GenerationChunk(0, 'r"1', text, list(range(i % 3)), [], 4, i, i // 2, reason, {}, version)
-            expected = event(msgspec.json.encode(replies.event(one)))
-            assert events.push(one) == expected
+    rid = 'r"completion_tokens":1,'
+    native = build_generate_request({"text": ["x"] if is_list else "x", "stream": True, "rid": rid}, None)
+    job = NativeJob(native, ServerArgs(model_path="m", weight_version="w", incremental_streaming_output=incremental), str)
+    events, replies = NativeEvents(job), job.streamed()
+    for i, text in enumerate(texts):
+        version = "" if i < 3 else "later"
+        last = i == len(texts) - 1
+        reason, meta = (FinishReason.stop(3), {"e2e_latency": 1.5}) if last else (None, {})
+        one = GenerationChunk(0, rid, text, list(range(i % 3)), [], 4, i, i // 2, reason, meta, version)
+        assert events.push(one) == event(msgspec.json.encode(replies.event(one)))

@@ -88,6 +88,8 @@ class EventStream(Response):
 class _Delivery:
     """The sink of a stream."""
 
+    __slots__ = ("_ended", "_waiting", "_wire", "_writer", "begun", "done", "error", "is_open")
+
     def __init__(self, writer: EventWriter, wire: Wire) -> None:
         self.begun = asyncio.Event()  # something waits for the head to be sent
         self.done = asyncio.Event()  # everything is written, or `error` says why not

@@ -18,6 +18,19 @@ TokenText = Callable[[int], str]
 Reply = dict[str, Any]
 
 
+def meta_info(chunk: GenerationChunk, weight_version: str) -> dict[str, Any]:
+    """What a reply says about a sequence after this chunk. `weight_version` is that of requests that no weights computed."""
+    return {
+        "id": chunk.rid,
+        "finish_reason": chunk.finish_reason.to_dict() if chunk.finish_reason else None,
+        "prompt_tokens": chunk.prompt_tokens,
+        "completion_tokens": chunk.completion_tokens,
+        "cached_tokens": chunk.cached_tokens,
+        "weight_version": chunk.weight_version or weight_version,
+        **chunk.meta,
+    }
+
+
 class GenerateReply:
     """One sequence's reply. `index` is its place in a list reply, None for a single one."""
 
@@ -77,15 +90,7 @@ class GenerateReply:
         assert chunk is not None, "a reply needs at least one chunk"
         self._text += "".join(self._new_texts)
         self._new_texts.clear()
-        meta: dict[str, Any] = {
-            "id": chunk.rid,
-            "finish_reason": chunk.finish_reason.to_dict() if chunk.finish_reason else None,
-            "prompt_tokens": chunk.prompt_tokens,
-            "completion_tokens": chunk.completion_tokens,
-            "cached_tokens": chunk.cached_tokens,
-            "weight_version": chunk.weight_version or self._weight_version,
-            **chunk.meta,
-        }
+        meta = meta_info(chunk, self._weight_version)
         if self._return_logprob:
             meta["output_token_logprobs"] = self._logprobs[first_logprob:]
             if self._with_top:
