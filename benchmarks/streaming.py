@@ -104,18 +104,21 @@ def report(api: str, step_s: float, num_clients: int, result: dict[str, Any]) ->
 
 
 def crowd(server: TimedServer, api: str, step_s: float, num_tokens: int) -> None:
-    """1,000 clients, of whom some never read and some leave: what the others see, and what is left behind."""
+    """1,000 clients, of whom some never read and some leave: what the others see, beside 1,000 patient ones; what is left."""
+    load = {"api": api, "step_s": step_s, "num_clients": 1000, "num_tokens": num_tokens}
+    patient = measure(server, **load)
     rss = [server.main.memory_info().rss]
-    result = measure(server, api=api, step_s=step_s, num_clients=1000, num_tokens=num_tokens, num_silent=100, num_leaving=200)
+    result = measure(server, **load, num_silent=100, num_leaving=200)
     rss.append(server.main.memory_info().rss)
     deadline_s = time.monotonic() + 60
     while (state := server.get("/server_info")["internal_states"][0])["num_running_reqs"] and time.monotonic() < deadline_s:
         time.sleep(0.1)
     rss.append(server.main.memory_info().rss)
-    print(
-        f"{api}: others' ITL {result['itl_p50']:.2f} / {result['itl_p99']:.2f} / {result['itl_max']:.1f} steps, "
-        f"main {result['cpu_s']['main'] / result['num_events'] * 1e6:.1f} us/event"
-    )
+    for who, seen in (("all patient: their", patient), ("others'", result)):
+        print(
+            f"{api}, {who} ITL {seen['itl_p50']:.2f} / {seen['itl_p99']:.2f} / {seen['itl_max']:.1f} steps, "
+            f"main {seen['cpu_s']['main'] / seen['num_events'] * 1e6:.1f} us/event"
+        )
     print(f"  readers: {result['statuses']}, never reading: {result['silent_statuses']}")
     print(f"  resident MiB of main before, after, when idle: {', '.join(f'{size / 2**20:.1f}' for size in rss)}")
     names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "num_leaks_repaired", "num_aborted")

@@ -97,6 +97,7 @@ def run(load: Load) -> dict[str, Any]:
 
 def _read_all(epoll: select.epoll, clients: dict[int, _Client]) -> None:
     now, poll = time.monotonic, epoll.poll
+    buffer = bytearray(_READ_BYTES)
     while clients:
         ready = poll(_GIVE_UP_S, 1024)
         if not ready:
@@ -106,19 +107,19 @@ def _read_all(epoll: select.epoll, clients: dict[int, _Client]) -> None:
         for fd, _ in ready:
             client = clients[fd]
             try:
-                data = client.connection.recv(_READ_BYTES)
+                size = client.connection.recv_into(buffer)
             except ConnectionResetError:
-                data = b""
-            count = data.count(b"data: ")
+                size = 0
+            count = buffer.count(b"data: ", 0, size)
             if count:
                 client.num_events += count
                 client.times_s.append(now())
                 client.counts.append(count)
-            client.num_bytes += len(data)
-            client.tail = data[-5:] if len(data) >= 5 else (client.tail + data)[-5:]
+            client.num_bytes += size
+            client.tail = (client.tail + buffer[max(0, size - 5) : size])[-5:]
             ended = client.tail == b"0\r\n\r\n"
             leaves = client.leaves_after is not None and client.num_events >= client.leaves_after
-            if ended or leaves or not data:
+            if ended or leaves or not size:
                 client.status = "ended" if ended else "left" if leaves else "cut"
                 epoll.unregister(fd)
                 client.connection.close()
