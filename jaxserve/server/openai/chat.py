@@ -34,8 +34,8 @@ from jaxserve.server.openai.params import (
     sampling_params,
 )
 from jaxserve.server.openai.protocol import ChatCompletionRequest
-from jaxserve.server.openai.streaming import StreamWriter
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid, raise_if_failed
+from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
@@ -124,41 +124,26 @@ class ChatJob:
         return choice
 
 
-class _Events:
+class _Events(ChoiceEvents):
     """Each choice greets with its role; the text of a chunk comes before the event that says how the choice ended."""
 
     def __init__(self, job: ChatJob) -> None:
         body, args = job.body, job.context.args
+        writer = StreamWriter("chat.completion.chunk", _CONTENT_DELTA, job.reply_id, job.created_s, body, args)
+        super().__init__(writer, job.usage, with_ids=bool(body.return_token_ids))
         self._job = job
-        self._usage = job.usage
-        self._writer = StreamWriter("chat.completion.chunk", _CONTENT_DELTA, job.reply_id, job.created_s, body, args)
-        self._with_ids = bool(body.return_token_ids)
-        self._greeted: set[int] = set()
 
-    def push(self, chunk: GenerationChunk) -> bytes:
-        self._usage.add(chunk)
-        if chunk.index in self._greeted and chunk.finish_reason is None and not chunk.logprobs and not self._with_ids:
-            return self._writer.text(chunk, chunk.text, self._usage) if chunk.text else b""
-        raise_if_failed(chunk)
-        return b"".join(self._events(chunk))
-
-    def end(self) -> bytes:
-        return self._writer.end(self._usage)
-
-    def _events(self, chunk: GenerationChunk) -> Iterator[bytes]:
+    def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
         job, writer, usage = self._job, self._writer, self._usage
-        body = job.body
-        if chunk.index not in self._greeted:
-            self._greeted.add(chunk.index)
-            extra: dict[str, Any] = {"prompt_token_ids": job.prompt_ids} if body.return_prompt_token_ids else {}
-            yield writer.choice(chunk, _ROLE_DELTA, None, None, extra, usage)
+        if is_first:
+            prompt = {"prompt_token_ids": job.prompt_ids} if job.body.return_prompt_token_ids else {}
+            yield writer.choice(chunk, _ROLE_DELTA, None, None, prompt, usage)
         if chunk.text or chunk.logprobs or (self._with_ids and chunk.token_ids):
             logprobs = chat_logprobs(chunk.logprobs, job.context.texts) if chunk.logprobs else None
-            extra = {"token_ids": chunk.token_ids} if self._with_ids else {}
-            yield writer.choice(chunk, writer.text_fields(chunk.text), logprobs, None, extra, usage)
+            yield writer.choice(chunk, writer.text_fields(chunk.text), logprobs, None, self._ids(chunk), usage)
         if chunk.finish_reason is not None:
-            extra = {"meta_info": _meta_info(chunk)} if body.return_meta_info else {}
-            yield writer.choice(chunk, _EMPTY_DELTA, None, chunk.finish_reason, extra, usage)
+            meta = {"meta_info": _meta_info(chunk)} if job.body.return_meta_info else {}
+            yield writer.choice(chunk, _EMPTY_DELTA, None, chunk.finish_reason, meta, usage)
 
 
 def _check(body: ChatCompletionRequest, max_top_logprobs: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Iterator
 from typing import Any, cast
 
 import msgspec
@@ -26,8 +27,8 @@ from jaxserve.server.openai.foreign_fields import COMPLETION
 from jaxserve.server.openai.logprobs import CompletionLogprobs
 from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import CompletionRequest
-from jaxserve.server.openai.streaming import StreamWriter
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid, raise_if_failed
+from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -121,35 +122,22 @@ class _Job:
         return shaper.shape(entries)
 
 
-class _Events:
+class _Events(ChoiceEvents):
     def __init__(self, job: _Job) -> None:
         body, args = job.body, job.context.args
+        writer = StreamWriter("text_completion", _TEXT_FIELD, job.reply_id, job.created_s, body, args)
+        super().__init__(writer, job.usage, with_ids=bool(body.return_token_ids))
         self._job = job
-        self._usage = job.usage
-        self._writer = StreamWriter("text_completion", _TEXT_FIELD, job.reply_id, job.created_s, body, args)
-        self._with_ids = bool(body.return_token_ids)
-        self._begun: set[int] = set()
 
-    def push(self, chunk: GenerationChunk) -> bytes:
-        self._usage.add(chunk)
-        if chunk.index in self._begun and chunk.finish_reason is None and not chunk.logprobs and not self._with_ids:
-            return self._writer.text(chunk, chunk.text, self._usage) if chunk.text else b""
-        raise_if_failed(chunk)
-        return self._event(chunk)
-
-    def end(self) -> bytes:
-        return self._writer.end(self._usage)
-
-    def _event(self, chunk: GenerationChunk) -> bytes:
+    def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
         job, text = self._job, chunk.text
-        if chunk.index not in self._begun:
-            self._begun.add(chunk.index)
+        if is_first:
             text = job.echoes[chunk.index // job.generate.num_samples] + text
         if not (text or chunk.logprobs or chunk.finish_reason or (self._with_ids and chunk.token_ids)):
-            return b""  # a token that completes no character yet
+            return  # a token that completes no character yet
         logprobs = job.shape_logprobs(chunk.index, chunk.logprobs) if chunk.logprobs else None
-        extra = {"token_ids": chunk.token_ids} if self._with_ids else {}
-        return self._writer.choice(chunk, self._writer.text_fields(text), logprobs, chunk.finish_reason, extra, self._usage)
+        fields = self._writer.text_fields(text)
+        yield self._writer.choice(chunk, fields, logprobs, chunk.finish_reason, self._ids(chunk), self._usage)
 
 
 def _check(body: CompletionRequest, max_top_logprobs: int) -> None:

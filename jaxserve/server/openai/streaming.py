@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.server.http.connection import DONE_EVENT
 from jaxserve.server.openai.collect import Usage, matched_stop
 from jaxserve.server.openai.protocol import OpenAIRequest
-from jaxserve.server.requests import GenerationChunk
+from jaxserve.server.requests import GenerationChunk, raise_if_failed
 from jaxserve.types import FinishReason
 
 _encode = msgspec.json.encode
@@ -93,3 +94,32 @@ class StreamWriter:
         if not self._ends_with_usage:
             return DONE_EVENT
         return self._head + b'],"usage":' + _encode(usage.total()) + b"}\n\n" + DONE_EVENT
+
+
+class ChoiceEvents:
+    """The events of one request, an EventWriter: `_events` says what is special about its kind of reply."""
+
+    def __init__(self, writer: StreamWriter, usage: Usage, *, with_ids: bool) -> None:
+        self._writer = writer
+        self._usage = usage
+        self._with_ids = with_ids  # token ids come with the text
+        self._begun: set[int] = set()  # choices that have had an event
+
+    def push(self, chunk: GenerationChunk) -> bytes:
+        self._usage.add(chunk)
+        if chunk.index in self._begun and chunk.finish_reason is None and not chunk.logprobs and not self._with_ids:
+            return self._writer.text(chunk, chunk.text, self._usage) if chunk.text else b""
+        raise_if_failed(chunk)
+        is_first = chunk.index not in self._begun
+        self._begun.add(chunk.index)
+        return b"".join(self._events(chunk, is_first))
+
+    def end(self) -> bytes:
+        return self._writer.end(self._usage)
+
+    def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
+        """Those of a chunk that says more than a text."""
+        raise NotImplementedError
+
+    def _ids(self, chunk: GenerationChunk) -> dict[str, Any]:
+        return {"token_ids": chunk.token_ids} if self._with_ids else {}
