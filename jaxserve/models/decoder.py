@@ -78,8 +78,10 @@ class Decoder:
         """hidden [R, hidden_size] -> float32 [R, vocab_size], whole on every shard."""
         with jax.named_scope("lm_head"):
             ends = self._ends(params)
-            tied = ends.lm_head is None
-            lm_head = tied_lm_head(ends.embed, native=self.config.native_products) if tied else ends.lm_head.get_value()
+            if ends.lm_head is None:
+                lm_head = tied_lm_head(ends.embed, native=self.config.native_products)
+            else:
+                lm_head = ends.lm_head.get_value()
             return logits(lm_head, hidden, self.config.vocab_size, self.config.logit_soft_cap)
 
     def _ends(self, params: ParamTree) -> Ends:
