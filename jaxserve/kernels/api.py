@@ -1,8 +1,8 @@
 """Paged attention: what a backend offers, and how one is chosen.
 
-Models and the executor see this module and `rotary` only. A backend is bound to one AttentionSpec; it owns the layout of a KV
-page, the writing of new keys and values and the attention over them. The rest of the runtime may assume that the KV cache is a
-pytree of arrays whose dimension 0 counts pages, and nothing else.
+Of attention, models and the executor see this module and `rotary` only. A backend is bound to one AttentionSpec; it owns the
+layout of a KV page, the writing of new keys and values and the attention over them. The rest of the runtime may assume that the
+KV cache is a pytree of arrays whose dimension 0 counts pages, and nothing else.
 
 To add a backend: write a class with AttentionBackend's members and put it into BACKENDS before the ones it beats.
 """
