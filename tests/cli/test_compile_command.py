@@ -144,7 +144,17 @@ def test_programs_to_be_carried_to_a_topology(
 ) -> None:
     """tests/aot and tests/accelerator say that they are found there."""
     monkeypatch.setattr(carry, "without_devices", lambda: None)
-    line = ["compile", str(write_config(tmp_path, TINY)), "--topology", "any", "--cache-dir", str(tmp_path / "cache"), "--tp-size", "1", *SMALL]
+    line = [
+        "compile",
+        str(write_config(tmp_path, TINY)),
+        "--topology",
+        "any",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--tp-size",
+        "1",
+        *SMALL,
+    ]
     assert run(line) == 1
     assert "need --max-total-tokens, here and of the server" in capsys.readouterr().err
     assert run([*line, "--max-total-tokens", "256"]) == 0
