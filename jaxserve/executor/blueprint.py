@@ -24,6 +24,7 @@ from jaxserve.executor.resolve import resolve_args, resolve_dtype
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.step import Params, Step
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
+from jaxserve.kernels.native import few_rows
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
 from jaxserve.runner import KVGroup, RunnerSpec
 
@@ -44,6 +45,8 @@ class Blueprint:
         check_tp(config, args.tp_size)
         chip = Chip.of(mesh.devices.flat[0])
         dtype = resolve_dtype(args, chip.platform)
+        if chip.platform == "cpu" and dtype == "float32":
+            config = config.replace(native_products=few_rows.are_available())
         spec = AttentionSpec.of(
             config,
             chip=chip,

@@ -39,6 +39,7 @@ class ModelConfig:
     dtype: str = "float32"  # of the checkpoint, as config.json says
     eos_token_ids: tuple[int, ...] = ()
     quantization: str | None = None  # what matrices become while they are loaded (`Declare.weight`); the server's option
+    native_products: bool = False  # those of few rows are computed in C++ (`Declare.weight`); the server's machine decides
 
     @property
     def num_layers(self) -> int:

@@ -78,7 +78,10 @@ class Decoder:
         """hidden [R, hidden_size] -> float32 [R, vocab_size], whole on every shard."""
         with jax.named_scope("lm_head"):
             ends = self._ends(params)
-            lm_head = tied_lm_head(ends.embed) if ends.lm_head is None else ends.lm_head.get_value()
+            if ends.lm_head is None:
+                lm_head = tied_lm_head(ends.embed, native=self.config.native_products)
+            else:
+                lm_head = ends.lm_head.get_value()
             return logits(lm_head, hidden, self.config.vocab_size, self.config.logit_soft_cap)
 
     def _ends(self, params: ParamTree) -> Ends:
@@ -110,7 +113,7 @@ def check_tp(config: ModelConfig, tp_size: int) -> None:
 
 def _declare(config: ModelConfig, dtype: Any, tp_size: int) -> Declare:
     check_tp(config, tp_size)
-    return Declare(config.hidden_size, np.dtype(dtype), tp_size, config.quantization)
+    return Declare(config.hidden_size, np.dtype(dtype), tp_size, config.quantization, config.native_products)
 
 
 def _described(module: nnx.Module) -> ParamTree:

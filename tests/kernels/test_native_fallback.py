@@ -1,4 +1,4 @@
-"""Where the C++ attention cannot serve, the reference does."""
+"""Where the C++ attention cannot serve, the reference does; and XLA multiplies where there is no library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from jaxserve.kernels.api import choose_backend
-from jaxserve.kernels.native import library
+from jaxserve.kernels.native import few_rows, library
 from jaxserve.kernels.spec import AttentionSpec, Chip
 
 SPEC = AttentionSpec(Chip("cpu"), 4, 2, 16, "float32", "float32", 4)
@@ -35,6 +35,7 @@ def test_without_a_compiler_the_reference_serves(no_library_yet: pathlib.Path, m
     assert choose_backend("auto", SPEC).name == "reference"
     with pytest.raises(NotImplementedError, match=r"'native': no C\+\+ compiler is installed \(no-such-compiler\)"):
         choose_backend("native", SPEC)
+    assert not few_rows.are_available()
 
 
 def test_a_compiler_that_fails_is_quoted(no_library_yet: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import jax.typing
 import numpy as np
 
 from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
-from jaxserve.kernels.native.library import NoLibraryError, target_name
+from jaxserve.kernels.native.library import PAGED_ATTENTION, NoLibraryError, target_name
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.reference_pages import ReferenceKV
 from jaxserve.kernels.spec import AttentionSpec
@@ -37,7 +37,7 @@ class NativeAttention(ReferenceAttention):
             if dtype != "float32":
                 return f"{kind} must be float32, not {dtype}."
         try:
-            target_name()
+            target_name(PAGED_ATTENTION)
         except NoLibraryError as error:
             return str(error)
         return super().supports(spec)
@@ -71,7 +71,7 @@ class NativeAttention(ReferenceAttention):
         T, Hq, D = q.shape
         Hkv = kv_cache.num_kv_heads
         grouped = q.reshape(T, Hkv, Hq // Hkv, D)
-        call = jax.ffi.ffi_call(target_name(), jax.ShapeDtypeStruct(grouped.shape, jnp.float32))
+        call = jax.ffi.ffi_call(target_name(PAGED_ATTENTION), jax.ShapeDtypeStruct(grouped.shape, jnp.float32))
         with jax.named_scope("attention"):
             out = call(
                 grouped,

@@ -1,4 +1,4 @@
-"""The compiled paged_attention.cc: built once per machine with the C++ compiler that is there, and registered with XLA.
+"""The custom calls in C++: built once per machine, as one library, with the compiler that is there, and registered with XLA.
 
 It is compiled for the processor it runs on, in a few seconds, and kept beside JAX's compiled programs. A machine without a
 compiler has no library, and says why; callers then do without.
@@ -20,8 +20,12 @@ import jaxlib
 
 from jaxserve.kernels.machine import processor, user_cache
 
-_SOURCE = pathlib.Path(__file__).with_name("paged_attention.cc")
-_SYMBOL = "JaxservePagedAttention"
+_FOLDER = pathlib.Path(__file__).parent
+_SOURCES = (_FOLDER / "paged_attention.cc", _FOLDER / "few_rows.cc")
+_HEADERS = (_FOLDER / "cpu.h",)
+# What the sources define.
+PAGED_ATTENTION = "JaxservePagedAttention"
+FEW_ROWS = "JaxserveFewRows"
 COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-w")
 _TIMEOUT_S = 300
@@ -31,26 +35,31 @@ class NoLibraryError(Exception):
     """Why there is none, as a sentence."""
 
 
-def target_name() -> str:
-    """The custom call's name, registered with XLA. Raises NoLibraryError."""
+def target_name(symbol: str) -> str:
+    """The name under which XLA knows a custom call: all are registered now, if they were not. Raises NoLibraryError."""
     if isinstance(found := _registered(), NoLibraryError):
         raise found
-    return found
+    return found[symbol]
 
 
 @functools.cache
-def _registered() -> str | NoLibraryError:
+def _registered() -> dict[str, str] | NoLibraryError:
     try:
-        path = _library(_compiler(), user_cache() / "native")
-        function = getattr(ctypes.CDLL(str(path)), _SYMBOL)
+        library = ctypes.CDLL(str(_library(_compiler(), user_cache() / "native")))
     except NoLibraryError as error:
         return error
     except (OSError, subprocess.SubprocessError) as error:
         return NoLibraryError(f"its C++ part cannot be built or loaded: {error}.")
-    # The source is in the name and the compiler is not: a cached program finds its target after the compiler was replaced.
-    name = f"jaxserve_paged_attention_{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:8]}"
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(function), platform="cpu")
-    return name
+    # The sources are in the name and the compiler is not: a cached program finds its target after the compiler was replaced.
+    version = hashlib.sha256(_source_text()).hexdigest()[:8]
+    names = {symbol: f"{symbol}_{version}" for symbol in (PAGED_ATTENTION, FEW_ROWS)}
+    for symbol, name in names.items():
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, symbol)), platform="cpu")
+    return names
+
+
+def _source_text() -> bytes:
+    return b"\0".join(path.read_bytes() for path in (*_SOURCES, *_HEADERS))
 
 
 def _compiler() -> str:
@@ -63,14 +72,14 @@ def _compiler() -> str:
 
 def _library(compiler: str, folder: pathlib.Path) -> pathlib.Path:
     """The shared object in `folder`, compiled if it is not there."""
-    path = folder / f"paged_attention_{_fingerprint(compiler)}.so"
+    path = folder / f"custom_calls_{_fingerprint(compiler)}.so"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
     # Several processes may do this at once; each moves a whole file into place.
     with tempfile.TemporaryDirectory(dir=folder) as made:
         output = pathlib.Path(made) / path.name
-        command = [compiler, *_FLAGS, f"-I{jax.ffi.include_dir()}", str(_SOURCE), "-o", str(output)]
+        command = [compiler, *_FLAGS, f"-I{jax.ffi.include_dir()}", *map(str, _SOURCES), "-o", str(output)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         if result.returncode:
             line = next((line for line in result.stderr.splitlines() if "error" in line), "without a message")
@@ -82,5 +91,5 @@ def _library(compiler: str, folder: pathlib.Path) -> pathlib.Path:
 def _fingerprint(compiler: str) -> str:
     """Of everything that the shared object depends on; a home folder may be shared by machines with other processors."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=_TIMEOUT_S).stdout
-    parts = (_SOURCE.read_bytes(), version, " ".join(_FLAGS).encode(), jaxlib.__version__.encode(), processor().encode())
+    parts = (_source_text(), version, " ".join(_FLAGS).encode(), jaxlib.__version__.encode(), processor().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

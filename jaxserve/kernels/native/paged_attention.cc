@@ -6,62 +6,23 @@
 // order; so what a query gets does not depend, to the last bit, on what else is in the batch or how its prompt was cut.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <thread>
 #include <vector>
 
-#include "xla/ffi/api/ffi.h"
+#include "cpu.h"
 
 namespace ffi = xla::ffi;
 
+namespace jaxserve {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kWidth = 16, kPanel = 4;  // floats in a register; registers in a row of a micro-kernel
-#elif defined(__AVX__)
-constexpr int kWidth = 8, kPanel = 2;
-#else
-constexpr int kWidth = 4, kPanel = 4;
-#endif
+constexpr int kPanel = kWidth == 8 ? 2 : 4;  // registers in a row of a micro-kernel
 constexpr int kMicroRows = kWidth == 8 ? 5 : 6;
 constexpr int kChunk = 64;       // keys at a time
 constexpr int kTileRows = 128;   // about so many rows of scores in an item
 constexpr int64_t kWorthThreads = 1 << 18;  // multiply-adds below which one thread is faster
-
-typedef float Vec __attribute__((vector_size(kWidth * sizeof(float))));
-typedef int32_t IntVec __attribute__((vector_size(kWidth * sizeof(float))));
-
-inline Vec load(const float* from) {
-  Vec v;
-  std::memcpy(&v, from, sizeof(v));
-  return v;
-}
-
-inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof(v)); }
-
-inline Vec all(float x) { return x - Vec{}; }
-
-// c[Rows, N registers] (+)= a[Rows, depth] * b[depth, N registers]
-template <int Rows, int N, bool kAdd>
-inline void micro(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int depth) {
-  Vec sum[Rows][N];
-  for (int r = 0; r < Rows; ++r)
-    for (int n = 0; n < N; ++n) sum[r][n] = kAdd ? load(c + r * ldc + n * kWidth) : Vec{};
-  for (int k = 0; k < depth; ++k) {
-    Vec line[N];
-    for (int n = 0; n < N; ++n) line[n] = load(b + k * ldb + n * kWidth);
-    for (int r = 0; r < Rows; ++r) {
-      Vec x = all(a[r * lda + k]);
-      for (int n = 0; n < N; ++n) sum[r][n] += x * line[n];
-    }
-  }
-  for (int r = 0; r < Rows; ++r)
-    for (int n = 0; n < N; ++n) store(c + r * ldc + n * kWidth, sum[r][n]);
-}
 
 template <int N, bool kAdd>
 void panel(int rows, const float* a, int lda, const float* b, int ldb, float* c, int ldc, int depth) {
@@ -316,21 +277,6 @@ void zero_padding(const Problem& p) {
   }
 }
 
-// Outlives the call: a thread that comes late finds no item left.
-struct Work {
-  Problem problem;
-  std::vector<Item> items;
-  std::atomic<size_t> next{0}, done{0};
-
-  void run() {
-    static thread_local Scratch scratch;
-    for (size_t i; (i = next.fetch_add(1)) < items.size();) {
-      attend(problem, items[i], scratch);
-      done.fetch_add(1, std::memory_order_release);
-    }
-  }
-};
-
 ffi::Error run(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> pool, ffi::Buffer<ffi::S32> kv_lens,
                ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> page_offset,
                ffi::Buffer<ffi::F32> sinks, ffi::ResultBuffer<ffi::F32> out, float scale, float soft_cap, int64_t window,
@@ -347,21 +293,21 @@ ffi::Error run(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
   p.window = window, p.scale = scale, p.soft_cap = soft_cap, p.decode_q_len = decode_q_len;
 
   zero_padding(p);
-  auto work = std::make_shared<Work>();
-  work->problem = p;
-  work->items = cut(p);
+  const std::vector<Item> items = cut(p);
   int64_t cost = 0;
-  for (const Item& item : work->items) cost += item.cost;
-  const int64_t helpers = cost < kWorthThreads ? 0 : std::min<int64_t>(threads.num_threads(), work->items.size()) - 1;
-  for (int64_t i = 0; i < helpers; ++i) threads.Schedule([work] { work->run(); });
-  work->run();
-  while (work->done.load(std::memory_order_acquire) < work->items.size()) std::this_thread::yield();
+  for (const Item& item : items) cost += item.cost;
+  const int64_t count = items.size(), helpers = cost < kWorthThreads ? 0 : std::min<int64_t>(threads.num_threads(), count) - 1;
+  share(threads, count, helpers, [p, items](int64_t i) {
+    static thread_local Scratch scratch;
+    attend(p, items[i], scratch);
+  });
   return ffi::Error::Success();
 }
 
 }  // namespace
+}  // namespace jaxserve
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxservePagedAttention, run,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxservePagedAttention, jaxserve::run,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()   // q

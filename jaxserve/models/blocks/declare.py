@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.models.arrays import ArrayInfo, KVGroups, Rows, Source, Stacked
+from jaxserve.models.native_weight import NativeWeight
 from jaxserve.models.quantized_weight import Int8Weight
 from jaxserve.models.specs import NormSpec
 from jaxserve.models.weight import PlainWeight, Weight
@@ -28,11 +29,12 @@ class Declare:
     dtype: np.dtype[Any]
     tp_size: int
     quantization: str | None = None
+    native_products: bool = False
 
     def weight(self, matrix: ArrayInfo) -> Weight:
         """How a matrix is stored and multiplied: the one place that chooses."""
         if self.quantization is None:
-            return PlainWeight(matrix)
+            return NativeWeight(matrix) if self.native_products else PlainWeight(matrix)
         assert self.quantization == "int8wo", self.quantization
         return Int8Weight.of(matrix)
 

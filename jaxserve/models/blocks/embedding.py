@@ -13,6 +13,7 @@ from flax import nnx
 
 from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Rows, Source
 from jaxserve.models.blocks.declare import Declare
+from jaxserve.models.native_weight import TiedNativeWeight
 from jaxserve.models.weight import PlainWeight, Weight
 
 
@@ -38,9 +39,10 @@ def embed(table: Any, token_ids: jax.Array, scale: float) -> jax.Array:
     return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
 
-def tied_lm_head(table: Any) -> Weight:
+def tied_lm_head(table: Any, *, native: bool) -> Weight:
     """The embedding as an output head."""
-    return PlainWeight(table[...].T)
+    rows = table[...]
+    return TiedNativeWeight(rows.T, rows) if native else PlainWeight(rows.T)
 
 
 def logits(lm_head: Weight, hidden: jax.Array, vocab_size: int, soft_cap: float | None) -> jax.Array:
