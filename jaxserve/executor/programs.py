@@ -195,7 +195,7 @@ class StepPrograms:
         return Continuation(self._whole((self._num_rows, self._spec.num_draft_tokens)), lengths)
 
     def _empty_pool(self, shapes: Any) -> Any:
-        """Where attention is in C++, its library is there. Of a mesh, each device would get the whole of a custom call's result."""
+        """Where attention is in C++, its library is there. A custom call's array would be whole on each device of a mesh."""
         is_lazy = self._step.attention.name == NativeAttention.name and self._mesh.size == 1
         return jax.tree.map(zero_pages, shapes) if is_lazy else _zeros(shapes)
 
