@@ -23,7 +23,7 @@ DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
-.PHONY: help setup demo serve test aot aot-setup aot-all lint types device-wheels device-dry-run clean
+.PHONY: help setup demo serve test aot aot-setup aot-all lint types device-wheels device-programs device-dry-run clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -77,6 +77,9 @@ device-wheels:   ## collect the wheels that benchmarks.device carries to a machi
 		--dest $(DEVICE_WHEELS) $(DEVICE_PACKAGES)
 	@du -sm $(DEVICE_WHEELS) | awk '{ print $$1 " MiB of wheels in " $$2; exit $$1 > 64 }'
 
+device-programs: .venv-aot/.installed  ## compile what benchmarks.device carries to an H200 in .device-programs
+	.venv-aot/bin/python -m benchmarks.device.carried
+
 device-dry-run: device-wheels .venv-device/.installed  ## run every section of benchmarks.device in such a machine's environment, on the CPU
 	rm -rf .device-dry-run
 	.venv-device/bin/python -m benchmarks.device --smoke --out .device-dry-run --wheels $(DEVICE_WHEELS)
@@ -94,4 +97,4 @@ types: $(STAMP)  ## mypy
 	$(BIN)/mypy
 
 clean:           ## remove what setup and tests left behind
-	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device $(DEVICE_WHEELS) .device-dry-run .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device $(DEVICE_WHEELS) .device-programs .device-dry-run .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info

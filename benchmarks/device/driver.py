@@ -32,6 +32,7 @@ class Plan:
     repeats: int = 1
     kv_cache_dtype: str = "auto"
     config: tuple[tuple[str, Any], ...] = ()  # items of a config.json; weights are random then
+    compiled: str = COMPILED
 
     @property
     def max_rows(self) -> int:
@@ -67,28 +68,34 @@ class Sampling:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "params"}
 
 
+def server_args(plan: Plan) -> Any:
+    """ServerArgs of the plan's runner; writes the model's config.json where there is none."""
+    from jaxserve.config import ServerArgs
+
+    folder = write_config(Path(tempfile.mkdtemp()), dict(plan.config)) if plan.config else Path(plan.model)
+    return ServerArgs(
+        model_path=str(folder),
+        load_format="dummy" if plan.config else "auto",
+        attention_backend=plan.backend,
+        kv_cache_dtype=plan.kv_cache_dtype,
+        page_size=plan.page_size,
+        context_length=plan.row_tokens,
+        max_running_requests=plan.max_rows,
+        max_total_tokens=plan.max_rows * plan.row_tokens,
+        chunked_prefill_size=plan.prefill_tokens,
+        max_prefill_tokens=plan.prefill_tokens,
+        prefill_token_buckets=(plan.prefill_tokens,),
+        decode_row_buckets=plan.batches,
+        compilation_cache_dir=plan.compiled,
+    )
+
+
 class Driver:
     def __init__(self, plan: Plan) -> None:
-        from jaxserve.config import ServerArgs
         from jaxserve.executor import build_runner
 
         self.plan = plan
-        folder = write_config(Path(tempfile.mkdtemp()), dict(plan.config)) if plan.config else Path(plan.model)
-        args = ServerArgs(
-            model_path=str(folder),
-            load_format="dummy" if plan.config else "auto",
-            attention_backend=plan.backend,
-            kv_cache_dtype=plan.kv_cache_dtype,
-            page_size=plan.page_size,
-            context_length=plan.row_tokens,
-            max_running_requests=plan.max_rows,
-            max_total_tokens=plan.max_rows * plan.row_tokens,
-            chunked_prefill_size=plan.prefill_tokens,
-            max_prefill_tokens=plan.prefill_tokens,
-            prefill_token_buckets=(plan.prefill_tokens,),
-            decode_row_buckets=plan.batches,
-            compilation_cache_dir=COMPILED,
-        )
+        args = server_args(plan)
         started_s = time.monotonic()
         self.runner = build_runner(args, show_progress=False).runner
         assert len(self.runner.spec.kv_groups) == 1, "rows keep all their pages here: layers must not differ in their windows"

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.device.carried import FOLDER, Carried
 from benchmarks.device.case import Case, Measure, Numbers, Setting
 from benchmarks.device.driver import Driver, Plan, Sampling
 from benchmarks.model_configs import LLAMA_8B, QWEN3_32B
@@ -180,6 +181,18 @@ def time_mixed(plan: Plan) -> Measure:
     return measure
 
 
+def carried_plan(setting: Setting) -> Plan:
+    return plans(setting)["one bucket"]
+
+
+def time_carried(plan: Plan) -> Measure:
+    """Decode steps of programs that were compiled without the device, which times no candidates for their matmuls."""
+    carried = Carried.copy(plan, FOLDER)
+    measure = time_decode(carried.plan, plan.max_rows, Sampling())
+    taken = carried.taken()
+    return lambda: {**measure(), **taken}
+
+
 def cases(setting: Setting) -> list[Case]:
     found: list[Case] = []
 
@@ -196,4 +209,7 @@ def cases(setting: Setting) -> list[Case]:
             add(f"{plan.model} mixed, {plan.max_rows - 1} rows and a prompt", time_mixed, plan)
             for name, sampling in SAMPLINGS.items():
                 add(f"{plan.model} decode {plan.max_rows} x {plan.context}, {name}", time_decode, plan, plan.max_rows, sampling)
+    if not setting.smoke:  # last, as it is a runner of its own; programs are carried for one device
+        plan = carried_plan(setting)
+        add(f"{plan.model} decode {plan.max_rows} x {plan.context}, carried programs", time_carried, plan)
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.device.carried import FOLDER, Carried
 from benchmarks.device.case import Case, Measure, Numbers, Setting
 from benchmarks.device.checkpoint import widened_demo
 from benchmarks.device.driver import Driver, Plan, Sampling
@@ -110,6 +111,19 @@ def widened_against_original(setting: Setting) -> Measure:
     return lambda: compare(generate(wide, GREEDY), generate(original, GREEDY))
 
 
+def carried_plan(setting: Setting) -> Plan:
+    return plan_for(setting, "reference" if setting.smoke else "pallas")
+
+
+def carried_against_compiled_here(setting: Setting, folder: Path) -> Measure:
+    """Programs that were compiled without the device: all are taken, and give the tokens of those that it compiled itself."""
+    plan = carried_plan(setting)
+    carried = Carried.copy(plan, folder)
+    starts = {"start_s": driver_for(carried.plan).start_s, "own_start_s": driver_for(plan).start_s}
+    taken = carried.taken()
+    return lambda: {**compare(generate(carried.plan, GREEDY), generate(plan, GREEDY)), **taken, **starts}
+
+
 def cases(setting: Setting) -> list[Case]:
     ours = "reference" if setting.smoke else "pallas"
     plan = plan_for(setting, ours)
@@ -123,4 +137,8 @@ def cases(setting: Setting) -> list[Case]:
     for dtype in ("int8",) if setting.smoke else ("fp8_e4m3", "int8"):
         quantized = plan_for(setting, ours, dtype)
         found[f"{dtype} KV, pallas against reference"] = functools.partial(against_reference, quantized, GREEDY, setting)
+    if not setting.smoke:  # programs are carried for one device
+        found["carried programs against those compiled here"] = functools.partial(
+            carried_against_compiled_here, setting, FOLDER
+        )
     return [Case(name, prepare, limit_s=30, prepare_limit_s=240) for name, prepare in found.items()]

@@ -1,4 +1,4 @@
-"""`jaxserve compile`: from a config.json alone, a plan for hardware that is not at hand, or programs for this machine."""
+"""`jaxserve compile`: from a config.json alone, a plan for hardware that is not at hand, or programs for it or for what is."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jaxserve.config import ServerArgs
 
 if TYPE_CHECKING:
     from jaxserve.aot.planner import CapacityPlan, PlanOptions
+    from jaxserve.aot.targets import Target
 
 # The options of a server that change what is compiled, or what fits.
 _USED = frozenset(
@@ -26,14 +27,14 @@ _USED = frozenset(
 _UNUSED = frozenset(field.name for field in dataclasses.fields(ServerArgs)) - _USED
 
 
-@click.command("compile", short_help="Plan capacity: compile a model for a TPU or GPU that is not here.")
+@click.command("compile", short_help="Compile a model for a TPU or GPU that is not here: a plan, or programs.")
 @click.argument("model", required=False)
 @click.option("--topology", help="What to compile for: v5e:2x4, v6e:2x2, tpu7x:2x2x1, h200, h200:8, ...")
 @click.option(
     "--cache-dir",
     type=click.Path(file_okay=False),
-    help="In place of --topology: compile for this machine's devices, into the folder that a server starts with as its "
-    "--compilation-cache-dir.",
+    help="Plan nothing: compile for this machine's devices, or for --topology's, into the folder that a server there starts "
+    "with as its --compilation-cache-dir.",
 )
 @click.option(
     "--programs",
@@ -68,14 +69,15 @@ def compile_command(
     compiled by the target's own compiler (pip install 'jax[tpu]' or 'jax[cuda13]'; no device is needed). --tp-size is all
     devices of the topology by default. The exit code is 0 only if the model fits.
 
-    With --cache-dir nothing is planned: all programs of a server with these options are compiled for the devices that are here,
-    and it starts with them in seconds.
+    With --cache-dir nothing is planned: all programs of a server with these options are compiled, and it starts with them in
+    seconds. Without --topology they are for the devices that are here; with it, the folder is carried to a machine that has
+    them, and the same versions of JAX and jaxserve.
     """
-    if (topology is None) == (cache_dir is None):
-        raise click.UsageError("Give either --topology, for a plan, or --cache-dir, for programs of this machine's devices.")
-    if cache_dir is not None:
+    if topology is None and cache_dir is None:
+        raise click.UsageError("Give --topology, for a plan, or --cache-dir, for programs, or both.")
+    if topology is None:
+        assert cache_dir is not None
         return _fill_cache(server_args({**options, "tp_size": options["tp_size"] or 1}, model), cache_dir)
-    assert topology is not None
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks about the device that is not there; read at JAX's import
     from jaxserve.aot.planner import PlanOptions
     from jaxserve.aot.targets import parse_target
@@ -85,6 +87,8 @@ def compile_command(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     args = server_args({**options, "tp_size": options["tp_size"] or target.num_devices}, model)
+    if cache_dir is not None:
+        return _fill_cache(args, cache_dir, target)
     folder = None if out is None else Path(out)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,18 +99,22 @@ def compile_command(
     return 0
 
 
-def _fill_cache(args: ServerArgs, cache_dir: str) -> int:
+def _fill_cache(args: ServerArgs, cache_dir: str, target: Target | None = None) -> int:
+    """For this machine's devices, or the target's."""
+    from jaxserve.aot.carry import NOT_TIMED, fill_cache_for
     from jaxserve.executor import fill_cache
 
     try:
-        total, compiled = fill_cache(args, cache_dir)
+        filled = fill_cache(args, cache_dir) if target is None else fill_cache_for(target, args, cache_dir)
     except (ValueError, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"{total} programs are in {cache_dir}, {compiled} of them compiled now.")
+    click.echo(f"{filled.programs} programs are in {cache_dir}, {filled.compiled} of them compiled now.")
+    if target is not None and target.chip.platform == "gpu":
+        click.echo(NOT_TIMED)
     return 0
 
 
-def _plan(args: ServerArgs, target: Any, options: PlanOptions) -> CapacityPlan:
+def _plan(args: ServerArgs, target: Target, options: PlanOptions) -> CapacityPlan:
     from jaxserve.aot.planner import plan_capacity
     from jaxserve.models import ModelConfig
 

@@ -18,7 +18,7 @@ import psutil
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor.background import BackgroundCompiler, Order
-from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.blueprint import Blueprint, NumPages
 from jaxserve.executor.compilation import ProgramCompiler
 from jaxserve.executor.memory import (
     MemoryBudget,
@@ -90,18 +90,30 @@ def draw_blueprint(args: ServerArgs) -> Blueprint:
     return Blueprint.draw(args, ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args)), mesh)
 
 
-def fill_cache(args: ServerArgs, folder: str) -> tuple[int, int]:
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """What a cache holds for a server: all its programs, `compiled` of them new."""
+
+    programs: int
+    compiled: int
+
+
+def fill_cache(args: ServerArgs, folder: str) -> Filled:
     """Puts all programs of a server with these options on this machine's devices into the cache that it would have with
-    `--compilation-cache-dir folder`, without weights. Returns how many there are, and how many of them were compiled now.
+    `--compilation-cache-dir folder`, without weights.
 
     On CPU the pool follows from memory as it is now; on accelerators a server finds a little less once its weights are there,
     so that only --max-total-tokens makes the programs the same. ValueError or OSError with a sentence.
     """
-    blueprint, path, counter = draw_blueprint(args), cache_folder(folder), CompileCounter()
-    budget = plan_memory(blueprint, path, weights_loaded=False)
-    keys = blueprint.program_set.all
-    ProgramCompiler.of(blueprint, budget.num_pages, path).obtain(keys, show_progress=True)
-    return len(keys), counter.count
+    blueprint, path = draw_blueprint(args), cache_folder(folder)
+    return compile_into(path, blueprint, plan_memory(blueprint, path, weights_loaded=False).num_pages)
+
+
+def compile_into(folder: pathlib.Path, blueprint: Blueprint, num_pages: NumPages) -> Filled:
+    """Of all programs; the devices may be elsewhere."""
+    counter, keys = CompileCounter(), blueprint.program_set.all
+    ProgramCompiler.of(blueprint, num_pages, folder).obtain(keys, show_progress=True)
+    return Filled(len(keys), counter.count)
 
 
 @dataclasses.dataclass(frozen=True)

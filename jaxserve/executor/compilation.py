@@ -10,9 +10,13 @@ from typing import Any
 
 from jaxserve.executor.blueprint import Blueprint, NumPages
 from jaxserve.executor.executable_cache import ExecutableCache
+from jaxserve.executor.mesh import is_elsewhere
 from jaxserve.executor.programs import ProgramKey, StepPrograms, program_name
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import compile_all
+
+# XLA times candidates for matmuls on a GPU; where there is none, it takes the libraries' first choice.
+_WITHOUT_GPU = {"xla_gpu_autotune_level": "0"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +25,17 @@ class _Compilation:
 
     lowered: Any
     name: str
-    options: str
+    options: str  # that it was lowered with
     cache: ExecutableCache
+    more_options: dict[str, str] | None
 
     def compile(self) -> Any:
         """After an edit that changes nothing of this program it is still there, under what it was lowered to."""
         same = f"{self.lowered.as_text()}\n{self.lowered.in_tree}\n{self.lowered.out_tree}\n{self.options}"
-        return self.cache.find(self.name, same) or self.cache.add(self.name, same, self.lowered.compile())
+        return self.cache.find(self.name, same) or self._add(same)
+
+    def _add(self, same: str) -> Any:
+        return self.cache.add(self.name, same, self.lowered.compile(compiler_options=self.more_options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +44,13 @@ class ProgramCompiler:
     programs: StepPrograms
     params: Params  # shapes with shardings
     cache: ExecutableCache
+    more_options: dict[str, str] | None  # of XLA, beside those of the programs
 
     @staticmethod
     def of(blueprint: Blueprint, num_pages: NumPages, cache_folder: Path) -> ProgramCompiler:
         cache = ExecutableCache(cache_folder / "executables", blueprint.mesh, blueprint.description(num_pages))
-        return ProgramCompiler(num_pages, blueprint.programs(num_pages), blueprint.abstract_params(), cache)
+        more_options = _WITHOUT_GPU if blueprint.platform == "gpu" and is_elsewhere(blueprint.mesh) else None
+        return ProgramCompiler(num_pages, blueprint.programs(num_pages), blueprint.abstract_params(), cache, more_options)
 
     def load(self, key: ProgramKey) -> Any | None:
         """From the cache, or None."""
@@ -49,7 +59,7 @@ class ProgramCompiler:
     def lower(self, key: ProgramKey) -> _Compilation:
         """Holds Python's lock; what it returns has a `compile` that does not."""
         lowered = self.programs.lower(key, self.params)
-        return _Compilation(lowered, program_name(key), repr(self.programs.compiler_options), self.cache)
+        return _Compilation(lowered, program_name(key), repr(self.programs.compiler_options), self.cache, self.more_options)
 
     def obtain(self, keys: Sequence[ProgramKey], *, show_progress: bool) -> dict[ProgramKey, Any]:
         """All of them, compiled in as many threads as there are cores where they are not cached."""

@@ -4,6 +4,8 @@ A program is found under two keys, both with versions, flags and devices. The fi
 of the program: all that decides what it would be lowered to, without lowering it, which is half of a warm start. The second
 is what it was lowered to: after an edit of the source, most programs are the same.
 
+The devices may be elsewhere (`jaxserve compile --topology --cache-dir`): their programs can be stored, but not loaded here.
+
 An entry is code: whoever can write into the folder can run anything in this process, as with JAX's cache.
 """
 
@@ -16,21 +18,16 @@ import logging
 import os
 import pathlib
 import pickle
-import platform
-import sys
 import tempfile
 import threading
 from typing import Any
 
-import jax
-import jaxlib
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
 import jaxserve
-from jaxserve.executor.mesh import platform_of
-from jaxserve.kernels.machine import processor
-from jaxserve.kernels.tuning import TUNING_FILE_VARIABLE
+from jaxserve.executor.environment import environment
+from jaxserve.executor.mesh import is_elsewhere
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +36,6 @@ MAX_BYTES = 4 * 2**30
 
 # All that an entry can depend on: what the executor may import (tests/test_imports.py).
 _SOURCES = ("executor", "kernels", "models", "config.py", "runner.py", "types.py")
-# Of what the environment says to JAX and XLA.
-_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
-# Options of JAX that say where something is or is written, not what is compiled.
-_IRRELEVANT_OPTIONS = ("cache", "platforms", "log", "dump")
 _MAGIC = b"jaxserve executable 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -52,11 +45,15 @@ class ExecutableCache:
         """`description`: all that shapes the programs of one server, beside their own names."""
         self._folder = folder
         self._devices = tuple(mesh.devices.flat)
+        self._is_elsewhere = is_elsewhere(mesh)
         self._environment = environment(mesh)
         self._identity = f"{source_digest()}\n{description}"
 
     def load(self, name: str) -> Any | None:
-        """The compiled program, or None. An entry that cannot be read is as good as none."""
+        """The compiled program, or None. An entry that cannot be read is as good as none.
+
+        Of a device that is elsewhere it is the serialized program: what matters then is that it is there.
+        """
         return self._read(name, self._path(name, self._identity))
 
     def find(self, name: str, lowered: str) -> Any | None:
@@ -129,31 +126,11 @@ class ExecutableCache:
         payload = data[head:]
         if not data.startswith(_MAGIC) or data[len(_MAGIC) : head] != hashlib.sha256(payload).digest():
             raise ValueError("it is damaged")
+        if self._is_elsewhere:
+            return payload
         serialized, in_tree, out_tree = pickle.loads(payload)
         client = self._devices[0].client
         return serialize_executable.deserialize_and_load(serialized, in_tree, out_tree, client, self._devices)
-
-
-def environment(mesh: Mesh) -> str:
-    """What programs depend on beside the code, the model and the options: versions, flags, devices."""
-    devices, client = list(mesh.devices.flat), mesh.devices.flat[0].client
-    lines = {
-        "python": sys.version,
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
-        "platform": f"{client.platform} {client.platform_version}",  # with the versions of CUDA or libtpu
-        "devices": [(device.id, device.device_kind, device.process_index) for device in devices],
-        "mesh": (mesh.devices.shape, mesh.axis_names, client.device_count()),
-        "host": processor() if platform_of(mesh) == "cpu" else platform.machine(),
-        "variables": [(name, os.environ.get(name)) for name in _VARIABLES],
-        "tuning": _tuning_file(),
-        "options": [
-            (name, repr(value))
-            for name, value in sorted(jax.config.values.items())
-            if not any(word in name for word in _IRRELEVANT_OPTIONS)
-        ],
-    }
-    return "\n".join(f"{name}: {value}" for name, value in lines.items())
 
 
 @functools.cache
@@ -168,12 +145,6 @@ def source_digest() -> str:
                 digest.update(f"{file.relative_to(root)} {file.stat().st_size}\n".encode())
                 digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _tuning_file() -> str:
-    """Of the kernel configs a user brings; those that come with jaxserve are source."""
-    path = os.environ.get(TUNING_FILE_VARIABLE)
-    return "" if not path else hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
 def _line(error: Exception) -> str:

@@ -38,3 +38,8 @@ def make_mesh(tp_size: int, devices: list[jax.Device] | None = None) -> Mesh:
 
 def platform_of(mesh: Mesh) -> str:
     return mesh.devices.flat[0].platform
+
+
+def is_elsewhere(mesh: Mesh) -> bool:
+    """Its devices are those of a topology, which can be compiled for and nothing else."""
+    return bool(mesh.devices.flat[0].client.runtime_type == "compile_only_runtime")

@@ -19,6 +19,8 @@ from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.sampling import Continuation, Forwarded, SamplingState, sample_rows
 from jaxserve.executor.step import ForwardState, Params, Step, write_page_table
+from jaxserve.kernels.native.attention import NativeAttention
+from jaxserve.kernels.native.zero_pages import zero_pages
 from jaxserve.runner import RunnerSpec
 
 # Page-table entries written by one call of the program for what does not fit a step's own updates (long prefix hits).
@@ -151,7 +153,7 @@ class StepPrograms:
         """Of () -> an empty pool, for when the first one was given back."""
         shapes = self._forward_state().kv
         shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
-        return jax.jit(lambda: _zeros(shapes), out_shardings=shardings).lower()
+        return jax.jit(lambda: self._empty_pool(shapes), out_shardings=shardings).lower()
 
     def state_shapes(self) -> tuple[ForwardState, SamplingState]:
         """ShapeDtypeStructs with shardings in place of arrays."""
@@ -160,7 +162,12 @@ class StepPrograms:
     def lower_empty_state(self) -> Any:
         """Of () -> both states, in zeros."""
         shapes = self.state_shapes()
-        return jax.jit(lambda: _zeros(shapes), out_shardings=jax.tree.map(lambda s: s.sharding, shapes)).lower()
+        forward, sampling = shapes
+
+        def run() -> tuple[ForwardState, SamplingState]:
+            return ForwardState(self._empty_pool(forward.kv), _zeros(forward.page_table)), _zeros(sampling)
+
+        return jax.jit(run, out_shardings=jax.tree.map(lambda shape: shape.sharding, shapes)).lower()
 
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
@@ -186,6 +193,11 @@ class StepPrograms:
     def _continuation(self) -> Continuation:
         lengths = None if self._drafter is None else self._whole((self._num_rows,))
         return Continuation(self._whole((self._num_rows, self._spec.num_draft_tokens)), lengths)
+
+    def _empty_pool(self, shapes: Any) -> Any:
+        """Where attention is in C++, its library is there. A custom call's array would be whole on each device of a mesh."""
+        is_lazy = self._step.attention.name == NativeAttention.name and self._mesh.size == 1
+        return jax.tree.map(zero_pages, shapes) if is_lazy else _zeros(shapes)
 
     def _whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
         return self._shape(jax.ShapeDtypeStruct(shape, dtype), _WHOLE)

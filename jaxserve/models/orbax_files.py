@@ -10,10 +10,9 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
@@ -21,6 +20,9 @@ from jaxserve.models.decoder import ParamTree
 from jaxserve.models.layouts import is_rearranged, spread
 from jaxserve.models.names import map_named
 from jaxserve.models.safetensors_files import CheckpointError
+
+if TYPE_CHECKING:  # imported where it is used: that takes a quarter of a second, and most checkpoints are others
+    from orbax.checkpoint import StandardCheckpointer
 
 FOLDER = "orbax"
 
@@ -33,7 +35,9 @@ def find_orbax(model_path: Path) -> Path | None:
 
 def save_params(model_path: Path, params: ParamTree) -> None:
     """Writes weights, none of them derived, in the layout for one device (one-device mesh) into `model_path`/orbax."""
-    with ocp.StandardCheckpointer() as checkpointer:
+    from orbax.checkpoint import StandardCheckpointer
+
+    with StandardCheckpointer() as checkpointer:
         checkpointer.save((model_path / FOLDER).absolute(), _nested(_named(params)))
 
 
@@ -64,13 +68,15 @@ def restore(
 
 
 @contextlib.contextmanager
-def _opened(model_path: Path) -> Iterator[tuple[ocp.StandardCheckpointer, Path]]:
+def _opened(model_path: Path) -> Iterator[tuple[StandardCheckpointer, Path]]:
     """A checkpointer and the folder to use it with; its errors become CheckpointErrors."""
+    from orbax.checkpoint import StandardCheckpointer
+
     folder = find_orbax(model_path)
     if folder is None:
         raise CheckpointError(f"{model_path / FOLDER} does not exist; write it with `jaxserve convert`.")
     folder = folder.absolute()
-    with ocp.StandardCheckpointer() as checkpointer:
+    with StandardCheckpointer() as checkpointer:
         try:
             yield checkpointer, folder
         except CheckpointError:
@@ -124,7 +130,7 @@ def _finish(array: jax.Array, single: ArrayInfo, info: ArrayInfo, mesh: Mesh) ->
     return move(array, info.anonymous, tp_size)
 
 
-def _check(checkpointer: ocp.StandardCheckpointer, folder: Path, single: Mapping[str, ArrayInfo]) -> None:
+def _check(checkpointer: StandardCheckpointer, folder: Path, single: Mapping[str, ArrayInfo]) -> None:
     metadata = checkpointer.metadata(folder).item_metadata
     if metadata is None:
         raise CheckpointError(f"{folder} holds no complete Orbax checkpoint; write it again with `jaxserve convert`.")

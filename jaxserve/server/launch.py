@@ -21,7 +21,7 @@ from typing import Any
 import uvloop
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.garbage import settle_garbage_collector
+from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.worker_process import configure_logging
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
@@ -81,7 +81,8 @@ class _Server:
         try:
             await self._pipeline.start()
             # Here and not above: importing FastAPI takes a second that the workers need not wait for.
-            from jaxserve.server.http.uvicorn_server import make_http_server
+            with importing():
+                from jaxserve.server.http.uvicorn_server import make_http_server
 
             http = make_http_server(self._pipeline.manager, self._args)
         except (ValueError, OSError) as error:

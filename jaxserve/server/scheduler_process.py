@@ -27,7 +27,7 @@ from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.watchdog import Watchdog
 from jaxserve.server.decoder_handover import make_decoder, wait_for_tokenizer_json
-from jaxserve.server.garbage import settle_garbage_collector
+from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
 
@@ -73,7 +73,8 @@ class TailDecoder:
 
 def work(context: WorkerContext) -> None:
     # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
-    from jaxserve.executor import build_runner
+    with importing():
+        from jaxserve.executor import build_runner
 
     with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
         waiting = pool.submit(wait_for_tokenizer_json, context.paths.folder)

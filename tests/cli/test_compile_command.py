@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.model_configs import GEMMA_3_12B, LLAMA_70B, write_config
-from jaxserve.aot import planner, targets
+from jaxserve.aot import carry, planner, targets
 from jaxserve.cli.main import run
 from jaxserve.config import ServerArgs
 from jaxserve.executor import build_runner
@@ -133,8 +133,31 @@ def test_a_server_starts_with_what_was_compiled_ahead(
 
 
 def test_a_plan_or_a_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = str(write_config(tmp_path, TINY))
-    assert run(["compile", model, "--topology", "v6e:1x1", "--cache-dir", str(tmp_path / "cache")]) == 2
-    assert "either --topology" in capsys.readouterr().err
+    assert run(["compile", str(write_config(tmp_path, TINY))]) == 2
+    assert "Give --topology, for a plan, or --cache-dir, for programs, or both" in capsys.readouterr().err
     assert run(["compile", str(tmp_path / "nothing"), "--cache-dir", str(tmp_path / "cache")]) == 1
     assert "config.json" in capsys.readouterr().err
+
+
+def test_programs_to_be_carried_to_a_topology(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/aot and tests/accelerator say that they are found there."""
+    monkeypatch.setattr(carry, "without_devices", lambda: None)
+    line = [
+        "compile",
+        str(write_config(tmp_path, TINY)),
+        "--topology",
+        "any",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+        "--tp-size",
+        "1",
+        *SMALL,
+    ]
+    assert run(line) == 1
+    assert "need --max-total-tokens, here and of the server" in capsys.readouterr().err
+    assert run([*line, "--max-total-tokens", "256"]) == 0
+    printed = capsys.readouterr().out
+    assert "programs are in" in printed and "timing" not in printed
+    assert list((tmp_path / "cache" / "executables").glob("decode-R=2-*.program"))

@@ -10,14 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.lib import xla_client
 
 from jaxserve.executor import executable_cache
 from jaxserve.executor.executable_cache import ExecutableCache
-from jaxserve.executor.mesh import make_mesh
+from jaxserve.executor.mesh import is_elsewhere, make_mesh
 from jaxserve.executor.warmup import CompileCounter
 
 LOWERED = "what it was lowered to"
 X = np.arange(8, dtype=np.float32)
+
+
+def compile_only_devices() -> list[Any]:
+    topology: Any = xla_client.get_topology_for_devices(jax.devices()[:1])
+    return list(topology._make_compile_only_devices())[:1]
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +112,19 @@ def test_the_eldest_entries_go_first(make: Callable[..., ExecutableCache], progr
     assert [path.name[0] for path in entries(tmp_path)] == ["a", "a", "c", "c"]
     cache.prune(max_bytes=10 * size)
     assert len(entries(tmp_path)) == 4
+
+
+def test_what_is_stored_for_devices_elsewhere_is_loaded_where_they_are(
+    make: Callable[..., ExecutableCache], program: Any, tmp_path: Path
+) -> None:
+    """A CPU that is only compiled for, in place of an accelerator; tests/accelerator compile for it, too."""
+    here, elsewhere = make_mesh(1), make_mesh(1, compile_only_devices())
+    assert is_elsewhere(elsewhere) and not is_elsewhere(here)
+    there = ExecutableCache(tmp_path / "executables", elsewhere, "a model")
+    assert there.load("decode R=1") is None
+    there.add("decode R=1", LOWERED, program)
+    assert there.load("decode R=1") is not None, "that it is there is known without loading it"
+    assert there.find("decode R=1", LOWERED) is not None
+    loaded = make().load("decode R=1")
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded({"x": jax.device_put(X, jax.devices()[0])})["y"], X * 2 + 1)
