@@ -42,7 +42,11 @@ class ServerArgs:
     tokenizer_path: str | None = arg(None, "Folder of the tokenizer, if it is not the model's.")
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
-    dtype: str = arg("auto", "Type of weights and activations; auto: float32 on CPU, else bfloat16.", choices=DTYPES)
+    dtype: str = arg(
+        "auto",
+        "Type of weights and activations; auto: float32 on CPU, where bfloat16 is several times slower, else bfloat16.",
+        choices=DTYPES,
+    )
     quantization: str | None = arg(
         None,
         "Quantize matrices while they are loaded; int8wo: int8 weights, a scale per output channel, activations as they are.",
