@@ -62,12 +62,12 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     blueprint = draw_blueprint(args)
     builder = _Builder(blueprint, cache_folder(args.compilation_cache_dir), show_progress)
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
-    early = warmup == "early" or (warmup == "auto" and blueprint.platform == "cpu")
-    parts = builder.make(blueprint.program_set.essential if early else blueprint.program_set.all)
-    missing = [key for key in blueprint.program_set.later if key not in parts.compiled]
+    early, programs = warmup == "early" or (warmup == "auto" and blueprint.platform == "cpu"), blueprint.program_set
+    parts = builder.make(programs.essential, programs.for_short_prompts) if early else builder.make(programs.all)
+    missing = [key for key in programs.later if key not in parts.compiled]
     order = Order(args=args, num_pages=parts.compiler.num_pages) if blueprint.platform == "cpu" else None
     runner = ModelRunner(
-        program_set=blueprint.program_set,
+        program_set=programs,
         compiled=parts.compiled,
         later=BackgroundCompiler(parts.compiler, missing, order) if missing else None,
         params=parts.params,
@@ -143,18 +143,19 @@ class _Builder:
             model_override_args=args.json_model_override_args,
         )
 
-    def make(self, keys: Sequence[ProgramKey]) -> _Parts:
+    def make(self, keys: Sequence[ProgramKey], if_cached: Sequence[ProgramKey] = ()) -> _Parts:
+        """With the programs `keys`, and those of `if_cached` that need not be compiled."""
         if self.blueprint.platform != "cpu":
             with jax_cache(self.folder):
                 params = self._load_weights()
             compiler = self._compiler(plan_memory(self.blueprint, self.folder, weights_loaded=True))
-            return _Parts(params, compiler, self._obtain(compiler, keys))
+            return _Parts(params, compiler, self._obtain(compiler, keys, if_cached))
         # Nothing here depends on the weights but by their size: both at once.
         self.loader.check_files(self.blueprint.args.model_path, self.blueprint.args.load_format)
         compiler = self._compiler(plan_memory(self.blueprint, self.folder, weights_loaded=False))
         with concurrent.futures.ThreadPoolExecutor(1, "weights") as thread:
             loading = thread.submit(self._load_weights)
-            compiled = self._obtain(compiler, keys)
+            compiled = self._obtain(compiler, keys, if_cached)
             return _Parts(loading.result(), compiler, compiled)
 
     def _compiler(self, budget: MemoryBudget) -> ProgramCompiler:
@@ -166,9 +167,12 @@ class _Builder:
         with self._timed("weights"):
             return self.loader.load(args.model_path, args.load_format, progress=self.show_progress)
 
-    def _obtain(self, compiler: ProgramCompiler, keys: Sequence[ProgramKey]) -> dict[ProgramKey, Any]:
+    def _obtain(
+        self, compiler: ProgramCompiler, keys: Sequence[ProgramKey], if_cached: Sequence[ProgramKey]
+    ) -> dict[ProgramKey, Any]:
         with self._timed(f"{len(keys)} programs"):
-            return compiler.obtain(keys, show_progress=self.show_progress)
+            found = compiler.obtain(keys, show_progress=self.show_progress)
+            return found | compiler.load_all(key for key in if_cached if key not in found)
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Iterator[None]:

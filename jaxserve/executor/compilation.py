@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,13 @@ class ProgramCompiler:
         lowered = self.programs.lower(key, self.params)
         return _Compilation(lowered, program_name(key), repr(self.programs.compiler_options), self.cache, self.more_options)
 
+    def load_all(self, keys: Iterable[ProgramKey]) -> dict[ProgramKey, Any]:
+        """Those that are in the cache."""
+        return {key: program for key in keys if (program := self.load(key)) is not None}
+
     def obtain(self, keys: Sequence[ProgramKey], *, show_progress: bool) -> dict[ProgramKey, Any]:
         """All of them, compiled in as many threads as there are cores where they are not cached."""
-        found = {key: program for key in keys if (program := self.load(key)) is not None}
+        found = self.load_all(keys)
         missing = [key for key in keys if key not in found]
         if missing:
             found |= compile_all({key: functools.partial(self.lower, key) for key in missing}, show_progress=show_progress)

@@ -43,6 +43,13 @@ class ProgramSet:
         return (*largest, *SamplingKey.all_of(largest, (SamplingMode.EVERYTHING,)), *self.others)
 
     @property
+    def for_short_prompts(self) -> tuple[ProgramKey, ...]:
+        """What a start should have beside the essential ones if it is cached: the first request is short, and the largest
+        prefill step would keep it waiting for a second or more."""
+        smallest = self.buckets.extend[0]
+        return smallest, SamplingKey.of(smallest, SamplingMode.EVERYTHING)
+
+    @property
     def later(self) -> tuple[ProgramKey, ...]:
         """The rest. A server that has just started has few requests, which large programs serve worst: so small come first."""
         few_rows = [bucket for bucket in self.buckets.extend if bucket.num_rows == self.buckets.extend[0].num_rows]

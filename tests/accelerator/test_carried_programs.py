@@ -86,7 +86,7 @@ def test_what_was_compiled_without_the_device_runs_on_it(tmp_path: Path, monkeyp
     carried, own = (args.replace(compilation_cache_dir=str(tmp_path / name)) for name in ("carried", "own"))
     chip = dataclasses.replace(V6E, name="pretended", kind="cpu", platform="cpu")
     filled = fill_cache_for(CompileOnlyCpu(chip, (1,)), args, str(tmp_path / "carried"))
-    assert filled.compiled == filled.programs
+    assert 0 < filled.compiled <= filled.programs, "JAX remembers what other tests compiled"
     runner = build_runner(carried, show_progress=False).runner
     assert runner.internal_state()["compiles_total"] == 0
     assert tokens(runner) == tokens(build_runner(own, show_progress=False).runner)

@@ -37,7 +37,7 @@ def small(model: Path | str) -> ServerArgs:
 def test_a_server_finds_all_of_them(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     args, folder = small(checkpoint("qwen3")), str(tmp_path / "carried")
     filled = fill_cache_for(cpu_target(1, 1 << 30), args, folder)
-    assert 0 < filled.compiled <= filled.programs  # JAX may remember what another test compiled
+    assert 0 < filled.compiled <= filled.programs, "JAX remembers what other tests compiled"
     assert fill_cache_for(cpu_target(1, 1 << 30), args, folder) == Filled(filled.programs, 0)
     state = build_runner(args.replace(compilation_cache_dir=folder), show_progress=False).runner.internal_state()
     assert (state["programs_missing"], state["compiles_total"]) == (0, 0)

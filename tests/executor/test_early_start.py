@@ -92,6 +92,8 @@ def test_no_token_differs_before_and_after(model: Path, tmp_path: Path) -> None:
     compiled = runner.internal_state()["compiles_total"]
     missing = runner.num_programs_missing
     assert missing > 0
+    smallest = runner._program_set.buckets.extend[0]
+    assert smallest not in runner._buckets.extend
     before = tokens(runner)
     assert runner.internal_state()["steps_in_larger_program_total"] > 0
     wait_until_warm(runner)
@@ -101,6 +103,9 @@ def test_no_token_differs_before_and_after(model: Path, tmp_path: Path) -> None:
     assert tokens(runner) == before
     assert runner.internal_state()["steps_in_larger_program_total"] == state["steps_in_larger_program_total"]
 
+    early = build_runner(args, warmup="early", show_progress=False).runner
+    assert early.num_programs_missing > 0
+    assert smallest in early._buckets.extend, "what is cached for the first request, a start has at once"
     again = build_runner(args, show_progress=False).runner
     assert again.num_programs_missing == 0
     assert again.internal_state()["compiles_total"] == 0
