@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import jax
 import numpy as np
 import pytest
+from cpp_compiler import needs_compiler
 
-from jaxserve.kernels.native import library
 from jaxserve.kernels.native.few_rows import MOST_ROWS, are_available, multiply_few_rows
 
-COMPILERS = [name] if (name := os.environ.get("CXX")) else list(library.COMPILERS)
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler is installed")
+pytestmark = needs_compiler
 
 # [in, out]: of a real layer, of odd sizes, with less than a register, wider than a window, of less work than is worth threads
 SHAPES = [(896, 1152), (1000, 333), (7, 5), (40, 20001), (64, 48), (9, 9000)]

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import Heads, Step, expected, make_step, run
+from cpp_compiler import needs_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.kernels.api import choose_backend
-from jaxserve.kernels.native import library
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.spec import AttentionSpec, Chip
 
-# CXX alone if it is set, as the library does.
-COMPILERS = [name] if (name := os.environ.get("CXX")) else list(library.COMPILERS)
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler is installed")
+pytestmark = needs_compiler
 
 ERROR = 2e-6
 SPEC = AttentionSpec(Chip("cpu"), 4, 2, 16, "float32", "float32", 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cpp_compiler import needs_compiler
 
-from jaxserve.kernels.native import library
 from jaxserve.kernels.native.zero_pages import zero_pages
 
-COMPILERS = [name] if (name := os.environ.get("CXX")) else list(library.COMPILERS)
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler is installed")
+pytestmark = needs_compiler
 
 MIB = 2**20
 

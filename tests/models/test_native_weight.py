@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cpp_compiler import needs_compiler
 from dense_model import logits_of, mesh_of, prompt
 
 from jaxserve.config import ServerArgs
@@ -22,8 +21,7 @@ from jaxserve.models.blocks.embedding import tied_lm_head
 from jaxserve.models.native_weight import NativeWeight
 from jaxserve.models.weight import PlainWeight, Weight
 
-COMPILERS = [name] if (name := os.environ.get("CXX")) else list(library.COMPILERS)
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler is installed")
+pytestmark = needs_compiler
 
 CheckpointOf = Callable[[str], Path]
 
