@@ -260,9 +260,8 @@ class Scheduler:
             self._requests.add(one)
 
     def _on_abort(self, message: AbortReq) -> None:
-        req = self._requests.live.get(message.rid)
-        if req is not None:
-            self._end(req, FinishReason.abort(ABORT_MESSAGE))
+        live = self._requests.live
+        self._requests.end([live[rid] for rid in message.rids if rid in live], FinishReason.abort(ABORT_MESSAGE))
 
     def _on_shutdown(self, message: ShutdownReq) -> None:
         self._requests.is_closed = True
@@ -401,7 +400,7 @@ class Scheduler:
     def _end_stuck_request(self) -> None:
         """Nothing runs and nothing could be scheduled: whoever is first in line can never be served. Intake refuses such
         requests, so this is a bug; one clear answer is better than a server that hangs."""
-        first = self._prefill.chunked_req or next(iter(self._waiting.items), None)
+        first = self._prefill.chunked_req or next(iter(self._waiting.admissible(1)), None)
         if first is None:
             return
         logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self.load())

@@ -56,6 +56,7 @@ class Engine:
         """`worker_commands`: other worker processes than jaxserve's own, for tests."""
         if server_args is None:
             options.setdefault("log_level", "warning")
+            options.setdefault("max_queued_requests", None)  # its one user brings as much as they have
             server_args = ServerArgs(model_path=model_path, **options)
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -36,9 +37,18 @@ class ModelLimits:
     max_top_logprobs: int
     allow_auto_truncate: bool
     follows_grammars: bool = True
+    max_running: int = 0  # sequences at once
+    max_queued: int | None = None  # that wait; None: no limit
 
     @staticmethod
-    def of(info: dict[str, Any], *, max_top_logprobs: int, allow_auto_truncate: bool, follows_grammars: bool) -> ModelLimits:
+    def of(
+        info: dict[str, Any],
+        *,
+        max_top_logprobs: int,
+        allow_auto_truncate: bool,
+        follows_grammars: bool,
+        max_queued: int | None,
+    ) -> ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
             vocab_size=info["vocab_size"],
@@ -46,7 +56,21 @@ class ModelLimits:
             max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
             allow_auto_truncate=allow_auto_truncate,
             follows_grammars=follows_grammars,
+            max_running=info["max_rows"],
+            max_queued=max_queued,
         )
+
+    def check_num_sequences(self, num_prompts: int, n: int) -> None:
+        """Of one request. Cheap: meant for before anything is done for each of them."""
+        wanted = f"The request asks for {num_prompts * n} sequences ({num_prompts} prompts, n={n})"
+        if self.max_queued is not None and num_prompts * n > self.max_running + self.max_queued:
+            message = (
+                f"{wanted}; this server runs {self.max_running} at once and lets {self.max_queued} wait "
+                "(--max-queued-requests). Send it in parts."
+            )
+            raise RequestError(message, param="n" if n > num_prompts else None)
+        if num_prompts * n > _MOST_SEQUENCES:
+            raise RequestError(f"{wanted}; at most {_MOST_SEQUENCES} are possible.", param="n")
 
     @property
     def longest_prompt_len(self) -> int:
@@ -60,12 +84,14 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         raise RequestError("Exactly one of text and input_ids must be given.", param="text")
     if req.num_prompts == 0:
         raise RequestError("The request holds no prompt.", param="text" if req.prompts is not None else "input_ids")
+    limits.check_num_sequences(req.num_prompts, req.num_samples if req.sampling_params else 1)
     if len(req.sampling_params) != req.num_prompts:
         raise RequestError(
             f"sampling_params must have one entry per prompt: got {len(req.sampling_params)} for {req.num_prompts} prompts.",
             param="sampling_params",
         )
-    for params in req.sampling_params:
+    distinct_params = {id(params): params for params in req.sampling_params}.values()
+    for params in distinct_params:
         try:
             params.verify(limits.vocab_size)
         except ValueError as error:
@@ -73,16 +99,11 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         if params.grammar is not None and not limits.follows_grammars:
             kind = params.grammar.kind
             raise RequestError(f"{kind} is not available: this server runs with --grammar-backend none.", param=kind)
-    counts = {params.n for params in req.sampling_params}
+    counts = {params.n for params in distinct_params}
     if len(counts) > 1:
         raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
     if req.num_samples > _MOST_SAMPLES:
         raise RequestError(f"n must be at most {_MOST_SAMPLES}, got {req.num_samples}.", param="n")
-    if req.num_sequences > _MOST_SEQUENCES:
-        raise RequestError(
-            f"A request may have at most {_MOST_SEQUENCES} sequences, got {req.num_prompts} prompts times n={req.num_samples}.",
-            param="n",
-        )
     if not 0 <= req.top_logprobs_num <= limits.max_top_logprobs:
         raise RequestError(
             f"top_logprobs_num must be in [0, {limits.max_top_logprobs}], got {req.top_logprobs_num}.",
@@ -92,8 +113,8 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {req.priority}.", param="priority")
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
-    _check_unicode(req)
-    for params in req.sampling_params:
+    _check_unicode(req, distinct_params)
+    for params in distinct_params:
         _check_patterns(params)
 
 
@@ -105,19 +126,21 @@ def _check_patterns(params: SamplingParams) -> None:
             raise RequestError(str(error), param="stop_regex") from error
 
 
-def _check_unicode(req: GenerateReqInput) -> None:
+def _check_unicode(req: GenerateReqInput, distinct_params: Collection[SamplingParams]) -> None:
     """JSON can hold half a surrogate pair; neither a tokenizer nor a message can."""
     texts: dict[str, list[str]] = {
         "text": req.prompts or [],
         "rid": req.rids or [],
         "extra_key": [req.extra_key or ""],
         "cache_salt": [req.cache_salt or ""],
-        "stop": [stop for params in req.sampling_params for stop in params.stop],
-        "stop_regex": [stop for params in req.sampling_params for stop in params.stop_regex],
-        **{kind: [getattr(params, kind) or "" for params in req.sampling_params] for kind in GRAMMAR_KINDS},
+        "stop": [stop for params in distinct_params for stop in params.stop],
+        "stop_regex": [stop for params in distinct_params for stop in params.stop_regex],
+        **{kind: [getattr(params, kind) or "" for params in distinct_params] for kind in GRAMMAR_KINDS},
     }
     for field, strings in texts.items():
         for string in strings:
+            if string.isascii():
+                continue
             try:
                 string.encode()
             except UnicodeEncodeError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -122,9 +123,14 @@ class TokenizerManager:
             max_top_logprobs=self.args.max_top_logprobs,
             allow_auto_truncate=self.args.allow_auto_truncate,
             follows_grammars=self.args.grammar_backend != "none",
+            max_queued=self.args.max_queued_requests,
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
         self.resolved_options = {k: v for k, v in resolved.items() if given[k] in (None, "auto")}
+
+    def set_max_queued(self, max_queued: int | None) -> None:
+        """As a control request changed it."""
+        self._limits = dataclasses.replace(self.limits, max_queued=max_queued)
 
     def fail(self, reason: str) -> None:
         """The workers are gone: everything that waits ends now, and nothing new is taken."""
@@ -175,6 +181,9 @@ class TokenizerManager:
     @property
     def vocab_size(self) -> int:
         return self.limits.vocab_size
+
+    def check_num_sequences(self, num_prompts: int, n: int) -> None:
+        self.limits.check_num_sequences(num_prompts, n)
 
     @property
     def model_info(self) -> dict[str, Any]:

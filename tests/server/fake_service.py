@@ -52,6 +52,7 @@ class FakeService:
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
         self.aborted: list[str] = []  # rids of requests that were left before their end
         self.controls: list[ControlStruct] = []
+        self.asked_for: list[tuple[int, int]] = []  # prompts and n that a route asked for before it worked on them
         state = {"num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
         self.control_replies: dict[str, list[Any]] = {
             "get_internal_state": [GetInternalStateReqOutput(state)],
@@ -74,6 +75,9 @@ class FakeService:
     @property
     def is_ready(self) -> bool:
         return self.status == "ready" and not self.is_paused
+
+    def check_num_sequences(self, num_prompts: int, n: int) -> None:
+        self.asked_for.append((num_prompts, n))
 
     def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         return pulled(self.stream, req)

@@ -65,13 +65,13 @@ def test_a_long_temporary_folder_is_refused_with_its_length(monkeypatch: pytest.
 def test_messages_arrive_in_order_whoever_starts_first(paths: IpcPaths, context: zmq.Context[Any]) -> None:
     sender = Sender(context, paths.scheduler)
     for i in range(3000):
-        sender.send(AbortReq(rid=str(i)))
+        sender.send(AbortReq(rids=[str(i)]))
     receiver = Receiver(context, paths.scheduler, SchedulerInput)
     got: list[Any] = []
     while len(got) < 3000:
         assert receiver.wait(5)
         got += receiver.receive(most=1000)
-    assert [m.rid for m in got] == [str(i) for i in range(3000)]
+    assert [m.rids for m in got] == [[str(i)] for i in range(3000)]
     assert receiver.receive() == []
     assert not receiver.wait(0)
 
@@ -89,7 +89,7 @@ def test_arrays_survive(paths: IpcPaths, context: zmq.Context[Any]) -> None:
     assert message.sampling_params.stop == ["é"]
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Nope", b"\x82\xa4type\xa8AbortReq\xa3rid\x05"])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Nope", b"\x82\xa4type\xa8AbortReq\xa4rids\x05"])
 def test_a_malformed_frame_is_logged_and_dropped(
     paths: IpcPaths, context: zmq.Context[Any], frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,9 +129,9 @@ def test_last_words_can_be_sent_from_any_thread(paths: IpcPaths, context: zmq.Co
 def test_dispatch_is_by_type_and_unknown_types_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Any] = []
     dispatch = Dispatcher({AbortReq: seen.append})
-    dispatch(AbortReq(rid="a"))
+    dispatch(AbortReq(rids=["a"]))
     dispatch(ShutdownReq())
-    assert seen == [AbortReq(rid="a")]
+    assert seen == [AbortReq(rids=["a"])]
     assert "ShutdownReq" in caplog.text
 
 

@@ -79,8 +79,26 @@ def test_a_pattern_of_256_bytes_is_served() -> None:
 def test_a_request_cannot_ask_for_endless_sequences() -> None:
     params = SamplingParams(n=4096)
     req = GenerateReqInput(prompts=["a"] * 100, sampling_params=[params] * 100)
-    with pytest.raises(RequestError, match="100 prompts times n=4096"):
+    with pytest.raises(RequestError, match=r"409600 sequences \(100 prompts, n=4096\); at most 262144"):
         check_shape(req, limits())
+
+
+def test_a_batch_that_could_never_fit_the_queue_is_refused_whole() -> None:
+    queue = limits(max_running=4, max_queued=10)
+    check_shape(GenerateReqInput(prompts=["a"] * 7, sampling_params=[SamplingParams(n=2)] * 7), queue)
+    sentence = (
+        r"asks for 16 sequences \(8 prompts, n=2\); this server runs 4 at once and lets 10 wait \(--max-queued-requests\)"
+    )
+    with pytest.raises(RequestError, match=sentence):
+        check_shape(GenerateReqInput(prompts=["a"] * 8, sampling_params=[SamplingParams(n=2)] * 8), queue)
+    check_shape(GenerateReqInput(prompts=["a"] * 50_000, sampling_params=[SamplingParams()] * 50_000), limits())
+
+
+def test_the_parameters_of_a_batch_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[SamplingParams] = []
+    monkeypatch.setattr(SamplingParams, "verify", lambda params, vocab_size: checked.append(params))
+    check_shape(GenerateReqInput(prompts=["a"] * 5000, sampling_params=[SamplingParams()] * 5000), limits())
+    assert len(checked) == 1
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,9 @@ class GenerationService(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    def check_num_sequences(self, num_prompts: int, n: int) -> None:
+        """Raises RequestError if one request may not have so many; to ask before anything is done for each prompt."""
+
     @property
     def num_live(self) -> int:
         """Sequences that have not ended yet."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -43,12 +43,18 @@ class NativeRequest:
     return_text_in_logprobs: bool
 
 
-def build_generate_request(body: Mapping[str, Any], preferred_sampling_params: str | None = None) -> NativeRequest:
-    """`preferred_sampling_params` is the option of that name: JSON with defaults for fields the request leaves out."""
+def build_generate_request(
+    body: Mapping[str, Any],
+    preferred_sampling_params: str | None = None,
+    check_num_prompts: Callable[[int], None] = lambda count: None,
+) -> NativeRequest:
+    """`preferred_sampling_params` is the option of that name: JSON with defaults for fields the request leaves out.
+    `check_num_prompts` may refuse the request before anything is done for each of its prompts."""
     fields = {name: value for name, value in body.items() if value is not None}
     _check_names(fields)
     prompts, input_ids, is_batch = _prompts(fields)
     count = len(prompts if prompts is not None else input_ids or [])
+    check_num_prompts(count)
     defaults = json.loads(preferred_sampling_params) if preferred_sampling_params else {}
     params = _sampling_params(fields.get("sampling_params", {}), count, defaults)
     req = GenerateReqInput(

@@ -69,6 +69,7 @@ class _Job:
         _check(body, args.max_top_logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = sampling_params(body, max_tokens, {}, service.vocab_size)
+        service.check_num_sequences(_num_prompts(body.prompt), params.n)
         prompts, input_ids = _prompts(body.prompt)
         _check_ids(input_ids or [], service.vocab_size)
         num_prompts = len(prompts or input_ids or [])
@@ -151,6 +152,11 @@ def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
         check(0 <= body.logprobs <= max_top_logprobs, "logprobs", f"in [0, {max_top_logprobs}]", body.logprobs)
         if body.echo:
             raise not_supported("echo", "together with logprobs (logprobs of the prompt) is not supported yet")
+
+
+def _num_prompts(prompt: str | list[Any]) -> int:
+    is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    return len(prompt) if is_batch else 1
 
 
 def _prompts(prompt: str | list[Any]) -> tuple[list[str] | None, list[list[int]] | None]:
