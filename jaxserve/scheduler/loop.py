@@ -37,7 +37,8 @@ SEQUENCES_PER_ROUND = 256
 
 class Transport(Protocol):
     def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
-        """All messages that are there. If there are none, waits for one: not at all (0), so long, or until it comes (None)."""
+        """Messages that are there, the first of them if they are many. If there are none, waits for one: not at all (0), so
+        long, or until it comes (None)."""
         ...
 
     def send_output(self, message: DetokenizerInput) -> None: ...

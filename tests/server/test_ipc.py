@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import zmq
 
 from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
-from jaxserve.ipc import IpcPaths, Receiver, Sender, send_once
+from jaxserve.ipc import MOST_BYTES_TOGETHER, IpcPaths, Receiver, Sender, send_once
 from jaxserve.messages import (
     AbortReq,
     SchedulerInput,
@@ -74,6 +75,20 @@ def test_messages_arrive_in_order_whoever_starts_first(paths: IpcPaths, context:
     assert [m.rids for m in got] == [[str(i)] for i in range(3000)]
     assert receiver.receive() == []
     assert not receiver.wait(0)
+
+
+def test_what_is_read_together_is_bounded_in_bytes(paths: IpcPaths, context: zmq.Context[Any]) -> None:
+    sender = Sender(context, paths.scheduler)
+    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    rid = "r" * (MOST_BYTES_TOGETHER // 3)
+    for _ in range(5):
+        sender.send(AbortReq(rids=[rid]))
+    got: list[int] = []
+    while sum(got) < 5:
+        assert receiver.wait(5)
+        time.sleep(0.05)
+        got.append(len(receiver.receive()))
+        assert got[-1] <= 3 and receiver.left_some == (sum(got) < 5), got
 
 
 def test_arrays_survive(paths: IpcPaths, context: zmq.Context[Any]) -> None:
