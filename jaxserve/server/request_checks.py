@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from jaxserve.server.prompt_encoding import TooManyTokensError
 from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.text.scanner import moves_of
 from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
 
@@ -153,6 +155,16 @@ def _check_rids(rids: list[str], num_prompts: int) -> None:
         raise RequestError(f"rid must have one entry per prompt: got {len(rids)} for {num_prompts} prompts.", param="rid")
     if not all(rids):
         raise RequestError("rid must not be an empty string.", param="rid")
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, limits: ModelLimits, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a text, not whether they fit: only a text that is far too long is refused here (or shortened, if allowed)."""
+    try:
+        return tokenizer.encode_prompt(
+            text, limits.longest_prompt_len, cut=limits.allow_auto_truncate, add_special_tokens=add_special_tokens
+        )
+    except TooManyTokensError as error:
+        raise _too_long(error.at_least, limits, at_least=True) from None
 
 
 def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
