@@ -38,7 +38,9 @@ def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factor
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerArgs:
     # --- model
-    model_path: str = arg("", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files).")
+    model_path: str = arg(
+        "", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files), or demo: the built-in model."
+    )
     tokenizer_path: str | None = arg(None, "Folder of the tokenizer, if it is not the model's.")
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
