@@ -160,20 +160,19 @@ def _outside_vocabulary(token_id: int, limits: ModelLimits) -> RequestError:
     return RequestError(f"input_ids must lie in [0, {limits.vocab_size}), got {token_id}.", param="input_ids")
 
 
-# Clients find out by these words that a conversation must be shortened: LiteLLM and SGLang's tests by "is longer than the model's
+# By these words clients find out that a conversation must be shortened: SGLang's tests and LiteLLM by "is longer than the model's
 # context length", LiteLLM also by "maximum input length is" and "this model's maximum context length is".
 
 
 def _too_long(prompt_len: int, limits: ModelLimits) -> RequestError:
-    if prompt_len >= limits.context_len:
+    context_len, num_kv_tokens = limits.context_len, limits.max_total_tokens
+    message = (
+        f"The input ({prompt_len} tokens) is longer than the model's context length ({context_len} tokens) less one new token."
+    )
+    if prompt_len < context_len:
         message = (
-            f"The input ({prompt_len} tokens) is longer than the model's context length ({limits.context_len} tokens), which must "
-            "also hold at least one new token."
-        )
-    else:
-        message = (
-            f"The input ({prompt_len} tokens) is longer than the KV cache of this server takes ({limits.max_total_tokens} tokens, "
-            f"with at least one new token): the maximum input length is {limits.longest_prompt_len} tokens."
+            f"The input ({prompt_len} tokens) is longer than this server's KV cache ({num_kv_tokens} tokens) less one new token: "
+            f"the maximum input length is {limits.longest_prompt_len} tokens."
         )
     return RequestError(message, code="context_length_exceeded")
 
@@ -185,10 +184,11 @@ def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits)
         return room
     if params.max_new_tokens > room:
         if not limits.allow_auto_truncate:
+            total = prompt_len + params.max_new_tokens
             raise RequestError(
-                f"Requested token count exceeds the model's maximum context length of {limits.context_len} tokens: the input has "
-                f"{prompt_len} tokens and max_new_tokens is {params.max_new_tokens}, together "
-                f"{prompt_len + params.max_new_tokens}, but this model's maximum context length is {limits.context_len} tokens.",
+                f"Requested token count exceeds the model's maximum context length of {limits.context_len} tokens: "
+                f"the input has {prompt_len} tokens and max_new_tokens is {params.max_new_tokens}, together {total}; "
+                f"this model's maximum context length is {limits.context_len} tokens.",
                 param="max_new_tokens",
                 code="context_length_exceeded",
             )

@@ -40,8 +40,8 @@ from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestE
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
-# As SGLang's: reasoning_content stands in every delta, since OpenAI's client offers it as an attribute only then; role and content
-# stand where they say something.
+# As SGLang's: every delta has reasoning_content, which OpenAI's client offers as an attribute only then; role and content stand
+# where they say something.
 _ROLE_DELTA = b'"delta":{"role":"assistant","content":"","reasoning_content":null}'
 _CONTENT_DELTA = (b'"delta":{"content":', b',"reasoning_content":null}')
 _EMPTY_DELTA = b'"delta":{"reasoning_content":null}'
