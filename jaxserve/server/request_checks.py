@@ -160,21 +160,19 @@ def _outside_vocabulary(token_id: int, limits: ModelLimits) -> RequestError:
     return RequestError(f"input_ids must lie in [0, {limits.vocab_size}), got {token_id}.", param="input_ids")
 
 
-# By these words clients find out that a conversation must be shortened: SGLang's tests and LiteLLM by "is longer than the model's
-# context length", LiteLLM also by "maximum input length is" and "this model's maximum context length is".
+# By these words clients find out that a conversation must be shortened: SGLang's tests and LiteLLM by "is longer than the
+# model's context length", LiteLLM also by "maximum input length is" and "this model's maximum context length is".
 
 
 def _too_long(prompt_len: int, limits: ModelLimits) -> RequestError:
-    context_len, num_kv_tokens = limits.context_len, limits.max_total_tokens
-    message = (
-        f"The input ({prompt_len} tokens) is longer than the model's context length ({context_len} tokens) less one new token."
-    )
-    if prompt_len < context_len:
-        message = (
-            f"The input ({prompt_len} tokens) is longer than this server's KV cache ({num_kv_tokens} tokens) less one new token: "
+    if prompt_len >= limits.context_len:
+        limit = f"the model's context length ({limits.context_len} tokens) less one new token."
+    else:
+        limit = (
+            f"this server's KV cache ({limits.max_total_tokens} tokens) less one new token: "
             f"the maximum input length is {limits.longest_prompt_len} tokens."
         )
-    return RequestError(message, code="context_length_exceeded")
+    return RequestError(f"The input ({prompt_len} tokens) is longer than {limit}", code="context_length_exceeded")
 
 
 def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:
