@@ -141,10 +141,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         check(self.max_new_tokens is None or self.max_new_tokens >= 0, "max_new_tokens", "at least 0")
         most_new = math.inf if self.max_new_tokens is None else self.max_new_tokens
         check(0 <= self.min_new_tokens <= most_new, "min_new_tokens", f"in [0, max_new_tokens={self.max_new_tokens}]")
-        check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "a finite number of at least 0")
+        check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "non-negative and finite")
         check(self.temperature <= LARGEST_TEMPERATURE, "temperature", f"at most {LARGEST_TEMPERATURE:g}")
         check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
-        check(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (all tokens) or at least 1")
+        check(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (disable) or at least 1")
         check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
         check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]")
         check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]")
