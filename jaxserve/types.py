@@ -148,8 +148,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
         check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]")
         check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]")
+        check(0 < self.repetition_penalty <= 2, "repetition_penalty", "in (0, 2]")
         least = LEAST_REPETITION_PENALTY
-        check(least <= self.repetition_penalty <= 2, "repetition_penalty", f"in [{least:g}, 2]")
+        check(self.repetition_penalty >= least, "repetition_penalty", f"at least {least:g}")
         check(self.n >= 1, "n", "at least 1")
         check(self.stream_interval is None or self.stream_interval >= 1, "stream_interval", "at least 1")
         check(self.sampling_seed is None or -(2**63) <= self.sampling_seed < 2**63, "sampling_seed", "a 64-bit integer")
