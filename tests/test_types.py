@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -33,10 +34,8 @@ VOCAB_SIZE = 100
     ],
 )
 def test_a_number_that_cannot_be_computed_with_is_refused(field: str, value: float, rule: str) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"^{field} must be .*{re.escape(rule)}.*, got {re.escape(repr(value))}\\.$"):
         SamplingParams(**{field: value}).verify(VOCAB_SIZE)
-    assert str(caught.value).startswith(f"{field} must be ")
-    assert rule in str(caught.value) and str(caught.value).endswith(f"got {value!r}.")
 
 
 @pytest.mark.parametrize("bias", [4e38, 1e5, -4e38, math.inf, math.nan, 10**30])

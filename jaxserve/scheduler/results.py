@@ -3,8 +3,8 @@
 A result may name requests that ended after the step was launched (the overlap loop runs one step ahead): their token is dropped
 here, and their row goes back when no other launched step names it.
 
-A request ends, first rule that holds: no token could be sampled (abort), a stop token (eos or its own), a stop string or pattern, the end of
-its grammar, its length.
+A request ends, first rule that holds: no token could be sampled (abort), a stop token (eos or its own), a stop string or
+pattern, the end of its grammar, its length.
 So a request whose last permitted token is a stop says "stop". min_new_tokens is kept by the sampler, which does not let stop
 tokens out before.
 """

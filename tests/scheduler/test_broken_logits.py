@@ -1,5 +1,5 @@
-"""A checkpoint with a NaN in it, and requests that leave themselves no token: each of them ends with one message and the reason,
-and whoever stands beside it in the batch gets the tokens that it gets alone."""
+"""A checkpoint with a NaN in it, and requests that leave themselves no token: each of them ends with one message and the
+reason, and whoever stands beside it in the batch gets the tokens that it gets alone."""
 
 from __future__ import annotations
 
