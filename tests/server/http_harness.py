@@ -14,6 +14,7 @@ from fake_service import FakeService
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
+from jaxserve.server.http.connection_limits import ConnectionLimits
 from jaxserve.server.http.uvicorn_server import make_http_server
 
 MODEL = "/models/tiny"
@@ -28,9 +29,9 @@ async def app_client(service: FakeService, **options: Any) -> AsyncIterator[http
 
 
 @contextlib.asynccontextmanager
-async def live_server(service: FakeService, **options: Any) -> AsyncIterator[str]:
+async def live_server(service: FakeService, limits: ConnectionLimits | None = None, **options: Any) -> AsyncIterator[str]:
     """The URL of a real HTTP server on this loop."""
-    server = make_http_server(service, ServerArgs(**{"model_path": MODEL, **options}))
+    server = make_http_server(service, ServerArgs(**{"model_path": MODEL, **options}), limits)
     server.config.timeout_graceful_shutdown = 2
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
