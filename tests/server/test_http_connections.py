@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from fake_service import FakeService
-from http_harness import live_server, until
+from http_harness import live_server, self_signed, until
 
 from jaxserve.server.http.connection_limits import Admission, ConnectionLimits, RareWarnings
 
@@ -182,6 +183,15 @@ async def test_a_head_that_drips_has_the_same_deadline() -> None:
 
 async def test_who_connects_and_says_nothing_is_closed_without_a_word() -> None:
     async with live_server(FakeService(), limits=QUICK) as url, connected(url) as client:
+        assert await client.rest() == b""
+
+
+async def test_a_tls_handshake_has_a_deadline(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    async with (
+        live_server(FakeService(), limits=QUICK, ssl_certfile=certificate, ssl_keyfile=key) as url,
+        connected(url) as client,
+    ):
         assert await client.rest() == b""
 
 
