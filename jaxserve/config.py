@@ -68,6 +68,9 @@ class ServerArgs:
     ssl_keyfile: str | None = arg(None, "TLS private key file.")
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
     max_body_size_mb: int = arg(64, "Largest request body accepted, in MiB.")
+    limit_concurrency: int | None = arg(
+        None, "Most connections at a time; more are answered 503; default: by the limit on open files, which is raised."
+    )
     log_level: str = arg("info", "Verbosity of the logs.", choices=LOG_LEVELS)
     log_level_http: str | None = arg(None, "Verbosity of the HTTP server's own logs; default: warning.", choices=LOG_LEVELS)
     log_requests: bool = arg(False, "Log each request when it arrives and when it ends.")
@@ -183,6 +186,7 @@ class ServerArgs:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
+            "limit_concurrency",
             "speculative_ngram_min_match_window_size",
         )  # fmt: skip
         for name in at_least_one:
