@@ -79,7 +79,7 @@ def work(context: WorkerContext) -> None:
     with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
         waiting = pool.submit(wait_for_tokenizer_json, context.paths.folder)
         try:
-            show_progress = logger.isEnabledFor(logging.INFO)
+            show_progress = logger.isEnabledFor(logging.WARNING)  # on a terminal; elsewhere it is INFO
             built = build_runner(context.args, warmup=context.args.warmup, show_progress=show_progress)
             tokenizer_json = waiting.result()
             decoder = TailDecoder(make_decoder(tokenizer_json, context.args))
