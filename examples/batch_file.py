@@ -5,8 +5,8 @@ Lines are those of OpenAI's batch API:
     {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 64}}
     {"custom_id": "1", "response": {"status_code": 200, "body": {...}}, "error": null}
 
-Replies are written as they come, in any order. Run it again after an interruption: what has its reply is not asked again. A refused
-request (4xx) is a reply, too; one that the server could not serve now (503, or no server) stops the run.
+Replies are written as they come, in any order. Run it again after an interruption: what has its reply is not asked again. A
+refused request (4xx) is a reply, too; one that the server could not serve now (503, or no server) stops the run.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ async def work(client: httpx.AsyncClient, requests: Iterator[dict[str, Any]], ou
     for request in requests:
         reply = await client.request(request.get("method", "POST"), request["url"], json=request["body"])
         if reply.status_code >= 500:
-            raise SystemExit(
-                f"The server answered {reply.status_code} to {request['custom_id']}: {reply.text}\nRun this again."
-            )
+            sys.exit(f"The server answered {reply.status_code} to {request['custom_id']}: {reply.text}\nRun this again.")
         response = {"status_code": reply.status_code, "body": reply.json()}
         line = {"custom_id": request["custom_id"], "response": response, "error": None}
         output.write(json.dumps(line) + "\n")

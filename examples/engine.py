@@ -1,6 +1,7 @@
-"""The engine without a server: `python examples/engine.py [--model FOLDER]`. By default with the model that comes with jaxserve.
+"""The engine without a server: `python examples/engine.py [--model FOLDER]`.
 
-A batch of prompts, a stream, output that follows a JSON schema, and many requests from asyncio.
+A batch of prompts, a stream, output that follows a JSON schema, and many requests from asyncio; by default with the model that
+comes with jaxserve.
 """
 
 from __future__ import annotations

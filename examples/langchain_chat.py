@@ -1,7 +1,7 @@
-"""LangChain's ChatOpenAI against a jaxserve server: `python examples/langchain_chat.py [--url URL] [--api-key KEY] [--model NAME]`.
+"""LangChain's ChatOpenAI against a jaxserve server: `python examples/langchain_chat.py [--url URL] [--api-key KEY]`.
 
-Needs `pip install langchain-openai`. A prompt template in a chain, a stream, and a batch. Tools and `with_structured_output` need
-what jaxserve does not serve yet (docs/sglang.md).
+Needs `pip install langchain-openai`. A prompt template in a chain, a stream, and a batch. Tools and `with_structured_output`
+need what jaxserve does not serve yet (docs/sglang.md).
 """
 
 from __future__ import annotations
