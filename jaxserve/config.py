@@ -96,7 +96,7 @@ class ServerArgs:
         choices=WARMUPS,
     )
     skip_server_warmup: bool = arg(False, "Say ready without sending a first request through the whole pipeline.")
-    shutdown_timeout_s: float = arg(60.0, "After SIGTERM, abort requests still running when this many seconds are over.")
+    shutdown_timeout_s: float = arg(20.0, "After SIGTERM, abort requests still running when this many seconds are over.")
 
     # --- scheduling
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
