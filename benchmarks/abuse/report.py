@@ -51,7 +51,7 @@ def as_table(report: dict[str, Any]) -> str:
     lines += [f"bounds of the mixed phase's p99: {bounds}", "", "memory (MiB)"]
     lines += [
         f"  server {m['start']} {m['process']:12} {m['life_s']:5} s: {m['early_mb']:8} -> {m['late_mb']:8}, peak {m['peak_mb']:8}"
-        f", {m['mb_per_hour']:8} an hour{'' if m['judged'] else ' (too short to judge)'}"
+        f", {m['mb_per_hour']} an hour{'' if m['judged'] else ' (too short to judge)'}"
         for m in report["memory"]
     ]
     lines += ["", *(f"FAILED {fault}" for fault in report["faults"])]
