@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -32,18 +34,20 @@ from jaxserve.server.request_checks import (
     cache_namespace,
     check_prompt,
     check_shape,
+    encode_prompts,
     fit_new_tokens,
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
 from jaxserve.server.sinks import ChunkSink
+from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-# Text up to this length is tokenized on the loop (well under a millisecond); longer text in a thread.
-INLINE_TOKENIZE_CHARS = 2000
+# Texts of a batch that a thread tokenizes together.
+_TEXT_CHARS_PER_PART = 64 * 1024
 # A batch is checked, sent and aborted in parts of so many sequences, each some milliseconds of work; between them the loop, and
 # the scheduler, serve others.
 SEQUENCES_PER_PART = 256
@@ -54,8 +58,9 @@ _ABORTED = FinishReason.abort("The request was aborted.")
 
 
 class Generation:
-    def __init__(self, send: Callable[[Message], None], *, log_requests: bool) -> None:
+    def __init__(self, send: Callable[[Message], None], lanes: TextLanes, *, log_requests: bool) -> None:
         """`send` reaches the scheduler; what it is given arrives in that order."""
+        self._lanes = lanes
         self._send = send
         self._log_requests = log_requests
         self._live = LiveTable()
@@ -77,7 +82,9 @@ class Generation:
         )
         sequences = self._register(req, call)
         try:
-            prompts = req.input_ids if req.input_ids is not None else await _encode(tokenizer, req.prompts or [])
+            prompts = req.input_ids
+            if prompts is None:
+                prompts = await self._encode(tokenizer, req.prompts or [], limits)
             await self._send_request(req, sequences, await _check_prompts(prompts, limits), limits)
             yield
         finally:
@@ -108,9 +115,10 @@ class Generation:
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
         taken = next((rid for rid in rids if rid in self._live), None)
         if taken is not None:
-            raise RequestError(f"rid {taken!r} belongs to a request that is still running.", param="rid")
+            raise RequestError(f"Duplicate request ID: rid {taken!r} belongs to a request that is still running.", param="rid")
         if len(set(rids)) < len(rids):
-            raise RequestError(f"The rids of a request must differ; got {bases!r}.", param="rid")
+            twice = next(rid for rid, count in Counter(rids).items() if count > 1)
+            raise RequestError(f"Duplicate request ID: the rids of a request must differ, {twice!r} comes twice.", param="rid")
         sequences = [LiveSequence(rid, index, call) for index, rid in enumerate(rids)]
         for sequence in sequences:
             self._live.add(sequence)
@@ -142,6 +150,14 @@ class Generation:
                 self._send(batch[0])
             elif batch:
                 self._send(BatchTokenizedGenerateReqInput(batch=batch))
+
+    async def _encode(self, tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
+        """The ids of texts, of those that could be prompts."""
+        num_chars = sum(map(len, texts))
+        works = [functools.partial(encode_prompts, tokenizer, part, limits) for part in _parts_of_texts(texts)]
+        if num_chars <= INLINE_CHARS:
+            return works[0]()
+        return list(itertools.chain.from_iterable(await self._lanes.run_all(num_chars, works)))
 
     def _wanted(self, sequences: Iterable[LiveSequence], prompt_len: int) -> list[LiveSequence]:
         """Those that nobody aborted while their prompt was tokenized; they count as sent now."""
@@ -188,10 +204,16 @@ def _to_scheduler_form(
     )
 
 
-async def _encode(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    if sum(map(len, prompts)) <= INLINE_TOKENIZE_CHARS:
-        return tokenizer.encode_batch(prompts)
-    return await asyncio.to_thread(tokenizer.encode_batch, prompts)
+def _parts_of_texts(texts: list[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    num_chars = 0
+    for text in texts:
+        if part and num_chars + len(text) > _TEXT_CHARS_PER_PART:
+            yield part
+            part, num_chars = [], 0
+        part.append(text)
+        num_chars += len(text)
+    yield part
 
 
 async def _check_prompts(prompts: list[list[int]], limits: ModelLimits) -> list[np.ndarray]:

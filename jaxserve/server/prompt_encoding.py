@@ -27,8 +27,8 @@ class TooManyTokensError(Exception):
 
 
 def encode_within(encode: Encode, text: str, most_tokens: int, longest_token_chars: int, *, cut: bool) -> list[int]:
-    """The ids of a text that may have `most_tokens`, or somewhat more of them. A text with far more raises TooManyTokensError, or
-    with `cut` is shortened, not quite to `most_tokens`."""
+    """The ids of a text that may have `most_tokens`, or somewhat more of them. A text with far more raises TooManyTokensError,
+    or with `cut` is shortened, not quite to `most_tokens`."""
     text = _within_characters(text, most_tokens, longest_token_chars, cut=cut)
     if len(text) <= most_tokens * _USUAL_TOKEN_CHARS + _PIECE_CHARS:
         return encode(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -22,9 +23,11 @@ from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_MOST_SAMPLES = 4096
+MOST_SAMPLES = 4096
 # Sequences of one request, prompts times n: each takes memory before the scheduler can refuse it.
 _MOST_SEQUENCES = 1 << 18
+_MAX_RID_CHARS = 512  # it is repeated in every event and log line
+_MOST_PARAMS_CHARS = 64 * 1024 * 1024
 _SEED_RANGE = 1 << 64
 _LARGEST_INT32 = 2**31 - 1
 
@@ -86,6 +89,8 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         raise RequestError("Exactly one of text and input_ids must be given.", param="text")
     if req.num_prompts == 0:
         raise RequestError("The request holds no prompt.", param="text" if req.prompts is not None else "input_ids")
+    if req.sampling_params and req.num_samples > MOST_SAMPLES:
+        raise RequestError(f"n must be at most {MOST_SAMPLES}, got {req.num_samples}.", param="n")
     limits.check_num_sequences(req.num_prompts, req.num_samples if req.sampling_params else 1)
     if len(req.sampling_params) != req.num_prompts:
         raise RequestError(
@@ -104,8 +109,6 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     counts = {params.n for params in distinct_params}
     if len(counts) > 1:
         raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
-    if req.num_samples > _MOST_SAMPLES:
-        raise RequestError(f"n must be at most {_MOST_SAMPLES}, got {req.num_samples}.", param="n")
     if not 0 <= req.top_logprobs_num <= limits.max_top_logprobs:
         raise RequestError(
             f"top_logprobs_num must be in [0, {limits.max_top_logprobs}], got {req.top_logprobs_num}.",
@@ -116,8 +119,26 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params)
+    _check_params_size(req.sampling_params, distinct_params)
     for params in distinct_params:
         _check_patterns(params)
+
+
+def _check_params_size(all_params: list[SamplingParams], distinct_params: Collection[SamplingParams]) -> None:
+    """They go to the scheduler once for each prompt."""
+    times = Counter(map(id, all_params))
+    size = sum(_text_size(params) * times[id(params)] for params in distinct_params)
+    if size > _MOST_PARAMS_CHARS:
+        raise RequestError(
+            f"sampling_params hold {size} characters of stop strings, patterns and grammars, counted once for each prompt; at "
+            f"most {_MOST_PARAMS_CHARS} are permitted. Send the batch in parts.",
+            param="sampling_params",
+        )
+
+
+def _text_size(params: SamplingParams) -> int:
+    grammar = params.grammar
+    return sum(map(len, params.stop)) + sum(map(len, params.stop_regex)) + (len(grammar.text) if grammar else 0)
 
 
 def _check_patterns(params: SamplingParams) -> None:
@@ -155,6 +176,9 @@ def _check_rids(rids: list[str], num_prompts: int) -> None:
         raise RequestError(f"rid must have one entry per prompt: got {len(rids)} for {num_prompts} prompts.", param="rid")
     if not all(rids):
         raise RequestError("rid must not be an empty string.", param="rid")
+    longest = max(map(len, rids), default=0)
+    if longest > _MAX_RID_CHARS:
+        raise RequestError(f"rid may have at most {_MAX_RID_CHARS} characters, got {longest}.", param="rid")
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, limits: ModelLimits, *, add_special_tokens: bool = True) -> list[int]:
@@ -167,10 +191,22 @@ def encode_prompt(tokenizer: Tokenizer, text: str, limits: ModelLimits, *, add_s
         raise _too_long(error.at_least, limits, at_least=True) from None
 
 
+def encode_prompts(tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
+    """The same for several texts, together if none of them needs to be looked at on its own."""
+    if max(map(len, texts)) <= limits.longest_prompt_len:
+        return tokenizer.encode_batch(texts)
+    return [encode_prompt(tokenizer, text, limits) for text in texts]
+
+
 def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
     """The prompt as int32, shortened if that is needed and allowed."""
     if not ids:
         raise RequestError("The prompt is empty: it must hold at least one token.", param="text")
+    if len(ids) > limits.longest_prompt_len:  # before anything is done for each of them
+        if not limits.allow_auto_truncate:
+            raise _too_long(len(ids), limits)
+        logger.warning("A prompt of %d tokens was shortened to %d.", len(ids), limits.longest_prompt_len)
+        ids = ids[: limits.longest_prompt_len]
     # int64 holds whatever msgspec accepted short of absurd; those are out of the vocabulary too.
     try:
         array = np.asarray(ids, dtype=np.int64)
@@ -179,11 +215,6 @@ def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
     lowest, highest = int(array.min()), int(array.max())
     if lowest < 0 or highest >= limits.vocab_size:
         raise _outside_vocabulary(lowest if lowest < 0 else highest, limits)
-    if len(ids) > limits.longest_prompt_len:
-        if not limits.allow_auto_truncate:
-            raise _too_long(len(ids), limits)
-        logger.warning("A prompt of %d tokens was shortened to %d.", len(ids), limits.longest_prompt_len)
-        array = array[: limits.longest_prompt_len]
     return array.astype(np.int32)
 
 
@@ -191,18 +222,20 @@ def _outside_vocabulary(token_id: int, limits: ModelLimits) -> RequestError:
     return RequestError(f"input_ids must lie in [0, {limits.vocab_size}), got {token_id}.", param="input_ids")
 
 
-def _too_long(prompt_len: int, limits: ModelLimits) -> RequestError:
+# By these words clients find out that a conversation must be shortened: SGLang's tests and LiteLLM by "is longer than the
+# model's context length", LiteLLM also by "maximum input length is" and "this model's maximum context length is".
+
+
+def _too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -> RequestError:
     if prompt_len >= limits.context_len:
-        return RequestError(
-            f"The prompt has {prompt_len} tokens; the model's context length is {limits.context_len}, which must also hold "
-            "at least one new token.",
-            code="context_length_exceeded",
+        limit = f"the model's context length ({limits.context_len} tokens) less one new token."
+    else:
+        limit = (
+            f"this server's KV cache ({limits.max_total_tokens} tokens) less one new token: "
+            f"the maximum input length is {limits.longest_prompt_len} tokens."
         )
-    return RequestError(
-        f"The prompt has {prompt_len} tokens; the KV cache of this server holds {limits.max_total_tokens}, which must also "
-        "hold at least one new token.",
-        code="context_length_exceeded",
-    )
+    count = f"{'at least ' if at_least else ''}{prompt_len} tokens"
+    return RequestError(f"The input ({count}) is longer than {limit}", code="context_length_exceeded")
 
 
 def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:
@@ -212,9 +245,11 @@ def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits)
         return room
     if params.max_new_tokens > room:
         if not limits.allow_auto_truncate:
+            total = prompt_len + params.max_new_tokens
             raise RequestError(
-                f"The prompt has {prompt_len} tokens and max_new_tokens is {params.max_new_tokens}: together "
-                f"{prompt_len + params.max_new_tokens}, but the model's context length is {limits.context_len}.",
+                f"Requested token count exceeds the model's maximum context length of {limits.context_len} tokens: "
+                f"the input has {prompt_len} tokens and max_new_tokens is {params.max_new_tokens}, together {total}; "
+                f"this model's maximum context length is {limits.context_len} tokens.",
                 param="max_new_tokens",
                 code="context_length_exceeded",
             )

@@ -49,7 +49,7 @@ class TextLanes:
             for future in futures:
                 future.cancel()
             if num_chars > _TRIM_CHARS:
-                give_back_memory()
+                self._long.submit(give_back_memory)
 
 
 def give_back_memory() -> None:

@@ -42,9 +42,10 @@ from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
-from jaxserve.server.request_checks import ModelLimits
+from jaxserve.server.request_checks import ModelLimits, encode_prompt
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
+from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.server.worker_link import WorkerLink
 from jaxserve.types import FinishReason, SamplingParams
@@ -74,7 +75,10 @@ class TokenizerManager:
         self._limits: ModelLimits | None = None
         self._link = WorkerLink(workers, self._deliver, self._end_turn)
         scheduler = WorkerAddress(SCHEDULER)
-        self._generation = Generation(lambda message: self._link.send(scheduler, message), log_requests=args.log_requests)
+        self.lanes = TextLanes()
+        self._generation = Generation(
+            lambda message: self._link.send(scheduler, message), self.lanes, log_requests=args.log_requests
+        )
         self._controls = ControlClient(self, self._link)
         self._dispatch = Dispatcher(
             {
@@ -287,11 +291,13 @@ class TokenizerManager:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> list[int]:
-        """The ids of a conversation; RequestError if the template cannot render it."""
+        """The ids of a conversation; RequestError if the template cannot render it, or it is far too long. From any thread."""
         try:
-            return self.tokenizer.apply_chat_template(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
+            text = self.tokenizer.render_chat(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
         except ValueError as error:
             raise RequestError(str(error), param="messages") from error
+        # The template has written the special tokens.
+        return encode_prompt(self.tokenizer, text, self.limits, add_special_tokens=False)
 
 
 def _unavailable(message: str) -> RequestError:

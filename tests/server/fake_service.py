@@ -20,6 +20,7 @@ from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOut
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
+from jaxserve.server.text_lanes import TextLanes
 from jaxserve.types import FinishReason, SamplingParams
 
 CONTEXT_LEN = 100
@@ -42,6 +43,7 @@ class FakeService:
         self.status = "ready"
         self.num_programs_missing = 0
         self.tokenizer = FakeTokenizer()
+        self.lanes = TextLanes()
         self.model_info: dict[str, Any] = {"context_length": CONTEXT_LEN}
         self.context_len = CONTEXT_LEN
         self.vocab_size = VOCAB_SIZE

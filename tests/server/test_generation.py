@@ -14,6 +14,7 @@ from jaxserve.server.generation import SEQUENCES_PER_PART, Generation
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
+from jaxserve.server.text_lanes import TextLanes
 from jaxserve.types import FinishReason, SamplingParams
 
 LIMITS = ModelLimits(context_len=100, vocab_size=50, max_total_tokens=1000, max_top_logprobs=5, allow_auto_truncate=False)
@@ -22,7 +23,7 @@ LIMITS = ModelLimits(context_len=100, vocab_size=50, max_total_tokens=1000, max_
 class Flow:
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        self.generation = Generation(self.sent.append, log_requests=False)
+        self.generation = Generation(self.sent.append, TextLanes(), log_requests=False)
 
     async def start(self, prompts: list[list[int]], **fields: Any) -> asyncio.Task[list[GenerationChunk]]:
         params = SamplingParams(**{"max_new_tokens": 5, **fields})

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxserve.server.native.foreign_fields import GENERATE
 from jaxserve.server.requests import GenerateReqInput, RequestError
-from jaxserve.types import SamplingParams
+from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 
 T = TypeVar("T")
 
@@ -29,6 +29,13 @@ KNOWN_FIELDS = frozenset(
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
 _STRING_OR_LIST = ("stop", "stop_regex")
+
+_MOST_ENTRIES = {
+    "stop": MAX_STOP_STRINGS,
+    "stop_regex": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "logit_bias": MAX_LOGIT_BIAS,
+}
 
 _TYPE_WORDS = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list",
@@ -132,6 +139,9 @@ def parse_sampling_params(given: Any, defaults: Mapping[str, Any] | None = None)
     for name in _STRING_OR_LIST:
         if isinstance(values.get(name), str):
             values[name] = [values[name]]
+    for name, most in _MOST_ENTRIES.items():  # before anything is done for each
+        if isinstance(values.get(name), list | dict) and len(values[name]) > most:
+            raise RequestError(f"{name} may hold at most {most} entries, got {len(values[name])}.", param=name)
     if isinstance(values.get("json_schema"), Mapping):
         values["json_schema"] = _schema_text(values["json_schema"])
     return _convert(values, SamplingParams, "sampling_params")

@@ -71,7 +71,7 @@ class _Job:
         params = sampling_params(body, max_tokens, {}, service.vocab_size)
         service.check_num_sequences(_num_prompts(body.prompt), params.n)
         prompts, input_ids = _prompts(body.prompt)
-        _check_ids(input_ids or [], service.vocab_size)
+        _check_ids(input_ids or [], service.vocab_size, service.context_len)
         num_prompts = len(prompts or input_ids or [])
         reply_id, rids = _rids(body, num_prompts)
         generate = GenerateReqInput(
@@ -174,8 +174,9 @@ def _prompts(prompt: str | list[Any]) -> tuple[list[str] | None, list[list[int]]
     raise RequestError("prompt must not mix strings, token ids and lists of token ids.", param="prompt")
 
 
-def _check_ids(prompts: list[list[int]], vocab_size: int) -> None:
+def _check_ids(prompts: list[list[int]], vocab_size: int, most_tokens: int) -> None:
     for ids in prompts:
+        ids = ids[:most_tokens]  # what is longer is refused for that
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise RequestError(f"prompt must hold token ids in [0, {vocab_size}), got {wrong}.", param="prompt")
