@@ -32,10 +32,12 @@ from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
 from jaxserve.server.request_checks import (
     ModelLimits,
     cache_namespace,
+    check_patterns,
     check_prompt,
     check_shape,
     encode_prompts,
     fit_new_tokens,
+    pattern_sets,
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
@@ -54,6 +56,7 @@ SEQUENCES_PER_PART = 256
 HEALTH_CHECK_RID = "HEALTH_CHECK"
 
 _RID_BYTES = 16
+_CHARS_PER_PATTERN_SET = INLINE_CHARS + 1  # compiling one takes milliseconds at worst: never on the loop
 _ABORTED = FinishReason.abort("The request was aborted.")
 
 
@@ -77,11 +80,14 @@ class Generation:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
         runs."""
         check_shape(req, limits)
+        sets = pattern_sets(req)
         call = LiveCall(
             sink, req.num_sequences, return_logprob=req.return_logprob, received_s=time.time(), log_end=self._log_requests
         )
         sequences = self._register(req, call)
         try:
+            if sets:
+                await self._lanes.run(_CHARS_PER_PATTERN_SET * len(sets), functools.partial(check_patterns, sets))
             prompts = req.input_ids
             if prompts is None:
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)

@@ -27,9 +27,12 @@ MOST_SAMPLES = 4096
 # Sequences of one request, prompts times n: each takes memory before the scheduler can refuse it.
 _MOST_SEQUENCES = 1 << 18
 _MAX_RID_CHARS = 512  # it is repeated in every event and log line
+_MOST_PATTERN_SETS = 32
 _MOST_PARAMS_CHARS = 64 * 1024 * 1024
 _SEED_RANGE = 1 << 64
 _LARGEST_INT32 = 2**31 - 1
+
+PatternSet = tuple[tuple[str, ...], tuple[str, ...]]  # stop_regex and stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +123,6 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params)
     _check_params_size(req.sampling_params, distinct_params)
-    for params in distinct_params:
-        _check_patterns(params)
 
 
 def _check_params_size(all_params: list[SamplingParams], distinct_params: Collection[SamplingParams]) -> None:
@@ -141,10 +142,23 @@ def _text_size(params: SamplingParams) -> int:
     return sum(map(len, params.stop)) + sum(map(len, params.stop_regex)) + (len(grammar.text) if grammar else 0)
 
 
-def _check_patterns(params: SamplingParams) -> None:
-    if params.stop_regex:
+def pattern_sets(req: GenerateReqInput) -> list[PatternSet]:
+    """What `check_patterns` is to be asked for, each once. Every process that works on the request compiles them."""
+    params_by_id = {id(params): params for params in req.sampling_params}
+    sets = {(tuple(params.stop_regex), tuple(params.stop)) for params in params_by_id.values() if params.stop_regex}
+    if len(sets) > _MOST_PATTERN_SETS:
+        raise RequestError(
+            f"A request may have at most {_MOST_PATTERN_SETS} different sets of stop_regex and stop, got {len(sets)}.",
+            param="stop_regex",
+        )
+    return sorted(sets)
+
+
+def check_patterns(sets: list[PatternSet]) -> None:
+    """Some milliseconds for each at worst."""
+    for patterns, strings in sets:
         try:
-            moves_of(tuple(params.stop_regex), tuple(params.stop))
+            moves_of(patterns, strings)
         except ValueError as error:
             raise RequestError(str(error), param="stop_regex") from error
 

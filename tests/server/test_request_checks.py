@@ -11,9 +11,11 @@ import pytest
 from jaxserve.server.request_checks import (
     ModelLimits,
     cache_namespace,
+    check_patterns,
     check_prompt,
     check_shape,
     fit_new_tokens,
+    pattern_sets,
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError
@@ -96,12 +98,29 @@ def test_namespaces_do_not_collide() -> None:
 def test_patterns_are_checked_before_anything_is_tokenized(patterns: list[str], sentence: str) -> None:
     req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(stop_regex=patterns)])
     with pytest.raises(RequestError) as caught:
-        check_shape(req, limits())
+        _ = check_shape(req, limits()), check_patterns(pattern_sets(req))
     assert sentence in caught.value.message and caught.value.param == "stop_regex"
 
 
 def test_a_pattern_of_256_bytes_is_served() -> None:
-    check_shape(GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(stop_regex=["é" * 128])]), limits())
+    req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(stop_regex=["é" * 128])])
+    check_shape(req, limits())
+    check_patterns(pattern_sets(req))
+
+
+def test_the_patterns_of_a_batch_are_compiled_once_and_few() -> None:
+    params = [SamplingParams(stop_regex=[f"a{i % 32}"]) for i in range(100)]
+    assert len(pattern_sets(GenerateReqInput(prompts=["a"] * 100, sampling_params=params))) == 32
+    params.append(SamplingParams(stop_regex=["b"]))
+    with pytest.raises(RequestError, match="at most 32 different sets of stop_regex and stop, got 33"):
+        pattern_sets(GenerateReqInput(prompts=["a"] * 101, sampling_params=params))
+
+
+def test_long_parameters_are_not_repeated_for_each_of_many_prompts() -> None:
+    params = SamplingParams(regex="a" * MAX_GRAMMAR_BYTES)
+    check_shape(GenerateReqInput(prompts=["a"] * 256, sampling_params=[params] * 256), limits())
+    with pytest.raises(RequestError, match="sampling_params hold 67371008 characters"):
+        check_shape(GenerateReqInput(prompts=["a"] * 257, sampling_params=[params] * 257), limits())
 
 
 def test_a_request_cannot_ask_for_endless_sequences() -> None:
