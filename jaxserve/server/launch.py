@@ -24,8 +24,8 @@ from jaxserve.config import ServerArgs
 from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.http.keys import with_keys
 from jaxserve.server.located import located
+from jaxserve.server.logs import configure_logging, log_lines
 from jaxserve.server.pipeline import Pipeline
-from jaxserve.server.worker_process import configure_logging
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class _Server:
         try:
             return await self._serve()
         except (WorkerDiedError, ValueError) as error:
-            logger.error("%s", error)
+            log_lines(logger, logging.ERROR, str(error))
             return 1
         finally:
             await self._pipeline.close()
