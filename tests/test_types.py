@@ -16,7 +16,7 @@ VOCAB_SIZE = 100
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("temperature", -1e-9, "at least 0"),
+        ("temperature", -1e-9, "non-negative"),
         ("temperature", math.nan, "finite"),
         ("temperature", math.inf, "finite"),
         ("temperature", 1.1e6, "at most 1e+06"),
@@ -26,9 +26,9 @@ VOCAB_SIZE = 100
         ("top_p", math.nan, "in (0, 1]"),
         ("min_p", -1e-45, "in [0, 1]"),
         ("min_p", math.nan, "in [0, 1]"),
-        ("repetition_penalty", 1e-45, "in [1e-06, 2]"),
-        ("repetition_penalty", 0.0, "in [1e-06, 2]"),
-        ("repetition_penalty", math.nan, "in [1e-06, 2]"),
+        ("repetition_penalty", 1e-45, "at least 1e-06"),
+        ("repetition_penalty", 0.0, "in (0, 2]"),
+        ("repetition_penalty", math.nan, "in (0, 2]"),
         ("frequency_penalty", math.nan, "in [-2, 2]"),
         ("presence_penalty", math.inf, "in [-2, 2]"),
     ],

@@ -81,7 +81,7 @@ def work(context: WorkerContext) -> None:
     with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
         waiting = pool.submit(wait_for_tokenizer_json, context.paths.folder)
         try:
-            show_progress = logger.isEnabledFor(logging.INFO)
+            show_progress = logger.isEnabledFor(logging.WARNING)  # on a terminal; elsewhere it is INFO
             args = with_usable_cache(context.args, cache_folder, context.paths.folder)
             built = build_runner(args, warmup=context.args.warmup, show_progress=show_progress)
             tokenizer_json = waiting.result()
