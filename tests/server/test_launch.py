@@ -231,12 +231,38 @@ def test_nothing_that_users_send_begins_a_line_of_the_log(folder: Path) -> None:
 def test_a_killed_server_leaves_no_orphans(folder: Path) -> None:
     with serving(folder) as server:
         server.wait_for("/ready", 200)
+        (left,) = folder.glob("jaxserve-*")
         server.process.kill()
         assert server.exit_status() == -signal.SIGKILL
-        for left in folder.glob("jaxserve-*"):  # nobody was left to remove it
-            for file in left.iterdir():
-                file.unlink()
-            left.rmdir()
+        assert left.is_dir(), "nobody was left to remove it"
+        with serving(folder) as successor:
+            successor.wait_for("/ready", 200)
+            assert not left.exists()
+            successor.process.send_signal(signal.SIGTERM)
+            assert successor.exit_status() == 0
+
+
+def test_a_stopped_server_goes_on_or_ends_whole(folder: Path) -> None:
+    """Workers neither end nor spin while nobody reads what they send; when the main process is killed, they end too."""
+    with serving(folder) as server:
+        server.wait_for("/ready", 200)
+        main = psutil.Process(server.process.pid)
+        workers = main.children(recursive=True)
+        os.kill(main.pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        assert len(workers) >= 2 and all(worker.is_running() for worker in workers)
+        os.kill(main.pid, signal.SIGCONT)
+        reply = httpx.post(server.url + "/generate", json={"text": "a", "sampling_params": {"max_new_tokens": 2}}, timeout=30)
+        assert reply.status_code == 200
+        os.kill(main.pid, signal.SIGSTOP)
+        server.process.kill()
+        assert server.exit_status() == -signal.SIGKILL
+        _, left = psutil.wait_procs(workers, timeout=10)
+        assert not [worker for worker in left if worker.status() != psutil.STATUS_ZOMBIE]
+        with serving(folder) as successor:  # which tidies up
+            successor.wait_for("/ready", 200)
+            successor.process.send_signal(signal.SIGTERM)
+            assert successor.exit_status() == 0
 
 
 @pytest.mark.parametrize(
