@@ -36,12 +36,18 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
     """Serves until a signal or a failure; returns the exit status. Call it from the main thread."""
     configure_logging(args.log_level)
     try:
-        args = located(args)
         listener = bind(args.host, args.port)
-    except (ValueError, OSError) as error:
+    except OSError as error:
         logger.error("%s", error)
         return 1
     with listener:
+        try:
+            args = located(args)
+        except ValueError as error:
+            logger.error("%s", error)
+            return 1
+        except KeyboardInterrupt:  # while a model is fetched
+            return 130
         try:
             return uvloop.run(_Server(args, listener, commands).run())
         except KeyboardInterrupt:  # in the moment before our handlers stand
