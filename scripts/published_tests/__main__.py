@@ -1,17 +1,18 @@
 """Runs SGLang's and sglang-jax's published endpoint tests, unedited, against our server, and says why some do not pass.
 
-    python -m scripts.published_tests --sglang PATH --sglang-jax PATH [--only WORD] [--json FILE]
+    python -m scripts.published_tests --sglang PATH --sglang-jax PATH [--only WORD] [--out FOLDER]
 
-PATH is a checkout that you have; nothing is fetched. Needs `requests`, `openai` and `httpx`. Each file runs in a process of its
-own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and where a test starts
-a server it gets ours with the demo model (`launch`). `files` has the files and the known reasons; what fails for none of those is
-listed as ours to look at, and makes the exit status 1.
+PATH is a checkout that you have; nothing is fetched. Needs `requests`, `openai` and `httpx`. Each file runs in a process of
+its own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and where a
+test starts a server it gets ours with the demo model (`launch`). `files` has the files and the known reasons; what fails for
+none of those is listed as ours to look at, and makes the exit status 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -22,9 +23,8 @@ import sys
 import tempfile
 from typing import Any
 
-from scripts.published_tests.files import BUG, FILES, RULES
-
 from jaxserve.demo import demo_model_path
+from scripts.published_tests.files import BUG, FILES, RULES
 
 Record = dict[str, Any]
 
@@ -58,10 +58,8 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

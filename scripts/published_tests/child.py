@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import httpx
 import requests
+
 from scripts.published_tests import launch, modules
 
 _REFUSED_CHARS = 300
@@ -75,15 +76,15 @@ class _Recorder(unittest.TestResult):
 
     def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, error: Any) -> None:  # noqa: N802
         if error is not None:
-            self.addError(subtest, error)
+            self.addError(test, error)
 
     def addError(self, test: unittest.TestCase, error: Any) -> None:  # noqa: N802
         frames = [frame for frame in traceback.extract_tb(error[2]) if "unittest" not in frame.filename]
         where = f"{pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].line}" if frames else ""
-        outcome = "not ours" if issubclass(error[0], modules.NotOurs) else "failed"
+        outcome = "not ours" if issubclass(error[0], modules.NotOursError) else "failed"
         self.write(test, outcome, f"{error[0].__name__}: {error[1]}"[:600], where)
 
-    addFailure = addError
+    addFailure = addError  # noqa: N815 (unittest's name)
 
 
 def _name(test: Any) -> str:
