@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
 def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factory: Callable[[], Any] | None = None) -> Any:
@@ -64,7 +66,16 @@ class ServerArgs:
     host: str = arg("127.0.0.1", "Address to listen on.")
     port: int = arg(30000, "Port to listen on.")
     api_key: str | None = arg(None, "Key that every request must bring as a bearer token (health checks excepted).")
+    api_key_file: str | None = arg(
+        None, "File with that key; or the environment's JAXSERVE_API_KEY is it. Processes' lists show neither."
+    )
     admin_api_key: str | None = arg(None, "Key for control endpoints; if set, the only one they accept.")
+    admin_api_key_file: str | None = arg(None, "File with that key, or JAXSERVE_ADMIN_API_KEY in the environment.")
+    allowed_origins: str | None = arg(
+        None,
+        "Web pages that may use the server beside those of this machine: origins (https://chat.example.com) with commas "
+        "between them, or * for all.",
+    )
     ssl_keyfile: str | None = arg(None, "TLS private key file.")
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
     max_body_size_mb: int = arg(64, "Largest request body accepted, in MiB.")
@@ -179,8 +190,17 @@ class ServerArgs:
             raise ValueError("--enable-mixed-chunk needs chunked prefill; do not set --chunked-prefill-size -1.")
         if self.speculative_num_draft_tokens is not None and self.speculative_algorithm is None:
             raise ValueError("--speculative-num-draft-tokens needs --speculative-algorithm.")
+        self._check_browsers_and_keys()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
+
+    def _check_browsers_and_keys(self) -> None:
+        for name in ("api_key", "admin_api_key"):
+            if (key := getattr(self, name)) is not None:
+                check_key(key, _flag(name))
+        for origin in [] if self.allowed_origins is None else self.allowed_origins.split(","):
+            if not _ORIGIN.fullmatch(origin.strip()):
+                raise ValueError(f"--allowed-origins holds scheme://host or scheme://host:port, or *; got {origin!r}.")
 
     def _check_ranges(self) -> None:
         at_least_one = (
@@ -247,3 +267,11 @@ class ServerArgs:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def check_key(key: str, source: str) -> None:
+    """Raises ValueError if no request could bring the key, or any could."""
+    if not key.strip():
+        raise ValueError(f"{source} is empty: anybody could bring that key. Leave it away for a server without a key.")
+    if key != key.strip() or not key.isprintable():
+        raise ValueError(f"{source} holds blanks around the key or characters that no header can carry: it would never match.")

@@ -25,7 +25,8 @@ _ALIASES = {
 }
 # Options of the HTTP server, of no meaning to a command that runs a model in its own terminal.
 HTTP_ONLY = frozenset(
-    ("served_model_name", "host", "port", "api_key", "admin_api_key", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
+    ("served_model_name", "host", "port", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
+     "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
      "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage",
      "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
 )  # fmt: skip

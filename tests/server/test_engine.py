@@ -205,6 +205,17 @@ def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         Engine("m", server_args=jaxserve.ServerArgs(model_path="m"))
 
 
+def test_a_worker_that_dies_is_explained_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server's clients read one sentence; who runs an Engine reads the reason."""
+    monkeypatch.setenv("FAKE_SCHEDULER", "exit_step")
+    reason = r"ended with exit status 3\. Its last output:\n(.*\n)*what others asked for"
+    with new_engine() as engine:
+        with pytest.raises(EngineError, match=reason):
+            list(engine.generate("Hello", {"max_new_tokens": 400, "ignore_eos": True}, stream=True))
+        with pytest.raises(EngineError, match=reason):
+            engine.generate("Hello", GREEDY)
+
+
 def test_a_program_that_just_ends_leaves_nothing(tmp_path: Path) -> None:
     """No shutdown(), no main guard, an exception at the end."""
     script = tmp_path / "program.py"

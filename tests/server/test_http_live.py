@@ -89,8 +89,7 @@ async def test_connections_are_reused() -> None:
             headers = await reader.readuntil(b"\r\n\r\n")
             length = int(headers.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             await reader.readexactly(length)
-            data = b'{"text": "y"}'
-            writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            writer.write(raw_request("/generate", {"text": "y"}))
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
@@ -206,7 +205,7 @@ async def test_streams_over_tls(tmp_path: Path) -> None:
 
 def raw_request(path: str, body: dict[str, object]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     return head.encode() + data
 
 
@@ -242,7 +241,7 @@ async def test_large_bodies_over_the_wire() -> None:
 
     async with live_server(FakeService(), max_body_size_mb=1) as url, httpx.AsyncClient(base_url=url) as client:
         for content in (body, chunks()):
-            reply = await client.post("/generate", content=content)
+            reply = await client.post("/generate", content=content, headers={"content-type": "application/json"})
             assert reply.status_code == 413
         assert (await client.post("/generate", json={"text": "x"})).status_code == 200
 
