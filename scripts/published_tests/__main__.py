@@ -54,7 +54,7 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
             _kill_group(process)
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     planned = lines.pop(0)["planned"] if lines else ["(whole file)"]
-    return _complete(planned, lines, ending)
+    return complete(planned, lines, ending)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -63,7 +63,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _complete(planned: list[str], lines: list[Record], ending: str) -> list[Record]:
+def complete(planned: list[str], lines: list[Record], ending: str) -> list[Record]:
     seen = {line["test"]: line for line in reversed(lines)}
     records = []
     for test in planned:

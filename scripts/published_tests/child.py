@@ -7,6 +7,7 @@ Beside a failure stands what our server refused meanwhile: replies of status 400
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import pathlib
@@ -18,7 +19,6 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 import httpx
-import requests
 
 from scripts.published_tests import launch, modules
 
@@ -30,7 +30,8 @@ class _Refusals:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self._watch(requests.Session, "send", lambda reply: reply.text)
+        with contextlib.suppress(ImportError):  # the tests' own import will say so
+            self._watch(importlib.import_module("requests").Session, "send", lambda reply: reply.text)
         self._watch(httpx.Client, "send", lambda reply: reply.read().decode(errors="replace"))
 
     def _watch(self, owner: type, name: str, text_of: Any) -> None:

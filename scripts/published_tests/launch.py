@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import requests
+import httpx
 
 from jaxserve.cli.serve import serve
 from jaxserve.demo import demo_model_path
@@ -84,9 +84,9 @@ def popen_launch_server(
             raise RuntimeError(f"the server ended at its start with {' '.join(options)}")
         try:
             headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-            if requests.get(base_url + "/ready", headers=headers, timeout=5).status_code == 200:
+            if httpx.get(base_url + "/ready", headers=headers, timeout=5).status_code == 200:
                 return process
-        except requests.RequestException:
+        except httpx.TransportError:
             pass
         time.sleep(0.2)
     process.kill()
