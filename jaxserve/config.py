@@ -7,9 +7,10 @@ from these fields, so a default stands here and nowhere else. A ServerArgs is fr
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
@@ -26,6 +27,8 @@ GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
+# Other names of options, of which SGLang's users know some.
+ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_size"}
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
@@ -40,8 +43,13 @@ def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factor
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerArgs:
     # --- model
-    model_path: str = arg("", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files).")
-    tokenizer_path: str | None = arg(None, "Folder of the tokenizer, if it is not the model's.")
+    model_path: str = arg(
+        "",
+        "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files), a name on the Hugging Face Hub "
+        "(org/name), or demo: the built-in model.",
+    )
+    revision: str | None = arg(None, "Branch, tag or commit of a model on the Hugging Face Hub; default: main.")
+    tokenizer_path: str | None = arg(None, "Folder or name of the tokenizer, if it is not the model's.")
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
     dtype: str = arg(
@@ -105,7 +113,7 @@ class ServerArgs:
         choices=WARMUPS,
     )
     skip_server_warmup: bool = arg(False, "Say ready without sending a first request through the whole pipeline.")
-    shutdown_timeout_s: float = arg(60.0, "After SIGTERM, abort requests still running when this many seconds are over.")
+    shutdown_timeout_s: float = arg(20.0, "After SIGTERM, abort requests still running when this many seconds are over.")
 
     # --- scheduling
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
@@ -245,6 +253,21 @@ class ServerArgs:
                 ok = False
             if not ok:
                 raise ValueError(f"{_flag(name)} must be a JSON object; got {text!r}.")
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> ServerArgs:
+        """With options under any of their names. ValueError for one that is unknown or given twice."""
+        known = {field.name for field in dataclasses.fields(ServerArgs)}
+        given: dict[str, Any] = {}
+        for name, value in options.items():
+            field = ALIASES.get(name, name)
+            if field not in known:
+                close = difflib.get_close_matches(name, [*known, *ALIASES], 1)
+                raise ValueError(f"There is no option {name}." + (f" Did you mean {close[0]}?" if close else ""))
+            if field in given:
+                raise ValueError(f"{field} is given twice, also as {name}.")
+            given[field] = value
+        return ServerArgs(**given)
 
     @property
     def effective_tokenizer_path(self) -> str:

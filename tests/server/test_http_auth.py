@@ -11,7 +11,7 @@ from http_harness import app_client
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.keys import with_keys
 
-NORMAL = [("GET", "/model_info"), ("GET", "/v1/models"), ("POST", "/generate"), ("GET", "/docs"), ("GET", "/nothing")]
+NORMAL = [("GET", "/model_info"), ("GET", "/v1/models"), ("POST", "/generate"), ("GET", "/nothing")]
 ADMIN = [
     ("POST", "/flush_cache"),
     ("GET", "/flush_cache"),
@@ -19,7 +19,14 @@ ADMIN = [
     ("POST", "/pause_generation"),
     ("PUT", "/set_internal_state"),
 ]
-OPEN = [("GET", "/health"), ("GET", "/health_generate"), ("GET", "/ready"), ("GET", "/metrics")]
+OPEN = [
+    ("GET", "/health"),
+    ("GET", "/health_generate"),
+    ("GET", "/ready"),
+    ("GET", "/metrics"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+]
 
 
 async def allowed(options: dict[str, str], key: str | None, method: str, path: str) -> bool:

@@ -19,7 +19,7 @@ from jaxserve.server.http.service import GenerationService
 from jaxserve.server.http.wire import StreamingProtocol
 
 # How long connections may take to read the last bytes of their replies when the server ends.
-_FLUSH_S = 5
+FLUSH_S = 5
 _KEEP_ALIVE_S = 30
 _TLS_SHUTDOWN_S = 5
 # The limit on open files is raised to this where the system allows it.
@@ -71,7 +71,7 @@ def make_http_server(service: GenerationService, args: ServerArgs, limits: Conne
         ws="none",
         lifespan="off",
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_FLUSH_S,
+        timeout_graceful_shutdown=FLUSH_S,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         server_header=False,
