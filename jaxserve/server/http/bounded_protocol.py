@@ -19,7 +19,6 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from jaxserve.server.http.body import shown
 from jaxserve.server.http.connection_limits import Admission
 from jaxserve.server.http.errors import error_body
 from jaxserve.server.http.stall import StallWatch
@@ -85,9 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(error)
         except httptools.HttpParserError as error:  # also what a callback raised
             reason = error.__context__ or error
-            self._refuse(
-                reason if isinstance(reason, RequestError) else _error(400, f"This is not HTTP: {shown(str(reason))}.")
-            )
+            self._refuse(reason if isinstance(reason, RequestError) else _error(400, f"This is not HTTP: {reason}."[:200]))
         else:
             self._watch()
 
