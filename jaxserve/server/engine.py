@@ -21,6 +21,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
+from jaxserve.server.located import located
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
@@ -41,7 +42,8 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """Takes the fields of ServerArgs as keyword arguments. A context manager; `shutdown` also runs at exit.
+    """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
+    context manager; `shutdown` also runs at exit.
 
     Raises ValueError for what the caller can mend (an option, a checkpoint) and EngineError for anything else.
     """
@@ -56,12 +58,12 @@ class Engine:
     ) -> None:
         """`worker_commands`: other worker processes than jaxserve's own, for tests."""
         if server_args is None:
-            options.setdefault("log_level", "warning")
-            server_args = ServerArgs(model_path=model_path, **options)
+            named = {"model_path": model_path} if model_path else {}
+            server_args = ServerArgs.of({"log_level": "warning", **named, **options})
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")
-        self.server_args = server_args
-        self._pipeline = Pipeline(server_args, worker_commands)
+        self.server_args = located(server_args)
+        self._pipeline = Pipeline(self.server_args, worker_commands)
         self._token_texts = TokenTexts(self._pipeline.manager.decode)
         self._loop = uvloop.new_event_loop()
         self._watch: asyncio.Task[Any] | None = None

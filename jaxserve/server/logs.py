@@ -14,11 +14,13 @@ import threading
 from types import TracebackType
 from typing import Any
 
+from jaxserve.progress import CLEAR_LINE, terminal_columns
+
 # C0 and C1 (line breaks and ANSI escapes are among them), Unicode's own line breaks, what turns the direction of writing, and
 # halves of surrogate pairs. A tab is harmless.
 _HIDDEN = "\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _CONTROL = re.compile(f"[{_HIDDEN}\r\n]")
-_CONTROL_BUT_LINES = re.compile(f"[{_HIDDEN}]")
+_CONTROL_BUT_LINES = re.compile(f"{re.escape(CLEAR_LINE)}|[{_HIDDEN}]")
 _INDENT = "    "
 
 
@@ -29,7 +31,7 @@ def escaped(text: str) -> str:
 
 def escaped_output(text: str) -> str:
     """A process's output as it is, with its lines and redrawn lines, but without other control characters."""
-    return _CONTROL_BUT_LINES.sub(_escape, text)
+    return _CONTROL_BUT_LINES.sub(lambda match: match[0] if match[0] == CLEAR_LINE else _escape(match), text)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -46,7 +48,8 @@ def configure_logging(level: str, process: str | None = None) -> None:
     """One line per record on stderr, the process's name in front. For processes that are ours from start to end."""
     where = f" {process}" if process else ""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter(f"[%(asctime)s{where}] %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    clear = CLEAR_LINE if terminal_columns() else ""  # a progress bar may stand there, also another process's
+    handler.setFormatter(_Formatter(f"{clear}[%(asctime)s{where}] %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Some libraries' loggers have a handler of their own; this reaches them, too.
     logging.setLogRecordFactory(_Record)

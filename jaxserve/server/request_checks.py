@@ -19,7 +19,7 @@ from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_MOST_SAMPLES = 4096
+MOST_SAMPLES = 4096
 # Sequences of one request, prompts times n: each takes memory before the scheduler can refuse it.
 _MOST_SEQUENCES = 1 << 18
 _MAX_RID_CHARS = 512  # it is repeated in every event and log line
@@ -77,8 +77,8 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     counts = {params.n for params in req.sampling_params}
     if len(counts) > 1:
         raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
-    if req.num_samples > _MOST_SAMPLES:
-        raise RequestError(f"n must be at most {_MOST_SAMPLES}, got {req.num_samples}.", param="n")
+    if req.num_samples > MOST_SAMPLES:
+        raise RequestError(f"n must be at most {MOST_SAMPLES}, got {req.num_samples}.", param="n")
     if req.num_sequences > _MOST_SEQUENCES:
         raise RequestError(
             f"A request may have at most {_MOST_SEQUENCES} sequences, got {req.num_prompts} prompts times n={req.num_samples}.",

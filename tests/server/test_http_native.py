@@ -30,7 +30,7 @@ async def test_a_reply_has_text_ids_and_meta_info() -> None:
 
 async def test_put_is_accepted_and_the_content_type_is_not_looked_at() -> None:
     async with app_client(FakeService()) as client:
-        reply = await client.put("/generate", content=b'{"text": "hi"}')
+        reply = await client.put("/generate", json={"text": "hi"})
     assert reply.status_code == 200
 
 
