@@ -68,8 +68,8 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# These need ids beyond the demo model's 2,048 tokens, or one that goes on for thousands of tokens, but no sense in what is said: their
-# server has random weights and a large vocabulary.
+# These need ids beyond the demo model's 2,048, or a model that goes on for thousands of tokens, but no sense in what is said:
+# their server has random weights and a large vocabulary.
 RANDOM_WEIGHTS = (
     "test_priority_scheduling.py",
     "test_radix_attention.py",
