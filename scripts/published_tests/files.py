@@ -91,6 +91,8 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"uses anthropic", FEATURE),  # /v1/messages
     (r"uses pandas|MMLU|mmlu", MODEL),  # scores
     (r"uses \S+ of SGLang itself", THEIRS),
+    (r"There is no endpoint", FEATURE),
+    (r"'391' not found|'yellow' not found|looks like gibberish", MODEL),
     (r"is not supported|unknown field|does not serve", FEATURE),
     (r"logprobs of prompt tokens are not supported", FEATURE),
     (r"cache_miss_count|KeyError: 'startup_time'", FEATURE),  # fields of their replies about their own machinery
