@@ -58,7 +58,8 @@ async def test_server_info_masks_secrets() -> None:
 async def test_loads() -> None:
     async with app_client(FakeService()) as client:
         report = (await client.get("/v1/loads?include=core&dp_rank=0")).json()
-        wrong = [await client.get(f"/v1/loads?{query}") for query in ("include=spice", "dp_rank=1", "dp_rank=x")]
+        queries = ("include=spice", "dp_rank=1", "dp_rank=x", "format=prometheus", "inclde=core")
+        wrong = [await client.get(f"/v1/loads?{query}") for query in queries]
     assert report["loads"] == [
         {
             "dp_rank": 0,
@@ -69,7 +70,7 @@ async def test_loads() -> None:
             "num_live_sequences": 0,
         }
     ]
-    assert [reply.status_code for reply in wrong] == [400] * 3
+    assert [reply.status_code for reply in wrong] == [400] * 5
     assert "spice" in wrong[0].json()["message"]
 
 
