@@ -17,8 +17,8 @@ Pieces = list[bytes | float]
 
 _PATIENCE_S = 2.0  # for a reply; then we leave, since many of these are waiting for more, and rightly
 _BODY = b'{"text": "a", "sampling_params": {"max_new_tokens": 1}}'
-_HEAD = b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-_SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+_HEAD = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+_SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 def _request_line(draw: random.Random) -> Pieces:
@@ -50,7 +50,7 @@ def _request_line(draw: random.Random) -> Pieces:
         "HEAD /health HTTP/1.1",
     ]
     lines += ["GET /" + "a" * draw.choice([5_000, 70_000, 1_000_000]) + " HTTP/1.1", "GET /?" + "a=b&" * 50_000 + " HTTP/1.1"]
-    return [draw.choice(lines).encode("latin-1") + draw.choice([b"\r\n", b"\n", b"\r"]) + b"Host: x\r\n\r\n"]
+    return [draw.choice(lines).encode("latin-1") + draw.choice([b"\r\n", b"\n", b"\r"]) + b"Host: 127.0.0.1\r\n\r\n"]
 
 
 def _noise(draw: random.Random) -> Pieces:

@@ -50,8 +50,8 @@ def as_table(report: dict[str, Any]) -> str:
     bounds = f"{1000 * measures.TTFT_P99_BOUND_S:g} ms, {1000 * measures.GAP_P99_BOUND_S:g} ms"
     lines += [f"bounds of the mixed phase's p99: {bounds}", "", "memory (MiB)"]
     lines += [
-        f"  server {m['start']} {m['process']:12} {m['life_s']:5} s: {m['early_mb']:8} -> {m['late_mb']:8}, peak {m['peak_mb']:8}"
-        f", {m['mb_per_hour']} an hour{'' if m['judged'] else ' (too short to judge)'}"
+        f"  server {m['start']} {m['process']:12} {m['life_s']:5} s: {m['early_mb']:8} -> {m['late_mb']:8},"
+        f" peak {m['peak_mb']}, {m['mb_per_hour']} an hour{'' if m['judged'] else ' (too short to judge)'}"
         for m in report["memory"]
     ]
     lines += ["", *(f"FAILED {fault}" for fault in report["faults"])]

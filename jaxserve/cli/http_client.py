@@ -22,7 +22,7 @@ def stream_events(url: str, body: dict[str, Any], api_key: str | None = None) ->
         raise ServerError(f"{url!r} is not an http:// or https:// address.")
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
     if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+        headers["Authorization"] = f"Bearer {api_key}".encode().decode("latin-1")  # as UTF-8, whatever the key's characters
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:

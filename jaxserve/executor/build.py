@@ -162,7 +162,8 @@ class _Builder:
             return _Parts(loading.result(), compiler, compiled)
 
     def _compiler(self, budget: MemoryBudget) -> ProgramCompiler:
-        logger.info("%s", "\n".join(memory_lines(budget, self.blueprint)))
+        for line in memory_lines(budget, self.blueprint):
+            logger.info("%s", line)
         return ProgramCompiler.of(self.blueprint, budget.num_pages, self.folder)
 
     def _load_weights(self) -> Params:

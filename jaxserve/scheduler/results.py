@@ -176,9 +176,9 @@ class ResultProcessor:
     def _text_or_grammar_end(self, req: Req, row: int, token_id: int) -> FinishReason | None:
         try:
             return self._match_text(req, row) or self._constraints.follow(req, token_id)
-        except Exception as err:  # of the tokenizer's decoder or the grammar library: one request's, not everybody's
+        except Exception:  # of the tokenizer's decoder or the grammar library: one request's, not everybody's
             logger.exception("The newest token of request %s could not be looked at.", req.rid)
-            return unexpected("look at the newest token", err)
+            return unexpected("look at the newest token")
 
     def _match_text(self, req: Req, row: int) -> FinishReason | None:
         if req.stop_text is None:

@@ -1,17 +1,18 @@
 """Runs SGLang's and sglang-jax's published endpoint tests, unedited, against our server, and says why some do not pass.
 
-    python -m scripts.published_tests --sglang PATH --sglang-jax PATH [--only WORD] [--json FILE]
+    python -m scripts.published_tests --sglang PATH --sglang-jax PATH [--only WORD] [--out FOLDER]
 
-PATH is a checkout that you have; nothing is fetched. Needs `requests`, `openai` and `httpx`. Each file runs in a process of its
-own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and where a test starts
-a server it gets ours with the demo model (`launch`). `files` has the files and the known reasons; what fails for none of those is
-listed as ours to look at, and makes the exit status 1.
+PATH is a checkout that you have; nothing is fetched. Needs `requests`, `openai` and `httpx`. Each file runs in a process of
+its own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and where a
+test starts a server it gets ours with the demo model (`launch`). `files` has the files and the known reasons; what fails for
+none of those is listed as ours to look at, and makes the exit status 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -22,9 +23,8 @@ import sys
 import tempfile
 from typing import Any
 
-from scripts.published_tests.files import BUG, FILES, RULES
-
 from jaxserve.demo import demo_model_path
+from scripts.published_tests.files import BUG, FILES, RULES
 
 Record = dict[str, Any]
 
@@ -33,7 +33,10 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
     """A record per test of the file. Tests that did not come to a result have the reason of their class or file."""
     stem = f"{package}-{name.replace('/', '-')}"
     results = folder / f"{stem}.jsonl"
-    env = os.environ | {"PUBLISHED_TESTS_MODEL": demo_model_path(), "PUBLISHED_TESTS_LOG": str(folder / f"{stem}.server.log")}
+    log = str(folder / f"{stem}.server.log")
+    env = os.environ | {
+        "PUBLISHED_TESTS_FILE": name, "PUBLISHED_TESTS_LOG": log, "PUBLISHED_TESTS_MODEL": demo_model_path(),
+    }  # fmt: skip
     command = [
         sys.executable,
         "-m",
@@ -43,8 +46,8 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
         str(checkout / name),
         str(results),
     ]
-    with (folder / f"{stem}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+    with (folder / f"{stem}.log").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True)
         try:
             process.wait(timeout_s)
             ending = f"the file ended with status {process.returncode}"
@@ -54,18 +57,16 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
             _kill_group(process)
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     planned = lines.pop(0)["planned"] if lines else ["(whole file)"]
-    return _complete(planned, lines, ending)
+    return complete(planned, lines, ending)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
-def _complete(planned: list[str], lines: list[Record], ending: str) -> list[Record]:
+def complete(planned: list[str], lines: list[Record], ending: str) -> list[Record]:
     seen = {line["test"]: line for line in reversed(lines)}
     records = []
     for test in planned:

@@ -1,8 +1,8 @@
 """Stands in for the packages that a foreign test imports: `sglang` and `sgl_jax`, of which only the test helpers are theirs.
 
-`sglang.test...` is loaded from the checkout, unedited. Everything else of the package is made up: a module with any name one asks
-for. What is made up may be imported, subclassed and, while modules are loaded, called (it is falsy); called by a test it raises
-`NotOurs`, so that nothing passes because of it. A few functions that helpers really need are ours.
+`sglang.test...` is loaded from the checkout, unedited. Everything else of the package is made up: a module with any name one
+asks for. What is made up may be imported, subclassed and, while modules are loaded, called (it is falsy); called by a test it
+raises `NotOursError`, so that nothing passes because of it. A few functions that helpers really need are ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 
-class NotOurs(Exception):
+class NotOursError(Exception):
     """A test uses a part of SGLang itself, not only its server."""
 
 
@@ -39,7 +39,7 @@ class _Anything(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if not _Anything.is_loading:
-            raise NotOurs(f"uses {cls.__qualname__} of SGLang itself")
+            raise NotOursError(f"uses {cls.__qualname__} of SGLang itself")
         return cls
 
     def __bool__(cls) -> bool:

@@ -28,7 +28,7 @@ MODEL = "/models/tiny"
 async def app_client(service: FakeService, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
     app = create_app(service, ServerArgs(**{"model_path": MODEL, **options}))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://jaxserve") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         yield client
 
 

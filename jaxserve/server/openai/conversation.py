@@ -9,16 +9,16 @@ from typing import Any
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.openai.messages import template_messages, template_tools
 from jaxserve.server.requests import RequestError
-from jaxserve.server.text_lanes import LONG_CHARS
+from jaxserve.server.text_lanes import INLINE_CHARS, LONG_CHARS
 
 # A message, content part or tool takes about as long to check and render as so many characters to tokenize.
 _CHARS_PER_PIECE = 50
 
-# Arguments of the tokenizer's template function that are the server's business; all other names reach the template.
+# Arguments of the functions between here and the template that are the server's business; all other names reach the template.
 _OWN_TEMPLATE_KWARGS = frozenset(
-    ("self", "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template",
-     "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-     "tokenizer_kwargs", "processor_kwargs")
+    ("self", "messages", "conversation", "conversations", "tools", "add_generation_prompt", "continue_final_message",
+     "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "sanitize_control_tokens")
 )  # fmt: skip
 
 
@@ -73,7 +73,8 @@ class Conversation:
             continue_final_message=self.continue_final_message,
             **self.template_kwargs,
         )
-        return await service.lanes.run(self.weight, render)
+        is_small = all(map(_is_small, self.template_kwargs.values()))
+        return await service.lanes.run(self.weight if is_small else LONG_CHARS, render)
 
 
 def _weight(messages: list[dict[str, Any]], tools: list[dict[str, Any]], context_len: int) -> int:
@@ -104,6 +105,10 @@ def _check_count(field: str, count: int, context_len: int) -> None:
             param=field,
             code="context_length_exceeded",
         )
+
+
+def _is_small(value: Any) -> bool:
+    return not isinstance(value, list | dict) and (not isinstance(value, str) or len(value) <= INLINE_CHARS)
 
 
 def _template_kwargs(given: dict[str, Any] | None, reasoning_effort: str | float | None) -> dict[str, Any]:
