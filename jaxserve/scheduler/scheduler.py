@@ -50,7 +50,7 @@ from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
 from jaxserve.scheduler.req import Req, RequestState
-from jaxserve.scheduler.requests import UNAVAILABLE, Requests
+from jaxserve.scheduler.requests import QUEUE_FULL_MESSAGE, UNAVAILABLE, Requests
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
@@ -64,7 +64,6 @@ from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-QUEUE_FULL_MESSAGE = "The request queue is full."
 ABORT_MESSAGE = "The request was aborted."
 
 
