@@ -32,6 +32,11 @@ class TextLanes:
         num_long = max(1, min(_MOST_LONG_THREADS, (os.cpu_count() or 1) // 2))
         self._long = concurrent.futures.ThreadPoolExecutor(num_long, "long text")
 
+    def close(self) -> None:
+        """What has not begun is dropped; threads end when they are done."""
+        for lane in (self._short, self._long):
+            lane.shutdown(wait=False, cancel_futures=True)
+
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
         """What `work` returns or raises; it deals with so many characters."""
         if num_chars <= INLINE_CHARS:
@@ -49,7 +54,8 @@ class TextLanes:
             for future in futures:
                 future.cancel()
             if num_chars > _TRIM_CHARS:
-                self._long.submit(give_back_memory)
+                with contextlib.suppress(RuntimeError):  # closed meanwhile
+                    self._long.submit(give_back_memory)
 
 
 def give_back_memory() -> None:

@@ -99,6 +99,7 @@ class TokenizerManager:
     def close(self) -> None:
         """Ends the sockets; what the workers have not read by now is dropped."""
         self._link.close()
+        self.lanes.close()
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)

@@ -88,7 +88,7 @@ class _Job:
         )
         echoes = [""] * num_prompts
         if body.echo:
-            echoes = prompts or [service.decode(ids, False) for ids in input_ids or []]
+            echoes = prompts or [service.decode(ids[: service.context_len], False) for ids in input_ids or []]
         usage = Usage(params.n, args.enable_cache_report)
         return _Job(body, context, generate, reply_id, int(time.time()), usage, echoes, {})
 
