@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -37,6 +38,7 @@ async def test_when_one_part_fails_the_rest_is_dropped() -> None:
 
     def work(index: int) -> None:
         begun.append(index)
+        time.sleep(0.005)
         raise ValueError(f"part {index}")
 
     with pytest.raises(ValueError, match="part 0"):
