@@ -23,6 +23,8 @@ import httpx
 from scripts.published_tests import launch, modules
 
 _REFUSED_CHARS = 300
+# Imported by their helpers, needed by few of the tests here.
+_OF_THEIR_HELPERS = ("aiohttp", "anthropic", "datasets", "pandas", "PIL", "tabulate", "torch")
 
 
 class _Refusals:
@@ -106,7 +108,7 @@ def _all_tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 def main() -> None:
     package, checkout, file, results = sys.argv[1:5]
-    modules.install(package, pathlib.Path(checkout) / "python", ("aiohttp", "PIL", "torch", "datasets", "pandas"))
+    modules.install(package, pathlib.Path(checkout) / "python", _OF_THEIR_HELPERS)
     helpers = importlib.import_module(f"{package}.test.test_utils")
     helpers.popen_launch_server = launch.popen_launch_server
     helpers.kill_process_tree = sys.modules[f"{package}.srt.utils"].kill_process_tree
