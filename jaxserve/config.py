@@ -95,7 +95,7 @@ class ServerArgs:
     stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
     incremental_streaming_output: bool = arg(False, "/generate streams new text only, not all text so far.")
     stream_stall_timeout_s: float = arg(
-        60.0, "Close the connection of a streaming client, and abort its request, when data waits and it took none for so long."
+        60.0, "Close a client's connection, and abort its request, when data waits for it and it took none for so long."
     )
     stream_response_default_include_usage: bool = arg(False, "Streamed OpenAI replies end with usage unless declined.")
     allow_auto_truncate: bool = arg(False, "Shorten prompts that are too long instead of answering 400.")
