@@ -225,7 +225,9 @@ def test_memory_is_released_only_while_nothing_runs(make_harness: Callable[..., 
 
 
 @both_loops
-def test_resuming_what_is_not_released_is_refused_while_requests_run(make_harness: Callable[..., Harness], overlap: bool) -> None:
+def test_resuming_what_is_not_released_is_refused_while_requests_run(
+    make_harness: Callable[..., Harness], overlap: bool
+) -> None:
     harness = make_harness(overlap=overlap)
     running = harness.submit(prompt_of(5), 20, ignore_eos=True)
     harness.turn(3)
