@@ -7,9 +7,10 @@ from these fields, so a default stands here and nowhere else. A ServerArgs is fr
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
@@ -26,6 +27,8 @@ GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
+# Other names of options, of which SGLang's users know some.
+ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_size"}
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
@@ -41,9 +44,12 @@ def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factor
 class ServerArgs:
     # --- model
     model_path: str = arg(
-        "", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files), or demo: the built-in model."
+        "",
+        "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files), a name on the Hugging Face Hub "
+        "(org/name), or demo: the built-in model.",
     )
-    tokenizer_path: str | None = arg(None, "Folder of the tokenizer, if it is not the model's.")
+    revision: str | None = arg(None, "Branch, tag or commit of a model on the Hugging Face Hub; default: main.")
+    tokenizer_path: str | None = arg(None, "Folder or name of the tokenizer, if it is not the model's.")
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
     dtype: str = arg(
@@ -89,7 +95,7 @@ class ServerArgs:
     stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
     incremental_streaming_output: bool = arg(False, "/generate streams new text only, not all text so far.")
     stream_stall_timeout_s: float = arg(
-        60.0, "Close the connection of a streaming client, and abort its request, when data waits and it took none for so long."
+        60.0, "Close a client's connection, and abort its request, when data waits for it and it took none for so long."
     )
     stream_response_default_include_usage: bool = arg(False, "Streamed OpenAI replies end with usage unless declined.")
     allow_auto_truncate: bool = arg(False, "Shorten prompts that are too long instead of answering 400.")
@@ -247,6 +253,21 @@ class ServerArgs:
                 ok = False
             if not ok:
                 raise ValueError(f"{_flag(name)} must be a JSON object; got {text!r}.")
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> ServerArgs:
+        """With options under any of their names. ValueError for one that is unknown or given twice."""
+        known = {field.name for field in dataclasses.fields(ServerArgs)}
+        given: dict[str, Any] = {}
+        for name, value in options.items():
+            field = ALIASES.get(name, name)
+            if field not in known:
+                close = difflib.get_close_matches(name, [*known, *ALIASES], 1)
+                raise ValueError(f"There is no option {name}." + (f" Did you mean {close[0]}?" if close else ""))
+            if field in given:
+                raise ValueError(f"{field} is given twice, also as {name}.")
+            given[field] = value
+        return ServerArgs(**given)
 
     @property
     def effective_tokenizer_path(self) -> str:

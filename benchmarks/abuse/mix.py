@@ -57,8 +57,8 @@ class Mix:
         self.measures.mark("mixed")
         arena = await self._new_arena()
         await self._until(mixed_s, lambda: self._round(arena))
-        self.measures.mark("killing")
         if killing_s:
+            self.measures.mark("killing")
             await self._until(killing_s, self._killing_round)
 
     async def close(self) -> None:

@@ -14,15 +14,10 @@ from typing import Any, TypeVar
 
 import click
 
-from jaxserve.config import ServerArgs
+from jaxserve.config import ALIASES, ServerArgs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Other spellings SGLang's users know.
-_ALIASES = {
-    "model_path": ("--model",),
-    "tp_size": ("--tp", "--tensor-parallel-size"),
-}
 # Options of the HTTP server, of no meaning to a command that runs a model in its own terminal.
 HTTP_ONLY = frozenset(
     ("served_model_name", "host", "port", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
@@ -84,7 +79,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[
     click_type = click.Choice(choices) if choices else kind
     # "" and None say nothing in a help page; the help text says what they mean.
     shown = default not in (None, "")
-    names = (name, *_ALIASES.get(field.name, ()))
+    names = (name, *(flag(alias) for alias, known in ALIASES.items() if known == field.name))
     return click.option(*names, field.name, type=click_type, default=default, show_default=shown, help=help_text)
 
 

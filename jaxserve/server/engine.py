@@ -42,7 +42,8 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """Takes the fields of ServerArgs as keyword arguments. A context manager; `shutdown` also runs at exit.
+    """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
+    context manager; `shutdown` also runs at exit.
 
     Raises ValueError for what the caller can mend (an option, a checkpoint) and EngineError for anything else.
     """
@@ -57,8 +58,8 @@ class Engine:
     ) -> None:
         """`worker_commands`: other worker processes than jaxserve's own, for tests."""
         if server_args is None:
-            options.setdefault("log_level", "warning")
-            server_args = ServerArgs(model_path=model_path, **options)
+            named = {"model_path": model_path} if model_path else {}
+            server_args = ServerArgs.of({"log_level": "warning", **named, **options})
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")
         self.server_args = located(server_args)

@@ -37,12 +37,19 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
     """Serves until a signal or a failure; returns the exit status. Call it from the main thread."""
     configure_logging(args.log_level)
     try:
-        args = with_keys(located(args), os.environ)
+        args = with_keys(args, os.environ)
         listener = bind(args.host, args.port)
     except (ValueError, OSError) as error:
         logger.error("%s", error)
         return 1
     with listener:
+        try:
+            args = located(args)
+        except ValueError as error:
+            logger.error("%s", error)
+            return 1
+        except KeyboardInterrupt:  # while a model is fetched
+            return 130
         try:
             return uvloop.run(_Server(args, listener, commands).run())
         except KeyboardInterrupt:  # in the moment before our handlers stand

@@ -33,7 +33,10 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
     """A record per test of the file. Tests that did not come to a result have the reason of their class or file."""
     stem = f"{package}-{name.replace('/', '-')}"
     results = folder / f"{stem}.jsonl"
-    env = os.environ | {"PUBLISHED_TESTS_MODEL": demo_model_path(), "PUBLISHED_TESTS_LOG": str(folder / f"{stem}.server.log")}
+    log = str(folder / f"{stem}.server.log")
+    env = os.environ | {
+        "PUBLISHED_TESTS_FILE": name, "PUBLISHED_TESTS_LOG": log, "PUBLISHED_TESTS_MODEL": demo_model_path(),
+    }  # fmt: skip
     command = [
         sys.executable,
         "-m",
@@ -43,8 +46,8 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
         str(checkout / name),
         str(results),
     ]
-    with (folder / f"{stem}.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+    with (folder / f"{stem}.log").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True)
         try:
             process.wait(timeout_s)
             ending = f"the file ended with status {process.returncode}"
@@ -54,7 +57,7 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
             _kill_group(process)
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     planned = lines.pop(0)["planned"] if lines else ["(whole file)"]
-    return _complete(planned, lines, ending)
+    return complete(planned, lines, ending)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -63,7 +66,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _complete(planned: list[str], lines: list[Record], ending: str) -> list[Record]:
+def complete(planned: list[str], lines: list[Record], ending: str) -> list[Record]:
     seen = {line["test"]: line for line in reversed(lines)}
     records = []
     for test in planned:

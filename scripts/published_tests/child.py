@@ -7,6 +7,7 @@ Beside a failure stands what our server refused meanwhile: replies of status 400
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import pathlib
@@ -18,11 +19,12 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 import httpx
-import requests
 
 from scripts.published_tests import launch, modules
 
 _REFUSED_CHARS = 300
+# Imported by their helpers, needed by few of the tests here.
+_OF_THEIR_HELPERS = ("aiohttp", "anthropic", "datasets", "pandas", "PIL", "tabulate", "torch")
 
 
 class _Refusals:
@@ -30,7 +32,8 @@ class _Refusals:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self._watch(requests.Session, "send", lambda reply: reply.text)
+        with contextlib.suppress(ImportError):  # the tests' own import will say so
+            self._watch(importlib.import_module("requests").Session, "send", lambda reply: reply.text)
         self._watch(httpx.Client, "send", lambda reply: reply.read().decode(errors="replace"))
 
     def _watch(self, owner: type, name: str, text_of: Any) -> None:
@@ -105,7 +108,7 @@ def _all_tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 def main() -> None:
     package, checkout, file, results = sys.argv[1:5]
-    modules.install(package, pathlib.Path(checkout) / "python", ("aiohttp", "PIL", "torch", "datasets", "pandas"))
+    modules.install(package, pathlib.Path(checkout) / "python", _OF_THEIR_HELPERS)
     helpers = importlib.import_module(f"{package}.test.test_utils")
     helpers.popen_launch_server = launch.popen_launch_server
     helpers.kill_process_tree = sys.modules[f"{package}.srt.utils"].kill_process_tree

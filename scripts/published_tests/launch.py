@@ -6,6 +6,7 @@ tests of a file use, since the other tests of that file need nothing of it. Any 
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
@@ -14,10 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import requests
+import httpx
 
 from jaxserve.cli.serve import serve
 from jaxserve.demo import demo_model_path
+from scripts.published_tests.files import RANDOM_WEIGHTS
 from scripts.published_tests.modules import NotOursError
 
 _OF_THEIR_DEVICES = """
@@ -30,8 +32,9 @@ _OF_SOME_TESTS = """
     --enable-custom-logit-processor --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers
     --enable-return-hidden-states --enable-torch-compile --reasoning-parser --tool-call-parser
 """
-# Of the demo model's 2,048 positions it was trained on fewer than tests ask for: their models have 32,768 and more.
-_CONTEXT = '{"max_position_embeddings": 32768}'
+# Tests ask for more positions than the demo model was trained on, since their models have more.
+_MANY_POSITIONS = {"max_position_embeddings": 131072}
+_LARGE_VOCABULARY = {"vocab_size": 65536}
 _LEFT_OUT = frozenset((_OF_THEIR_DEVICES + _OF_SOME_TESTS).split())
 
 
@@ -58,6 +61,12 @@ def translate(theirs: Sequence[Any]) -> list[str]:
     return ours
 
 
+def _model_options() -> list[str]:
+    if pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name in RANDOM_WEIGHTS:
+        return ["--load-format", "dummy", "--json-model-override-args", json.dumps(_MANY_POSITIONS | _LARGE_VOCABULARY)]
+    return ["--json-model-override-args", json.dumps(_MANY_POSITIONS)]
+
+
 def popen_launch_server(
     model: str,
     base_url: str,
@@ -71,7 +80,7 @@ def popen_launch_server(
     """With the arguments of theirs. The server goes by the name of the model the test asks for."""
     options = translate(other_args or ())
     command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", demo_model_path(), "--served-model-name", str(model)]
-    command += ["--json-model-override-args", _CONTEXT]
+    command += _model_options()
     command += ["--port", base_url.rpartition(":")[2].rstrip("/"), *(["--api-key", api_key] if api_key else []), *options]
     out, error = return_stdout_stderr or (None, None)
     with open(pathlib.Path(os.environ["PUBLISHED_TESTS_LOG"]), "ab") as log:
@@ -84,9 +93,9 @@ def popen_launch_server(
             raise RuntimeError(f"the server ended at its start with {' '.join(options)}")
         try:
             headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-            if requests.get(base_url + "/ready", headers=headers, timeout=5).status_code == 200:
+            if httpx.get(base_url + "/ready", headers=headers, timeout=5).status_code == 200:
                 return process
-        except requests.RequestException:
+        except httpx.TransportError:
             pass
         time.sleep(0.2)
     process.kill()

@@ -182,6 +182,14 @@ def test_chat_with_a_server(
     assert body == {"messages": messages, "stream": True, "seed": 3, "max_tokens": 5, "stop": []}
 
 
+@pytest.mark.parametrize(("key", "sent"), [("k", b"k"), ("ключ", "ключ".encode()), ("voilà", "voilà".encode())])
+def test_chat_takes_the_key_from_the_environment(server: Any, key: str, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(monkeypatch, "hello\n")
+    monkeypatch.setenv("JAXSERVE_API_KEY", key)
+    assert run(["chat", "--url", f"http://127.0.0.1:{server.server_port}"]) == 0
+    assert server.seen[0][1].encode("latin-1") == b"Bearer " + sent
+
+
 @pytest.mark.parametrize(
     ("text", "words"), [("teapot", "418: I am a teapot."), ("crash", "Out of memory."), ("cut", "before it was done")]
 )

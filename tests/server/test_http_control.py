@@ -50,6 +50,7 @@ async def test_server_info_masks_secrets() -> None:
     assert "hush" not in reply.text
     assert (info["api_key"], info["schedule_policy"], info["status"]) == ("***", "fcfs", "ready")
     assert info["internal_states"][0]["num_running_reqs"] == 2
+    assert info["max_total_num_tokens"] == info["internal_states"][0]["max_total_num_tokens"]
     assert info["version"]
     assert info["page_size"] == 16  # was None: what it was resolved to is shown
 

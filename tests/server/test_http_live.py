@@ -159,6 +159,29 @@ async def test_a_reader_that_takes_a_little_now_and_then_stays() -> None:
         await until(lambda: service.aborted == ["slow"])
 
 
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
+async def test_ordinary_replies_must_be_taken_too(header: bytes) -> None:
+    """A reply of some 10 MB, more than the buffers of the system hold."""
+    request = raw_request("/tokenize", {"prompt": "x" * 3_000_000}).replace(b"\r\n\r\n", b"\r\n" + header + b"\r\n")
+    async with live_server(FakeService(), stream_stall_timeout_s=0.5) as url:
+        with slow_socket(url) as client:
+            await asyncio.to_thread(client.sendall, request)
+            await asyncio.sleep(2)
+            client.settimeout(20)
+            head, _, body = (await asyncio.to_thread(read_to_the_end, client)).partition(b"\r\n\r\n")
+        assert 0 < len(body) < int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+        async with httpx.AsyncClient(base_url=url) as other:
+            assert (await other.get("/health")).status_code == 200
+
+
+def read_to_the_end(client: socket.socket) -> bytes:
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while received := client.recv(1 << 20):
+            data += received
+    return data
+
+
 async def test_http_1_0_gets_no_chunks() -> None:
     async with live_server(FakeService()) as url:
         reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)

@@ -95,7 +95,7 @@ async def test_preferred_sampling_params_fill_what_is_left_out() -> None:
         ({"text": "a", "sampling_params": {"max_new_tokenz": 1}}, "max_new_tokenz"),
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"text": "a", "image_data": "x"}, "image_data"),
-        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         ({"text": "x" * 200}, "tokens"),
     ],
 )

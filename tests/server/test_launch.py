@@ -274,6 +274,7 @@ def test_a_stopped_server_goes_on_or_ends_whole(folder: Path) -> None:
         ("", {"tokenizer_path": "/nowhere"}, "The tokenizer folder '/nowhere' does not exist."),
         ("", {"chat_template": "/nowhere"}, "--chat-template '/nowhere' cannot be read"),
         ("", {"host": "no.such.host.invalid"}, "Cannot listen on no.such.host.invalid"),
+        ("", {"api_key_file": "/nowhere"}, "--api-key-file '/nowhere' cannot be read: No such file"),
         ("", {"ssl_certfile": "/nowhere", "ssl_keyfile": "/nowhere"}, "--ssl-certfile '/nowhere'"),
     ],
 )

@@ -52,13 +52,15 @@ async def model_info(request: Request) -> dict[str, Any]:
 @router.get("/get_server_info", deprecated=True)
 async def server_info(request: Request) -> dict[str, Any]:
     """Every option in force (secrets masked, what was "auto" resolved), the version, and the scheduler's state."""
+    states = await _internal_states(request)
     return {
         **_args(request).public_dict(),
         **service_of(request).resolved_options,
         "version": package_version(),
         "status": service_of(request).status,
         "uptime_s": time.monotonic() - request.app.state.started_monotonic_s,
-        "internal_states": await _internal_states(request),
+        "max_total_num_tokens": states[0]["max_total_num_tokens"],
+        "internal_states": states,
     }
 
 

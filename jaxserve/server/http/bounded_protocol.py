@@ -3,8 +3,8 @@
     bytes -> slices -> parser (llhttp) -> callbacks: count, compare, refuse -> uvicorn's request
 
 A head has a size and a deadline. A body's size is the app's matter (`limits`); here it has a least rate, and what frames it has
-a size. Once a request is whole no clock runs: its client may wait for the reply as long as it likes. A refusal is an ordinary
-reply where one can still be sent, and the end of the connection.
+a size. Once a request is whole no clock runs: its client may wait for the reply as long as it likes, but has to take what there
+is of it (`stall`). A refusal is an ordinary reply where one can still be sent, and the end of the connection.
 
 Requests that ask for another protocol (`Upgrade:`) are served as if they had not asked, as RFC 9110 has it.
 """
@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from jaxserve.server.http.connection_limits import Admission
 from jaxserve.server.http.errors import error_body
+from jaxserve.server.http.stall import StallWatch
 from jaxserve.server.requests import RequestError
 
 # Heads are read in slices, so that no more than a slice beyond the limit is taken in.
@@ -55,6 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._stall = StallWatch(self.loop, transport, self._limits.stall_timeout_s)
         if self._admission.admit(self):
             self._start_clock(self._limits.head_timeout_s, self._on_late_head)
         else:
@@ -63,6 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_over = True
         self._stop_clock()
+        self._stall.stop()
         self._admission.leave(self)
         self._tell_disconnected(self._answered)  # uvicorn tells the request that came last
         self._answered = None
@@ -80,8 +83,8 @@ class BoundedProtocol(HttpToolsProtocol):
         except RequestError as error:
             self._refuse(error)
         except httptools.HttpParserError as error:  # also what a callback raised
-            reason = error.__context__
-            self._refuse(reason if isinstance(reason, RequestError) else _error(400, f"This is not HTTP: {error}."))
+            reason = error.__context__ or error
+            self._refuse(reason if isinstance(reason, RequestError) else _error(400, f"This is not HTTP: {reason}."[:200]))
         else:
             self._watch()
 
@@ -151,11 +154,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # see _go_on_without_upgrade
         if len(self.pipeline) == self._limits.num_pipelined:
             raise _error(400, f"At most {self._limits.num_pipelined} requests may wait on one connection.")
+        super().on_headers_complete()  # raises at targets that cannot be read
         self._stop_clock()
         self._phase = _Phase.BODY
         self._unparsed_bytes = self._body_bytes = self._raw_body_bytes = 0
         self._admission.has_request(self)
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -172,14 +175,24 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        self._stall.stop()
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        self._stall.start()
         super().on_response_complete()
         if self._phase is _Phase.BODY:  # of a request that waited, or was answered early
             self._start_body_window()
         elif not self._is_answering:
             self._admission.is_idle(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall.start()
+
+    def resume_writing(self) -> None:
+        self._stall.stop()
+        super().resume_writing()
 
     # --- clocks
 
@@ -258,6 +271,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(linger_s, self.transport.close)
         else:
             self.transport.close()
+        self._stall.start()
 
     @staticmethod
     def _tell_disconnected(cycle: RequestResponseCycle | None) -> None:

@@ -31,6 +31,7 @@ class ConnectionLimits:
     # A body brings so many bytes in each such window, or its end: at least 546 bytes per second.
     body_window_s: float = 30.0
     body_window_bytes: int = 16 << 10
+    stall_timeout_s: float = 60.0  # a reader that takes nothing for so long of what waits for it
     make_room_after_s: float = 1.0  # a connection that has brought no request for so long may have to make room
 
 

@@ -94,7 +94,7 @@ FIELDS: dict[str, str] = {
     "return_logprob": "Tell the logprob of each generated token.",
     "top_logprobs_num": "Tell so many likeliest alternatives of each token, up to --max-top-logprobs; needs return_logprob.",
     "return_text_in_logprobs": "Put the tokens' text beside their ids.",
-    "logprob_start_len": "Only -1: logprobs of the prompt are not served.",
+    "logprob_start_len": "Only -1 with return_logprob: logprobs of the prompt are not served.",
     "top_logprobs": "Tell so many alternatives of each token, up to --max-top-logprobs; needs logprobs.",
     "priority": "Larger goes first, with --enable-priority-scheduling.",
     "extra_key": "Requests share cached prefixes only with those of the same key.",

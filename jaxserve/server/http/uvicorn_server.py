@@ -82,7 +82,9 @@ def make_http_server(service: GenerationService, args: ServerArgs, limits: Conne
         raise ValueError(
             f"--ssl-certfile {args.ssl_certfile!r} and --ssl-keyfile {args.ssl_keyfile!r} cannot be used: {error}"
         ) from error
-    return HttpServer(config, limits or ConnectionLimits(max_connections(args.limit_concurrency)))
+    if limits is None:
+        limits = ConnectionLimits(max_connections(args.limit_concurrency), stall_timeout_s=args.stream_stall_timeout_s)
+    return HttpServer(config, limits)
 
 
 def max_connections(wanted: int | None) -> int:

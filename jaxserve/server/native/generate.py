@@ -52,6 +52,6 @@ async def generate(request: Request) -> Response:
     job = NativeJob(native, args, request.app.state.token_texts.__getitem__)
     if native.req.stream:
         stream = functools.partial(service.stream, native.req)
-        return EventStream(NativeEvents(job), stream, args.stream_stall_timeout_s)
+        return EventStream(NativeEvents(job), stream)
     reply = await unless_disconnected(request.receive, job.whole(service.generate(native.req)))
     return Response(msgspec.json.encode(reply), media_type="application/json")
