@@ -1,4 +1,4 @@
-"""Our server where a foreign test starts theirs: the same options under the same names, but the demo model and its size.
+"""Our server where a foreign test starts theirs: the same options under the same names, but the demo model (`checkpoint`).
 
 Options that tune a device or a library of theirs mean nothing here and are left out; so are those that switch on a feature some
 tests of a file use, since the other tests of that file need nothing of it. Any other option that we lack is `NotOursError`.
@@ -6,7 +6,6 @@ tests of a file use, since the other tests of that file need nothing of it. Any 
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import subprocess
@@ -18,7 +17,6 @@ from typing import Any
 import httpx
 
 from jaxserve.cli.serve import serve
-from jaxserve.demo import demo_model_path
 from scripts.published_tests.files import RANDOM_WEIGHTS
 from scripts.published_tests.modules import NotOursError
 
@@ -32,9 +30,8 @@ _OF_SOME_TESTS = """
     --enable-custom-logit-processor --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers
     --enable-return-hidden-states --enable-torch-compile --reasoning-parser --tool-call-parser
 """
-# Tests ask for more positions than the demo model was trained on, since their models have more.
-_MANY_POSITIONS = {"max_position_embeddings": 131072}
-_LARGE_VOCABULARY = {"vocab_size": 65536}
+# SGLang's defaults where ours depend on the device; tests count what they find in the cache.
+_THEIR_DEFAULTS = ["--page-size", "1"]
 _LEFT_OUT = frozenset((_OF_THEIR_DEVICES + _OF_SOME_TESTS).split())
 
 
@@ -61,12 +58,6 @@ def translate(theirs: Sequence[Any]) -> list[str]:
     return ours
 
 
-def _model_options() -> list[str]:
-    if pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name in RANDOM_WEIGHTS:
-        return ["--load-format", "dummy", "--json-model-override-args", json.dumps(_MANY_POSITIONS | _LARGE_VOCABULARY)]
-    return ["--json-model-override-args", json.dumps(_MANY_POSITIONS)]
-
-
 def popen_launch_server(
     model: str,
     base_url: str,
@@ -78,9 +69,11 @@ def popen_launch_server(
     **_: Any,
 ) -> subprocess.Popen[bytes]:
     """With the arguments of theirs. The server goes by the name of the model the test asks for."""
-    options = translate(other_args or ())
-    command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", demo_model_path(), "--served-model-name", str(model)]
-    command += _model_options()
+    options = [*_THEIR_DEFAULTS, *translate(other_args or ())]
+    if pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name in RANDOM_WEIGHTS:
+        options += ["--load-format", "dummy"]
+    path = os.environ["PUBLISHED_TESTS_MODEL"]
+    command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", path, "--served-model-name", str(model)]
     command += ["--port", base_url.rpartition(":")[2].rstrip("/"), *(["--api-key", api_key] if api_key else []), *options]
     out, error = return_stdout_stderr or (None, None)
     with open(pathlib.Path(os.environ["PUBLISHED_TESTS_LOG"]), "ab") as log:
