@@ -139,6 +139,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"{field} must be {rule}, got {getattr(self, field)!r}.")
 
         check(self.max_new_tokens is None or self.max_new_tokens >= 0, "max_new_tokens", "at least 0")
+        check(self.max_new_tokens is None or self.max_new_tokens < 2**63, "max_new_tokens", "a 64-bit integer")
         most_new = math.inf if self.max_new_tokens is None else self.max_new_tokens
         check(0 <= self.min_new_tokens <= most_new, "min_new_tokens", f"in [0, max_new_tokens={self.max_new_tokens}]")
         check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "non-negative and finite")

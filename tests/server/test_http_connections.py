@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ async def answers(url: str) -> bool:
         (b"GET /v1/models/" + b"x" * (9 << 10) + b" HTTP/1.1\r\n\r\n", 414, "at most 8192 bytes"),
         (b"\x16\x03\x01\x02\x00\x01", 400, "not HTTP"),
         (b"GET /\xff HTTP/1.1\r\n\r\n", 400, "not HTTP"),
+        (b"GET http://[::1 HTTP/1.1\r\n\r\n", 400, "not HTTP"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "not HTTP"),
         (b"CONNECT example.com:443 HTTP/1.1\r\n\r\n", 405, "no proxy"),
     ],
 )
@@ -155,6 +158,47 @@ async def test_the_body_of_a_refused_request_is_not_kept() -> None:
         client.send(PING)
         assert (await client.reply())[0] == 200
         assert psutil.Process().memory_info().rss - before < 16 << 20
+
+
+async def test_broken_requests_end_in_a_reply_or_an_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Requests cut, mixed and torn at random: no traceback, nothing is left, and others are served."""
+    draw = random.Random(1)
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x;e=1\r\n%b\r\n0\r\nT: x\r\n\r\n" % (len(BODY), BODY)
+    upgrade = HEAD + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\n{}"
+    parts = (
+        REQUEST,
+        PING,
+        chunked,
+        upgrade,
+        HEAD,
+        BODY,
+        b"\r\n",
+        b"\x00\xff",
+        b"GET http://[ HTTP/1.1\r\n\r\n",
+        b"CONNECT a:1 ",
+    )
+
+    async def attack(url: str) -> None:
+        data = bytearray(b"".join(draw.choices(parts, k=draw.randrange(1, 6))))
+        for _ in range(draw.randrange(3)):
+            data[draw.randrange(len(data))] = draw.randrange(256)
+        async with connected(url) as client:
+            while data:
+                size = draw.randrange(1, 200)
+                client.send(bytes(data[:size]))
+                del data[:size]
+                await asyncio.sleep(0)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                async with asyncio.timeout(draw.random() / 2):
+                    await client.reader.read()
+
+    service = FakeService()
+    async with live_server(service, limits=QUICK) as url:
+        for _ in range(20):
+            await asyncio.gather(*(attack(url) for _ in range(20)))
+        assert await answers(url)
+        await until(lambda: service.num_live == 0)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
 
 
 # --- time

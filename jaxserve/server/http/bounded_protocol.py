@@ -83,8 +83,8 @@ class BoundedProtocol(HttpToolsProtocol):
         except RequestError as error:
             self._refuse(error)
         except httptools.HttpParserError as error:  # also what a callback raised
-            reason = error.__context__
-            self._refuse(reason if isinstance(reason, RequestError) else _error(400, f"This is not HTTP: {error}."))
+            reason = error.__context__ or error
+            self._refuse(reason if isinstance(reason, RequestError) else _error(400, f"This is not HTTP: {reason}."[:200]))
         else:
             self._watch()
 
@@ -154,11 +154,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # see _go_on_without_upgrade
         if len(self.pipeline) == self._limits.num_pipelined:
             raise _error(400, f"At most {self._limits.num_pipelined} requests may wait on one connection.")
+        super().on_headers_complete()  # raises at targets that cannot be read
         self._stop_clock()
         self._phase = _Phase.BODY
         self._unparsed_bytes = self._body_bytes = self._raw_body_bytes = 0
         self._admission.has_request(self)
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
