@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve.demo import demo_model_path
 
-_CHANGES = {"vocab_size": 131072, "max_position_embeddings": 131072}
+_CHANGES = {"vocab_size": 131072, "max_position_embeddings": 16384}
 _EMBEDDING = "model.embed_tokens.weight"
 
 

@@ -68,8 +68,16 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# These need a model that goes on until it is stopped, whatever it says: their server has random weights.
-RANDOM_WEIGHTS = ("test_abort.py", "test_abort_request.py", "test_priority_scheduling.py", "test_scheduler_control.py")
+# What the server of a file is given besides, if the file does not say otherwise. Random weights: a model that goes on until it is
+# stopped, whatever it says. Pages of one token, SGLang's default: tests that count what they find in the cache.
+_RANDOM_WEIGHTS = (("--load-format", "dummy"),)
+OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
+    "test_abort.py": _RANDOM_WEIGHTS,
+    "test_abort_request.py": _RANDOM_WEIGHTS,
+    "test_cache_report.py": (("--page-size", "1"),),
+    "test_priority_scheduling.py": _RANDOM_WEIGHTS,
+    "test_scheduler_control.py": _RANDOM_WEIGHTS,
+}
 
 FEATURE = "a feature we lack"
 OPTION = "an option we lack"

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 
 from jaxserve.cli.serve import serve
-from scripts.published_tests.files import RANDOM_WEIGHTS
+from scripts.published_tests.files import OPTIONS
 from scripts.published_tests.modules import NotOursError
 
 _OF_THEIR_DEVICES = """
@@ -30,8 +30,7 @@ _OF_SOME_TESTS = """
     --enable-custom-logit-processor --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers
     --enable-return-hidden-states --enable-torch-compile --reasoning-parser --tool-call-parser
 """
-# SGLang's defaults where ours depend on the device; tests count what they find in the cache.
-_THEIR_DEFAULTS = ["--page-size", "1"]
+_SMALL = (("--max-running-requests", "8"),)  # steps of many rows and a large vocabulary take seconds on two cores
 _LEFT_OUT = frozenset((_OF_THEIR_DEVICES + _OF_SOME_TESTS).split())
 
 
@@ -69,9 +68,9 @@ def popen_launch_server(
     **_: Any,
 ) -> subprocess.Popen[bytes]:
     """With the arguments of theirs. The server goes by the name of the model the test asks for."""
-    options = [*_THEIR_DEFAULTS, *translate(other_args or ())]
-    if pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name in RANDOM_WEIGHTS:
-        options += ["--load-format", "dummy"]
+    options = translate(other_args or ())
+    for option, default in (*_SMALL, *OPTIONS.get(pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name, ())):
+        options += [] if option in options else [option, default]
     path = os.environ["PUBLISHED_TESTS_MODEL"]
     command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", path, "--served-model-name", str(model)]
     command += ["--port", base_url.rpartition(":")[2].rstrip("/"), *(["--api-key", api_key] if api_key else []), *options]
