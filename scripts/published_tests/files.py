@@ -68,8 +68,8 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# What the server of a file is given besides, if the file does not say otherwise. Random weights: a model that goes on until it is
-# stopped, whatever it says. Pages of one token, SGLang's default: tests that count what they find in the cache.
+# What the server of a file is given besides, if the file does not say otherwise. Random weights: a model that goes on until it
+# is stopped, whatever it says. Pages of one token, SGLang's default: tests that count what they find in the cache.
 _RANDOM_WEIGHTS = (("--load-format", "dummy"),)
 OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "test_abort.py": _RANDOM_WEIGHTS,
