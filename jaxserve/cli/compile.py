@@ -27,7 +27,7 @@ _USED = frozenset(
 _UNUSED = frozenset(field.name for field in dataclasses.fields(ServerArgs)) - _USED
 
 
-@click.command("compile", short_help="Compile a model for a TPU or GPU that is not here: a plan, or programs.")
+@click.command("compile", short_help="Plan for a TPU or GPU, or compile ahead of a start.")
 @click.argument("model", required=False)
 @click.option("--topology", help="What to compile for: v5e:2x4, v6e:2x2, tpu7x:2x2x1, h200, h200:8, ...")
 @click.option(

@@ -27,13 +27,29 @@ from jaxserve.server.version import package_version
 EXIT_INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _InOrder(click.Group):
+    """Lists its commands as they were added, the first that a newcomer needs first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+_FIRST_STEPS = """\b
+First steps, with the built-in model:
+  jaxserve chat demo
+  jaxserve serve demo
+"""
+
+
+@click.group(
+    cls=_InOrder, epilog=_FIRST_STEPS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(package_version(), prog_name="jaxserve")
 def cli() -> None:
     """jaxserve: an LLM inference server on JAX."""
 
 
-for command in (serve, generate, chat, convert, compile_command, check_env, bench):
+for command in (serve, chat, generate, check_env, convert, compile_command, bench):
     cli.add_command(command)
 
 
@@ -53,5 +69,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader of our output has gone (jaxserve generate ... | head); nothing is left to say.
         sys.stderr.close()
+        return 1
+    except OSError as error:
+        # Of files: an output that cannot be written, a folder that cannot be read.
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"jaxserve: error: {where}{error.strerror or error}.", err=True)
         return 1
     return result if isinstance(result, int) else 0
