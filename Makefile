@@ -4,7 +4,8 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 TESTS  ?= tests
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Warnings of build tools are about packaging, not for whoever installs.
+PIP    := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What a user needs, and what tests need beside it: PyTorch among them, gigabytes where its wheel brings CUDA.
 STAMP     := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
