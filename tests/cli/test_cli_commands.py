@@ -333,6 +333,15 @@ def test_check_env_fails_for_what_is_missing(monkeypatch: pytest.MonkeyPatch, ca
     assert ">=999 is needed" in out
     assert "is missing" in out
     assert "torch" not in out
+    assert out.endswith("2 of these must be mended before jaxserve runs here.\n")
+
+
+def test_check_env_says_that_nothing_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = '{"backend": "cpu", "devices": [{"id": 0, "platform": "cpu", "kind": "cpu"}]}'
+    monkeypatch.setattr(check_env.importlib.metadata, "requires", lambda name: ["numpy"])
+    monkeypatch.setattr(check_env.subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 0, answer, ""))
+    assert run(["check-env"]) == 0
+    assert "Nothing is missing: jaxserve runs here on cpu." in capsys.readouterr().out
 
 
 def test_check_env_survives_a_jax_that_does_not_start(
