@@ -22,13 +22,17 @@ AOT_PTXAS  := 13.5.37
 AOT_PTXAS_OLDEST := 13.0.88
 # Processes that tests run in: one per core of a small machine.
 JOBS       ?= 2
+# Of `make fuzz` and `make fuzz-api`.
+MINUTES    ?= 30
+SEED       ?= 1
+EXAMPLES   ?= 1000
 
 # What a server needs beside JAX and Hugging Face's libraries, for a machine without network that has only those.
 DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
-.PHONY: help setup demo serve test aot aot-setup aot-all lint types device-wheels device-programs device-dry-run clean
+.PHONY: help setup demo serve test fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs device-dry-run clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +58,12 @@ serve: $(STAMP)  ## serve the built-in model until Ctrl-C
 
 test: $(DEV_STAMP)  ## run the tests that need no Python 3.12
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not matrix" $(TESTS)
+
+fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
+	$(BIN)/python -m benchmarks.abuse --minutes $(MINUTES) --seed $(SEED)
+
+fuzz-api: $(DEV_STAMP)  ## thousands of new requests made from /openapi.json (EXAMPLES= per operation): none may be a server error
+	FUZZ_API_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/server/test_http_schema.py
 
 aot: aot-setup   ## interpret kernels, compile them and whole steps for H200 and TPU: what has changed, and a few always
 	.venv-aot/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS) $(AOT_MATRIX)

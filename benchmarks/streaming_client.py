@@ -59,10 +59,8 @@ def request_bytes(load: Load, index: int) -> bytes:
         body |= {"max_tokens": load.num_tokens, "ignore_eos": True}
         body |= {"prompt": prompt} if load.api == "completions" else {"messages": [{"role": "user", "content": prompt}]}
     data = json.dumps(body).encode()
-    head = (
-        f"POST {PATHS[load.api]} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
+    head = f"POST {PATHS[load.api]} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
 def connect(load: Load, index: int, *, silent: bool = False) -> socket.socket:

@@ -7,8 +7,10 @@ from these fields, so a default stands here and nowhere else. A ServerArgs is fr
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
@@ -25,6 +27,9 @@ GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
+# Other names of options, of which SGLang's users know some.
+ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_size"}
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
 def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factory: Callable[[], Any] | None = None) -> Any:
@@ -39,9 +44,12 @@ def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factor
 class ServerArgs:
     # --- model
     model_path: str = arg(
-        "", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files), or demo: the built-in model."
+        "",
+        "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files), a name on the Hugging Face Hub "
+        "(org/name), or demo: the built-in model.",
     )
-    tokenizer_path: str | None = arg(None, "Folder of the tokenizer, if it is not the model's.")
+    revision: str | None = arg(None, "Branch, tag or commit of a model on the Hugging Face Hub; default: main.")
+    tokenizer_path: str | None = arg(None, "Folder or name of the tokenizer, if it is not the model's.")
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
     dtype: str = arg(
@@ -64,10 +72,22 @@ class ServerArgs:
     host: str = arg("127.0.0.1", "Address to listen on.")
     port: int = arg(30000, "Port to listen on.")
     api_key: str | None = arg(None, "Key that every request must bring as a bearer token (health checks excepted).")
+    api_key_file: str | None = arg(
+        None, "File with that key; or the environment's JAXSERVE_API_KEY is it. Processes' lists show neither."
+    )
     admin_api_key: str | None = arg(None, "Key for control endpoints; if set, the only one they accept.")
+    admin_api_key_file: str | None = arg(None, "File with that key, or JAXSERVE_ADMIN_API_KEY in the environment.")
+    allowed_origins: str | None = arg(
+        None,
+        "Web pages that may use the server beside those of this machine: origins (https://chat.example.com) with commas "
+        "between them, or * for all.",
+    )
     ssl_keyfile: str | None = arg(None, "TLS private key file.")
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
     max_body_size_mb: int = arg(64, "Largest request body accepted, in MiB.")
+    limit_concurrency: int | None = arg(
+        None, "Most connections at a time; more are answered 503; default: by the limit on open files, which is raised."
+    )
     log_level: str = arg("info", "Verbosity of the logs.", choices=LOG_LEVELS)
     log_level_http: str | None = arg(None, "Verbosity of the HTTP server's own logs; default: warning.", choices=LOG_LEVELS)
     log_requests: bool = arg(False, "Log each request when it arrives and when it ends.")
@@ -75,7 +95,7 @@ class ServerArgs:
     stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
     incremental_streaming_output: bool = arg(False, "/generate streams new text only, not all text so far.")
     stream_stall_timeout_s: float = arg(
-        60.0, "Close the connection of a streaming client, and abort its request, when data waits and it took none for so long."
+        60.0, "Close a client's connection, and abort its request, when data waits for it and it took none for so long."
     )
     stream_response_default_include_usage: bool = arg(False, "Streamed OpenAI replies end with usage unless declined.")
     allow_auto_truncate: bool = arg(False, "Shorten prompts that are too long instead of answering 400.")
@@ -93,7 +113,7 @@ class ServerArgs:
         choices=WARMUPS,
     )
     skip_server_warmup: bool = arg(False, "Say ready without sending a first request through the whole pipeline.")
-    shutdown_timeout_s: float = arg(60.0, "After SIGTERM, abort requests still running when this many seconds are over.")
+    shutdown_timeout_s: float = arg(20.0, "After SIGTERM, abort requests still running when this many seconds are over.")
 
     # --- scheduling
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
@@ -176,13 +196,23 @@ class ServerArgs:
             raise ValueError("--enable-mixed-chunk needs chunked prefill; do not set --chunked-prefill-size -1.")
         if self.speculative_num_draft_tokens is not None and self.speculative_algorithm is None:
             raise ValueError("--speculative-num-draft-tokens needs --speculative-algorithm.")
+        self._check_browsers_and_keys()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
+
+    def _check_browsers_and_keys(self) -> None:
+        for name in ("api_key", "admin_api_key"):
+            if (key := getattr(self, name)) is not None:
+                check_key(key, _flag(name))
+        for origin in [] if self.allowed_origins is None else self.allowed_origins.split(","):
+            if not _ORIGIN.fullmatch(origin.strip()):
+                raise ValueError(f"--allowed-origins holds scheme://host or scheme://host:port, or *; got {origin!r}.")
 
     def _check_ranges(self) -> None:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
+            "limit_concurrency",
             "speculative_ngram_min_match_window_size",
         )  # fmt: skip
         for name in at_least_one:
@@ -224,6 +254,21 @@ class ServerArgs:
             if not ok:
                 raise ValueError(f"{_flag(name)} must be a JSON object; got {text!r}.")
 
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> ServerArgs:
+        """With options under any of their names. ValueError for one that is unknown or given twice."""
+        known = {field.name for field in dataclasses.fields(ServerArgs)}
+        given: dict[str, Any] = {}
+        for name, value in options.items():
+            field = ALIASES.get(name, name)
+            if field not in known:
+                close = difflib.get_close_matches(name, [*known, *ALIASES], 1)
+                raise ValueError(f"There is no option {name}." + (f" Did you mean {close[0]}?" if close else ""))
+            if field in given:
+                raise ValueError(f"{field} is given twice, also as {name}.")
+            given[field] = value
+        return ServerArgs(**given)
+
     @property
     def effective_tokenizer_path(self) -> str:
         return self.tokenizer_path or self.model_path
@@ -243,3 +288,11 @@ class ServerArgs:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def check_key(key: str, source: str) -> None:
+    """Raises ValueError if no request could bring the key, or any could."""
+    if not key.strip():
+        raise ValueError(f"{source} is empty: anybody could bring that key. Leave it away for a server without a key.")
+    if key != key.strip() or not key.isprintable():
+        raise ValueError(f"{source} holds blanks around the key or characters that no header can carry: it would never match.")

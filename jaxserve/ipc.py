@@ -3,14 +3,20 @@
 A ZMQ PULL socket per receiving process, in a folder that only this user can open. Senders connect with PUSH and
 never block: there is no high-water mark, because a sender that waits for its receiver could wait for itself. The contents of
 messages are none of this module's business; it only knows `jaxserve.messages.encode` and `decoder`.
+
+Whoever made a folder holds a lock in it as long as it lives. So a folder whose process was killed is told from one in use,
+whatever process has that number now, and the next start removes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import logging
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -26,6 +32,8 @@ logger = logging.getLogger(__name__)
 LONGEST_SOCKET_PATH = 103
 # How long a closing sender waits for its last messages to leave.
 LINGER_MS = 2000
+_PREFIX = "jaxserve-"
+_LOCK = "lock"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +41,14 @@ class IpcPaths:
     """The private folder of one running engine, and the addresses of its sockets in there."""
 
     folder: Path
+    lock: int | None = dataclasses.field(default=None, compare=False)  # descriptor of the lock's file; None: another's folder
 
     @staticmethod
     def create() -> IpcPaths:
         """A new folder with mode 0700. Raises ValueError if the system's temporary folder has too long a name for sockets."""
-        folder = Path(tempfile.mkdtemp(prefix="jaxserve-"))
-        paths = IpcPaths(folder)
+        _remove_dead_folders()
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        paths = IpcPaths(folder, _lock(folder))
         length = max(len(os.fsencode(a.removeprefix("ipc://"))) for a in (paths.scheduler, paths.detokenizer, paths.tokenizer))
         if length > LONGEST_SOCKET_PATH:
             paths.remove()
@@ -65,6 +75,38 @@ class IpcPaths:
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.lock is not None:
+            os.close(self.lock)
+
+
+def _lock(folder: Path) -> int:
+    """Locked before it has its name: whoever finds it there finds it locked."""
+    unnamed = folder / f"{_LOCK}.new"
+    file = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: then the folder stays if its process is killed
+        fcntl.flock(file, fcntl.LOCK_EX)
+        unnamed.rename(folder / _LOCK)
+    return file
+
+
+def _remove_dead_folders() -> None:
+    """This user's, whose processes were killed. One without a lock is left alone: it may be about to get it."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else's, or removed meanwhile
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                _remove_if_dead(folder)
+
+
+def _remove_if_dead(folder: Path) -> None:
+    """OSError if it is in use."""
+    file = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+        logger.info("Removed %s, which a process that was killed had left.", folder)
+    finally:
+        os.close(file)
 
 
 class Receiver:

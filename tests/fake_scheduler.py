@@ -1,7 +1,8 @@
 """A scheduler process without a model: the real loop, scheduler and sockets around a FakeRunner.
 
 Started as a script by tests, with the arguments every worker gets. FAKE_SCHEDULER says how to misbehave: `user_error`, `crash`,
-`exit` and `hang` before it is ready; `hang_step` in the first step after the warm-up. FAKE_STEP_S is the time a step takes.
+`exit` and `hang` before it is ready; `hang_step` and `exit_step` in the first steps after the warm-up. FAKE_STEP_S is the time
+a step takes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ class _HangingRunner(FakeRunner):
         return super().fetch(handle)
 
 
+class _DyingRunner(FakeRunner):
+    def fetch(self, handle: Any) -> Any:
+        if len(self.steps) > 8:
+            print("what others asked for", file=sys.stderr, flush=True)
+            os._exit(3)
+        return super().fetch(handle)
+
+
 def work(context: WorkerContext) -> None:
     kind = os.environ.get("FAKE_SCHEDULER", "")
     if kind == "user_error":
@@ -56,7 +65,7 @@ def work(context: WorkerContext) -> None:
         vocab_size=VOCAB_SIZE, context_len=CONTEXT_LEN, num_pages=1 << 15, max_rows=256, max_step_tokens=4096,
         eos_token_ids=(EOS,),
     )  # fmt: skip
-    make = _HangingRunner if kind == "hang_step" else FakeRunner
+    make = {"hang_step": _HangingRunner, "exit_step": _DyingRunner}.get(kind, FakeRunner)
     runner = make(spec, step_delay_s=float(os.environ.get("FAKE_STEP_S", "0")))
     serve(context, context.args, runner, TailDecoder(wait_for_decoder(context.paths.folder, context.args)))
     runner.close()

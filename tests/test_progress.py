@@ -22,7 +22,8 @@ import asyncio, sys
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import WorkerAddress
-from jaxserve.server.worker_process import configure_logging, write_args
+from jaxserve.server.logs import configure_logging
+from jaxserve.server.worker_process import write_args
 from jaxserve.server.workers import WorkerCommand, WorkerGroup
 async def main():
     paths = IpcPaths.create()

@@ -63,7 +63,7 @@ def _shapes(here: Kernels, model_path: str | None, tp_size: int, page_size: int,
     from jaxserve.models import ModelConfig, model_folder
 
     try:
-        config = ModelConfig.from_pretrained(model_folder(model_path))
+        config = ModelConfig.from_pretrained(model_folder(model_path, weights=False))
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     return Shape.of_model(config, here, tp_size=tp_size, page_size=page_size, kv_dtype=kv_dtype)

@@ -77,7 +77,7 @@ class ServerChat:
 @click.command(short_help="Talk to a model in the terminal.")
 @click.argument("model", required=False)
 @click.option("--url", help="Talk to a running server instead of loading a model, at localhost:30000 for example.")
-@click.option("--api-key", help="The server's key, with --url.")
+@click.option("--api-key", envvar="JAXSERVE_API_KEY", help="The server's key, with --url; default: $JAXSERVE_API_KEY.")
 @click.option("--system", "system_prompt", help="A system message to begin with.")
 @sampling_options
 @server_options(without=HTTP_ONLY, defaults={"log_level": "warning"})

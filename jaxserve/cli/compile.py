@@ -12,7 +12,7 @@ import click
 
 from jaxserve.cli.options import server_args, server_options
 from jaxserve.config import ServerArgs
-from jaxserve.server.located import located
+from jaxserve.models import model_folder
 
 if TYPE_CHECKING:
     from jaxserve.aot.planner import CapacityPlan, PlanOptions
@@ -101,8 +101,9 @@ def compile_command(
 
 
 def _args(options: dict[str, Any], model: str | None) -> ServerArgs:
+    args = server_args(options, model)
     try:
-        return located(server_args(options, model))
+        return args.replace(model_path=model_folder(args.model_path, weights=False))
     except ValueError as error:
         raise click.ClickException(str(error)) from None
 

@@ -101,7 +101,9 @@ def stream_events(url: str, body: dict[str, Any], api_key: str | None = None) ->
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    if not api_key:
+        return {}
+    return {"Authorization": f"Bearer {api_key}".encode().decode("latin-1")}  # as UTF-8, whatever the key's characters
 
 
 def _unreachable(url: str, error: Exception) -> ServerError:

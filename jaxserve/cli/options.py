@@ -14,18 +14,14 @@ from typing import Any, TypeVar
 
 import click
 
-from jaxserve.config import ServerArgs
+from jaxserve.config import ALIASES, ServerArgs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Other spellings SGLang's users know.
-_ALIASES = {
-    "model_path": ("--model",),
-    "tp_size": ("--tp", "--tensor-parallel-size"),
-}
 # Options of the HTTP server, of no meaning to a command that runs a model in its own terminal.
 HTTP_ONLY = frozenset(
-    ("served_model_name", "host", "port", "api_key", "admin_api_key", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
+    ("served_model_name", "host", "port", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
+     "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
      "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage",
      "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
 )  # fmt: skip
@@ -83,7 +79,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[
     click_type = click.Choice(choices) if choices else kind
     # "" and None say nothing in a help page; the help text says what they mean.
     shown = default not in (None, "")
-    names = (name, *_ALIASES.get(field.name, ()))
+    names = (name, *(flag(alias) for alias, known in ALIASES.items() if known == field.name))
     return click.option(*names, field.name, type=click_type, default=default, show_default=shown, help=help_text)
 
 
@@ -116,5 +112,5 @@ def one_model(model: str | None, model_path: str) -> str:
     if model is not None and model_path not in ("", model):
         raise click.UsageError(f"Two models are named: {model!r} and --model-path {model_path!r}.")
     if not (model or model_path):
-        raise click.UsageError("A model is needed: the folder of a checkpoint, or demo for the built-in model.")
+        raise click.UsageError("A model is needed: a folder, a name on the Hugging Face Hub, or demo, the built-in model.")
     return model or model_path

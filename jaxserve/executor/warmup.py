@@ -26,9 +26,12 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 def cache_folder(folder: str | None) -> pathlib.Path:
-    """`folder`, or the default in $XDG_CACHE_HOME/jaxserve; made if it is not there."""
+    """`folder`, or the default in $XDG_CACHE_HOME/jaxserve; made if it is not there. OSError with a sentence if that fails."""
     path = user_cache() / "compiled" if folder is None else pathlib.Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"The folder of compiled programs {str(path)!r} cannot be made: {error.strerror}.") from error
     return path
 
 

@@ -1,19 +1,90 @@
-"""What a user calls a model (`--model-path`) becomes a folder on this machine."""
+"""What a user calls a model (`--model-path`) becomes a folder on this machine.
+
+A name such as `Qwen/Qwen3-0.6B` is a model on the Hugging Face Hub. huggingface_hub keeps what it fetches in its cache
+(HF_HOME), asks the Hub at each start whether that is the newest, and takes what is cached where the Hub cannot be reached or
+must not be asked (HF_HUB_OFFLINE).
+"""
 
 from __future__ import annotations
 
+import logging
+import re
+import sys
 from pathlib import Path
 
 from jaxserve.demo import demo_model_path
 
+logger = logging.getLogger(__name__)
+
 DEMO = "demo"
+# Files at the top of a repository: configs, templates, tokenizers of all kinds, code of tokenizers that bring their own.
+_SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
+_WEIGHTS = ("*.safetensors",)
+_NOT_READ = ("*/*", "consolidated*.safetensors")  # the same weights once more, in other layouts
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def model_folder(name: str) -> str:
-    """The folder that `name` stands for: one on this machine, or `demo`, the model that comes with the package.
+def model_folder(name: str, revision: str | None = None, *, what: str = "model", weights: bool = True) -> str:
+    """The folder that `name` stands for: one on this machine, `demo`, the model that comes with the package, or a snapshot of a
+    model on the Hugging Face Hub, which is fetched if it is not there.
 
-    Raises ValueError with a sentence for the user.
+    `revision`: branch, tag or commit on the Hub. Without `weights` only the other files are fetched. Raises ValueError with a
+    sentence for the user, who calls it his `what`.
     """
-    if name == DEMO and not Path(name).is_dir():
+    if not name:
+        raise ValueError(f"A {what} is needed: a folder, {DEMO}, or a name on the Hugging Face Hub (org/name).")
+    path = Path(name)
+    is_on_hub = not path.exists() and name != DEMO and _HUB_NAME.fullmatch(name) is not None
+    if revision is not None and not is_on_hub:
+        raise ValueError(f"--revision {revision!r} is of a model on the Hugging Face Hub, and {name!r} is none.")
+    if is_on_hub:
+        return _snapshot(name, revision, (*_SMALL_FILES, *_WEIGHTS) if weights else _SMALL_FILES)
+    if path.is_dir():
+        return name
+    if name == DEMO:
         return demo_model_path()
-    return name
+    problem = "is a file" if path.exists() else "does not exist"
+    raise ValueError(f"The {what} folder {name!r} {problem}. A name on the Hugging Face Hub has the form org/name.")
+
+
+def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> str:
+    # Here and not above: it takes a third of a second.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    logger.info("Taking %s from the Hugging Face Hub or its cache.", name)
+    try:
+        return snapshot_download(
+            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_NOT_READ), library_name="jaxserve"
+        )
+    except Exception as error:  # of the network, the Hub, the disk or the cache
+        raise ValueError(_why_not(name, revision, error)) from error
+
+
+def _why_not(name: str, revision: str | None, error: Exception) -> str:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    what = f"{name!r} is no folder here"
+    if isinstance(error, GatedRepoError):
+        return f"{what}, and on the Hugging Face Hub it asks for an agreement: accept it there and set HF_TOKEN."
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{what}, and on the Hugging Face Hub there is none of that name, or it is private: then set HF_TOKEN."
+    if isinstance(error, RevisionNotFoundError):
+        return f"{what}, and on the Hugging Face Hub it has no revision {revision!r}."
+    if isinstance(error, (LocalEntryNotFoundError, OfflineModeIsEnabled)):
+        hub = "must not be asked (HF_HUB_OFFLINE)" if constants.is_offline_mode() else "cannot be reached"
+        branch = "" if revision is None else f" --revision {revision}"
+        return (
+            f"{what}, not all of it is in the cache {constants.HF_HUB_CACHE}, and the Hugging Face Hub {hub}. Where there is a "
+            f"network: hf download {name}{branch} --local-dir FOLDER; then name that folder."
+        )
+    return f"{what}, and it cannot be fetched from the Hugging Face Hub: {(str(error) or type(error).__name__).splitlines()[0]}"

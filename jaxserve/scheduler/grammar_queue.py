@@ -70,9 +70,9 @@ class GrammarQueue:
                 req.matcher = pending.result().matcher(ignore_eos=req.sampling.ignore_eos)
             except GrammarError as error:
                 compiled.failed.append((req, FinishReason.abort(str(error), 400, "BadRequestError")))
-            except Exception as error:
+            except Exception:
                 logger.exception("The grammar of request %s could not be compiled.", req.rid)
-                compiled.failed.append((req, unexpected("compile the grammar", error)))
+                compiled.failed.append((req, unexpected("compile the grammar")))
             else:
                 req.move_to(RequestState.WAITING)
                 compiled.ready.append(req)

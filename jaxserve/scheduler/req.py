@@ -140,7 +140,7 @@ class Req:
         self.finish_reason = reason
 
 
-def unexpected(what: str, error: Exception) -> FinishReason:
-    """The end of one request because of an error that nobody thought of."""
-    text = f"The scheduler failed to {what}: {type(error).__name__}: {error}"
+def unexpected(what: str) -> FinishReason:
+    """The end of one request because of an error that nobody thought of, which is in the log."""
+    text = f"The scheduler failed to {what}; the server's log says more."
     return FinishReason.abort(text, 500, "InternalServerError")

@@ -72,9 +72,9 @@ class Requests:
                 self._compiling.push(req, req.sampling.grammar)
         except ValueError as err:
             return FinishReason.abort(str(err), 400, "BadRequestError")
-        except Exception as err:
+        except Exception:
             logger.exception("Request %s could not be taken in.", message.rid)
-            return unexpected("take the request in", err)
+            return unexpected("take the request in")
         self.live[req.rid] = req
         return None
 

@@ -127,7 +127,7 @@ class Detokenizer:
             if i not in message.finished and rid != _DROPPED:
                 message.abandoned.append(rid)
                 self._abandoned.add(rid)
-            text = f"The detokenizer failed to decode the request's tokens: {type(error).__name__}: {error}"
+            text = "The detokenizer failed to decode the request's tokens; the server's log says more."
             message.texts[i] = ""
             message.finished[i] = FinishReason.abort(text, 500, "InternalServerError")
 

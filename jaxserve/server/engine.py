@@ -26,6 +26,7 @@ from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
 from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.requests import RequestError
 from jaxserve.server.sinks import WaitingChunks
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
@@ -41,7 +42,8 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """Takes the fields of ServerArgs as keyword arguments. A context manager; `shutdown` also runs at exit.
+    """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
+    context manager; `shutdown` also runs at exit.
 
     Raises ValueError for what the caller can mend (an option, a checkpoint) and EngineError for anything else.
     """
@@ -56,8 +58,8 @@ class Engine:
     ) -> None:
         """`worker_commands`: other worker processes than jaxserve's own, for tests."""
         if server_args is None:
-            options.setdefault("log_level", "warning")
-            server_args = ServerArgs(model_path=model_path, **options)
+            named = {"model_path": model_path} if model_path else {}
+            server_args = ServerArgs.of({"log_level": "warning", **named, **options})
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")
         self.server_args = located(server_args)
@@ -124,7 +126,8 @@ class Engine:
         )  # fmt: skip
         if stream:
             return self._iterate_async(job)
-        return await asyncio.wrap_future(self._submit(self._whole(job)))
+        with self._with_reason():
+            return await asyncio.wrap_future(self._submit(self._whole(job)))
 
     def _job(self, **body: Any) -> NativeJob:
         native = build_generate_request(body, self.server_args.preferred_sampling_params)
@@ -206,10 +209,22 @@ class Engine:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = self._submit(work)
         try:
-            return future.result()
+            with self._with_reason():
+                return future.result()
         except BaseException:
             future.cancel()  # Ctrl-C while waiting: the request is aborted
             raise
+
+    @contextlib.contextmanager
+    def _with_reason(self) -> Iterator[None]:
+        """Whoever runs an Engine is its operator: why a worker died, which a server tells its log, is told here."""
+        try:
+            yield
+        except RequestError as error:
+            death = self._pipeline.death
+            if death is None or error.status_code < 500:
+                raise
+            raise EngineError(str(death)) from None
 
     def _iterate(self, job: NativeJob) -> Iterator[Reply]:
         replies, news = job.streamed(), threading.Event()
@@ -222,7 +237,8 @@ class Engine:
                 news.wait()
                 news.clear()
                 chunks, ended = waiting.take()
-                yield from map(replies.event, chunks)
+                with self._with_reason():
+                    yield from map(replies.event, chunks)
         finally:
             if not self._closed:
                 self._call(stream.__aexit__(None, None, None))
@@ -231,15 +247,17 @@ class Engine:
         replies, news = job.streamed(), asyncio.Event()
         waiting = WaitingChunks(functools.partial(_set_on, asyncio.get_running_loop(), news))
         stream = self._pipeline.manager.stream(job.native.req, waiting)
-        await asyncio.wrap_future(self._submit(stream.__aenter__()))
+        with self._with_reason():
+            await asyncio.wrap_future(self._submit(stream.__aenter__()))
         ended = False
         try:
             while not ended:
                 await news.wait()
                 news.clear()
                 chunks, ended = waiting.take()
-                for chunk in chunks:
-                    yield replies.event(chunk)
+                with self._with_reason():
+                    for chunk in chunks:
+                        yield replies.event(chunk)
         finally:
             if not self._closed:
                 await asyncio.wrap_future(self._submit(stream.__aexit__(None, None, None)))

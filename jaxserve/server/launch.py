@@ -23,9 +23,10 @@ import uvloop
 from jaxserve.config import ServerArgs
 from jaxserve.progress import terminal_columns
 from jaxserve.server.garbage import importing, settle_garbage_collector
+from jaxserve.server.http.keys import with_keys
 from jaxserve.server.located import located
+from jaxserve.server.logs import configure_logging, log_lines
 from jaxserve.server.pipeline import Pipeline
-from jaxserve.server.worker_process import configure_logging
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,19 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
     """Serves until a signal or a failure; returns the exit status. Call it from the main thread."""
     configure_logging(args.log_level)
     try:
-        args = located(args)
+        args = with_keys(args, os.environ)
         listener = bind(args.host, args.port)
     except (ValueError, OSError) as error:
         logger.error("%s", error)
         return 1
     with listener:
+        try:
+            args = located(args)
+        except ValueError as error:
+            logger.error("%s", error)
+            return 1
+        except KeyboardInterrupt:  # while a model is fetched
+            return 130
         try:
             return uvloop.run(_Server(args, listener, commands).run())
         except KeyboardInterrupt:  # in the moment before our handlers stand
@@ -97,7 +105,7 @@ class _Server:
         try:
             return await self._serve()
         except (WorkerDiedError, ValueError) as error:
-            logger.error("%s", error)
+            log_lines(logger, logging.ERROR, str(error))
             return 1
         finally:
             await self._pipeline.close()

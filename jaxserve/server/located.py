@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from jaxserve.config import ServerArgs
 from jaxserve.models import model_folder
 
 
 def located(args: ServerArgs) -> ServerArgs:
-    """The model is served under the name that it was given. Raises ValueError with a sentence for the user."""
-    folder = model_folder(args.model_path)
-    tokenizer_folder = None if args.tokenizer_path is None else model_folder(args.tokenizer_path)
-    return args.replace(model_path=folder, tokenizer_path=tokenizer_folder, served_model_name=args.effective_served_model_name)
+    """The model is served under the name that it was given. What is on the Hub is fetched. ValueError with a sentence for the
+    user."""
+    folder = model_folder(args.model_path, args.revision, weights=args.load_format != "dummy")
+    if not (Path(folder) / "config.json").is_file():
+        raise ValueError(f"The model folder {folder!r} holds no config.json: it is no Hugging Face checkpoint.")
+    tokenizer_folder = (
+        None if args.tokenizer_path is None else model_folder(args.tokenizer_path, what="tokenizer", weights=False)
+    )
+    return args.replace(
+        model_path=folder,
+        tokenizer_path=tokenizer_folder,
+        served_model_name=args.effective_served_model_name,
+    )

@@ -40,6 +40,7 @@ class Pipeline:
         self.args = args
         self.workers = WorkerGroup(commands if commands is not None else default_commands())
         self.manager = TokenizerManager(args, self.workers.addresses, self.workers.receive)
+        self.death: WorkerDiedError | None = None  # of the worker that ended too early
         self._hide_torch = hide_torch
         self._paths: IpcPaths | None = None
         self._info: dict[WorkerAddress, dict[str, Any]] = {}
@@ -95,9 +96,9 @@ class Pipeline:
 
     async def watch(self) -> WorkerDiedError:
         """Returns when a worker has ended: from then on every request gets an error."""
-        death = await self.workers.watch()
-        self.manager.fail(str(death))
-        return death
+        self.death = await self.workers.watch()
+        self.manager.fail(self.death.for_clients)
+        return self.death
 
     async def drain(self, timeout_s: float) -> bool:
         """Takes no new requests, lets the running ones end, aborts them after `timeout_s`, and ends the workers.

@@ -127,10 +127,12 @@ class TokenizerManager:
         self.resolved_options = {k: v for k, v in resolved.items() if given[k] in (None, "auto")}
 
     def fail(self, reason: str) -> None:
-        """The workers are gone: everything that waits ends now, and nothing new is taken."""
+        """The workers are gone: everything that waits ends now, and nothing new is taken. `reason` is a sentence that clients
+        read: the operator's details belong in the log."""
         self.status, self.failure = "failed", reason
-        self._generation.end_all(FinishReason.abort(reason, 500, "InternalServerError"))
-        self._controls.fail_all(reason)
+        message = f"{reason} The request could not be finished."
+        self._generation.end_all(FinishReason.abort(message, 500, "InternalServerError"))
+        self._controls.fail_all(message)
 
     def send_shutdown(self) -> None:
         for scheduler in self._link.of_kind(SCHEDULER):

@@ -23,7 +23,7 @@ import msgspec
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths, send_once
 from jaxserve.messages import WorkerAddress, WorkerFailed
-from jaxserve.progress import CLEAR_LINE, terminal_columns
+from jaxserve.server.logs import configure_logging
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 1.0
@@ -95,18 +95,3 @@ def _exit_without_parent(parent_pid: int) -> None:
     while os.getppid() == parent_pid:
         time.sleep(_PARENT_POLL_S)
     os._exit(1)
-
-
-def configure_logging(level: str, process: str | None = None) -> None:
-    """One line per record on stderr, the process's name in front. For processes that are ours from start to end."""
-    where = f" {process}" if process else ""
-    clear = CLEAR_LINE if terminal_columns() else ""  # a progress bar may stand there, also another process's
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"{clear}[%(asctime)s{where}] %(levelname)s %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-        stream=sys.stderr,
-        force=True,
-    )
-    for chatty in ("jax", "absl", "httpx", "urllib3", "filelock", "asyncio"):
-        logging.getLogger(chatty).setLevel(max(logging.WARNING, getattr(logging, level.upper())))

@@ -8,6 +8,7 @@ to stop.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import collections
 import contextlib
 import dataclasses
@@ -25,6 +26,7 @@ from typing import Any
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import DETOKENIZER, SCHEDULER, WorkerAddress, WorkerFailed, WorkerReady
 from jaxserve.progress import CLEAR_LINE, for_workers
+from jaxserve.server.logs import escaped_output, log_lines
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +38,11 @@ _KILL_GRACE_S = 20.0
 
 
 class WorkerDiedError(Exception):
-    """A worker ended although nobody asked it to. The text is the reason."""
+    """A worker ended although nobody asked it to. The text is the reason, for the operator."""
 
-    def __init__(self, reason: str, *, is_user_error: bool = False) -> None:
+    def __init__(self, reason: str, for_clients: str = "The server failed.", *, is_user_error: bool = False) -> None:
         super().__init__(reason)
+        self.for_clients = for_clients
         self.is_user_error = is_user_error  # an option or a file the user can mend
 
 
@@ -101,27 +104,29 @@ class _Worker:
     def _copy_output(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as pipe:
-            rest = b""
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            rest = ""
             while data := os.read(pipe.fileno(), 1 << 16):
                 # As it comes, not by lines: progress bars redraw theirs.
+                text = escaped_output(decoder.decode(data))
                 with contextlib.suppress(OSError, ValueError):  # our own stderr may be gone; the worker must not block on that
-                    sys.stderr.write(data.decode(errors="replace"))
+                    sys.stderr.write(text)
                     sys.stderr.flush()
-                *lines, rest = (rest + data).split(b"\n")
+                *lines, rest = (rest + text).split("\n")
                 self.tail.extend(map(_last_state, lines))
             if rest:
                 self.tail.append(_last_state(rest))
 
     def obituary(self) -> WorkerDiedError:
         """Why it ended, in the best words there are."""
+        for_clients = f"The server's {self.address} process ended."
         if self.last_words is not None:
             words = self.last_words
-            if words.is_user_error:
-                return WorkerDiedError(words.error, is_user_error=True)
-            return WorkerDiedError(f"The {self.address} process failed: {words.error}")
+            reason = words.error if words.is_user_error else f"The {self.address} process failed: {words.error}"
+            return WorkerDiedError(reason, for_clients, is_user_error=words.is_user_error)
         tail = "\n".join(line for line in self.tail if line.strip())
         said = f" Its last output:\n{tail}" if tail else ""
-        return WorkerDiedError(f"The {self.address} process {exit_text(self.process.returncode)}.{said}")
+        return WorkerDiedError(f"The {self.address} process {exit_text(self.process.returncode)}.{said}", for_clients)
 
 
 class WorkerGroup:
@@ -206,7 +211,7 @@ class WorkerGroup:
         await self.kill(f"did not end within {timeout_s:g} s")
         failed = [worker for worker in self._workers.values() if worker.process.returncode]
         for worker in failed:
-            logger.error("%s", worker.obituary())
+            log_lines(logger, logging.ERROR, str(worker.obituary()))
         return not failed
 
     async def kill(self, reason: str | None = None) -> None:
@@ -224,9 +229,9 @@ class WorkerGroup:
                 logger.error("A killed worker is still in the process table after %g s.", _KILL_GRACE_S)
 
 
-def _last_state(line: bytes) -> str:
+def _last_state(line: str) -> str:
     """What a terminal would show of a line that was written over."""
-    return line.decode(errors="replace").rsplit("\r", 1)[-1].removeprefix(CLEAR_LINE.lstrip("\r"))
+    return line.rsplit("\r", 1)[-1].removeprefix(CLEAR_LINE.lstrip("\r"))
 
 
 def exit_text(code: int | None) -> str:

@@ -261,6 +261,14 @@ def test_an_error_amid_a_conversation_leaves_it_usable(
     assert [message["content"] for message in messages] == ["one", "one", "two"], "what failed is taken back"
 
 
+@pytest.mark.parametrize(("key", "sent"), [("k", b"k"), ("ключ", "ключ".encode()), ("voilà", "voilà".encode())])
+def test_chat_takes_the_key_from_the_environment(server: Any, key: str, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed(monkeypatch, "hello\n")
+    monkeypatch.setenv("JAXSERVE_API_KEY", key)
+    assert run(["chat", "--url", f"http://127.0.0.1:{server.server_port}"]) == 0
+    assert server.seen[0][1].encode("latin-1") == b"Bearer " + sent
+
+
 @pytest.mark.parametrize(
     ("text", "words"), [("teapot", "418: I am a teapot."), ("crash", "Out of memory."), ("cut", "before it was done")]
 )

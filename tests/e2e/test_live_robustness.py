@@ -149,8 +149,8 @@ def test_a_client_that_leaves_ends_its_request(server: LiveServer, stream: bool)
     data = json.dumps(body(new=450, stream=stream, rid=f"left-{stream}")).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
-        head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-        connection.sendall(head.encode() + data)
+        head = "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         if stream:
             connection.recv(4096)
         else:

@@ -57,7 +57,7 @@ def test_an_unexpected_error_in_the_intake(make_harness: Callable[..., Harness])
     after = harness.submit(prompt_of(5, 2))
     harness.run()
     harness.assert_as_expected(before, after)
-    assert_failed(harness, "bad", "failed to take the request in: RuntimeError: out of luck")
+    assert_failed(harness, "bad", "failed to take the request in; the server's log says more")
     assert harness.answer("bad").prompt_tokens == 5
 
 
@@ -71,7 +71,7 @@ def test_a_decoder_that_fails_on_one_request(make_harness: Callable[..., Harness
     hit = [rid for rid in rids if POISON in harness.expected(rid)]
     assert 0 < len(hit) < len(rids), "the test is void"
     for rid in hit:
-        assert_failed(harness, rid, "IndexError: no such token: 77")
+        assert_failed(harness, rid, "failed to look at the newest token; the server's log says more")
         tokens = harness.answer(rid).token_ids
         assert tokens == harness.expected(rid)[: len(tokens)] and tokens[-1] == POISON
     harness.assert_as_expected(*(rid for rid in rids if rid not in hit))

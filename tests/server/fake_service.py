@@ -16,8 +16,11 @@ from jaxserve.scheduler.control.freeze_gc import FreezeGCReqOutput
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReqOutput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqOutput
 from jaxserve.scheduler.control.registry import control_of
+from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOccupationReqOutput
+from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccupationReqOutput
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
+from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.types import FinishReason, SamplingParams
@@ -62,6 +65,9 @@ class FakeService:
             "slow_down": [SlowDownReqOutput(0.5)],
             "freeze_gc": [FreezeGCReqOutput(1), FreezeGCReqOutput(2)],
             "set_internal_state": [SetInternalStateReqOutput(True, {})],
+            "release_memory_occupation": [ReleaseMemoryOccupationReqOutput(())],
+            "resume_memory_occupation": [ResumeMemoryOccupationReqOutput(())],
+            "update_weights_from_disk": [UpdateWeightFromDiskReqOutput(True, "Done.")],
         }
         self.is_paused = False
         self.healthy = True

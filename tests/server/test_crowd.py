@@ -41,7 +41,8 @@ async def leave(url: str, rid: str, after_bytes: int) -> None:
 async def send(url: str, rid: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
     data = json.dumps(body(rid)).encode()
-    writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    head = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
     return reader, writer
 
 

@@ -283,7 +283,7 @@ class FailingDecoder(RustDecoder):
 
 
 FAILED = FinishReason.abort(
-    "The detokenizer failed to decode the request's tokens: OverflowError: no such token", 500, "InternalServerError"
+    "The detokenizer failed to decode the request's tokens; the server's log says more.", 500, "InternalServerError"
 )
 
 
@@ -328,11 +328,11 @@ def test_a_stop_filter_that_fails_ends_its_row() -> None:
             raise KeyError(text)
 
     detokenizer = new_detokenizer()
-    for broken, words in ((NoFilter, "MemoryError: s"), (BrokenFilter, "KeyError: 'b'")):
+    for broken in (NoFilter, BrokenFilter):
         with mock.patch("jaxserve.server.stops.StopStringFilter", broken):
             out = detokenizer.process(message({broken.__name__: ids_of("b"), "good": ids_of("x")}, stops={0: ["s"]}))
         assert (out.texts, out.abandoned) == (["", "x"], [broken.__name__])
-        assert words in (out.finished[0].message or "")
+        assert out.finished[0] == FAILED
 
 
 def test_a_message_that_cannot_be_handled_at_all_is_answered_row_by_row() -> None:

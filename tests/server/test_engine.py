@@ -199,10 +199,28 @@ def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SCHEDULER", "user_error")
     with pytest.raises(ValueError, match="'nowhere' does not exist"):
         new_engine()
-    with pytest.raises(ValueError, match="tokenizer folder 'nowhere' does not exist"):
+    with pytest.raises(ValueError, match="model folder 'nowhere' does not exist"):
         Engine("nowhere", worker_commands=fake_scheduler.commands())
     with pytest.raises(ValueError, match="either server_args or single options"):
         Engine("m", server_args=jaxserve.ServerArgs(model_path="m"))
+    with pytest.raises(ValueError, match=r"There is no option tensor_paralel_size\. Did you mean tensor_parallel_size\?"):
+        Engine("m", tensor_paralel_size=2)
+
+
+def test_options_have_the_command_lines_other_names() -> None:
+    with Engine(model=demo_model_path(), tensor_parallel_size=1, worker_commands=fake_scheduler.commands()) as engine:
+        assert (engine.server_args.model_path, engine.server_args.tp_size) == (demo_model_path(), 1)
+
+
+def test_a_worker_that_dies_is_explained_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server's clients read one sentence; who runs an Engine reads the reason."""
+    monkeypatch.setenv("FAKE_SCHEDULER", "exit_step")
+    reason = r"ended with exit status 3\. Its last output:\n(.*\n)*what others asked for"
+    with new_engine() as engine:
+        with pytest.raises(EngineError, match=reason):
+            list(engine.generate("Hello", {"max_new_tokens": 400, "ignore_eos": True}, stream=True))
+        with pytest.raises(EngineError, match=reason):
+            engine.generate("Hello", GREEDY)
 
 
 def test_a_program_that_just_ends_leaves_nothing(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class PlainWriter:
 
 
 class FakeWire:
-    def __init__(self, stall_timeout_s: float) -> None:
+    def __init__(self) -> None:
         self.is_writable = False
         self.written: list[bytes] = []
         self._on_writable: Callable[[], None] = lambda: None
@@ -67,7 +67,7 @@ class Stream:
         scope = {"type": "http", "path": "/generate", "method": "POST"}
         if direct:
             scope["extensions"] = {"jaxserve.wire": self._make_wire}  # type: ignore[assignment]
-        response = EventStream(PlainWriter(), self._open, stall_timeout_s=5.0)
+        response = EventStream(PlainWriter(), self._open)
         self.task = asyncio.create_task(response(scope, self._receive, self._send))
 
     @property
@@ -78,8 +78,8 @@ class Stream:
     def leave(self) -> None:
         self._gone.set()
 
-    def _make_wire(self, stall_timeout_s: float) -> FakeWire:
-        self.wire = FakeWire(stall_timeout_s)
+    def _make_wire(self) -> FakeWire:
+        self.wire = FakeWire()
         return self.wire
 
     @contextlib.asynccontextmanager

@@ -50,6 +50,7 @@ async def test_server_info_masks_secrets() -> None:
     assert "hush" not in reply.text
     assert (info["api_key"], info["schedule_policy"], info["status"]) == ("***", "fcfs", "ready")
     assert info["internal_states"][0]["num_running_reqs"] == 2
+    assert info["max_total_num_tokens"] == info["internal_states"][0]["max_total_num_tokens"]
     assert info["version"]
     assert info["page_size"] == 16  # was None: what it was resolved to is shown
 
@@ -57,7 +58,8 @@ async def test_server_info_masks_secrets() -> None:
 async def test_loads() -> None:
     async with app_client(FakeService()) as client:
         report = (await client.get("/v1/loads?include=core&dp_rank=0")).json()
-        wrong = [await client.get(f"/v1/loads?{query}") for query in ("include=spice", "dp_rank=1", "dp_rank=x")]
+        queries = ("include=spice", "dp_rank=1", "dp_rank=x", "format=prometheus", "inclde=core")
+        wrong = [await client.get(f"/v1/loads?{query}") for query in queries]
     assert report["loads"] == [
         {
             "dp_rank": 0,
@@ -68,7 +70,7 @@ async def test_loads() -> None:
             "num_live_sequences": 0,
         }
     ]
-    assert [reply.status_code for reply in wrong] == [400] * 3
+    assert [reply.status_code for reply in wrong] == [400] * 5
     assert "spice" in wrong[0].json()["message"]
 
 

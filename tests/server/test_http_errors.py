@@ -76,15 +76,34 @@ async def test_broken_text_is_400() -> None:
             assert "not valid JSON" in reply.json()["error"]["message"]
 
 
-async def test_v1_insists_on_the_content_type() -> None:
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonx"]
+)
+async def test_bodies_say_that_they_are_json(kind: str | None) -> None:
+    """A browser sends other kinds to any address without asking."""
+    service = FakeService()
+    headers = {} if kind is None else {"content-type": kind}
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"{}"
+
+    async with app_client(service) as client:
+        for path in (CHAT, "/v1/completions", "/generate", "/tokenize", "/abort_request", "/pause_generation"):
+            for content in (b"{}", chunks()):
+                reply = await client.post(path, content=content, headers=headers)
+                assert reply.status_code == 400
+                assert "With curl, add -H 'Content-Type: application/json'." in reply.json()["error"]["message"]
+        assert (await client.put("/generate", content=b"{}", headers=headers)).status_code == 400
+        assert (await client.post("/pause_generation", headers=headers)).status_code == 200  # no body
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"])
+async def test_spellings_of_json(kind: str) -> None:
     async with app_client(FakeService()) as client:
-        for headers in ({}, {"content-type": "text/plain"}):
-            reply = await client.post(CHAT, content=b"{}", headers=headers)
-            assert reply.status_code == 400
-            assert "application/json" in reply.json()["message"]
-        headers = {"content-type": "application/json; charset=utf-8"}
-        reply = await client.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
-        assert reply.status_code == 200
+        for path in ("/v1/completions", "/generate"):
+            content = b'{"prompt": "x"}' if path.startswith("/v1") else b'{"text": "x"}'
+            assert (await client.post(path, content=content, headers={"content-type": kind})).status_code == 200
 
 
 async def test_unknown_paths_and_methods() -> None:
@@ -129,7 +148,7 @@ async def test_bodies_beyond_the_limit_are_413(path: str) -> None:
     async with app_client(FakeService(), max_body_size_mb=1) as client:
         declared = await client.post(path, content=body, headers=JSON)
         chunked = await client.post(path, content=chunks(), headers=JSON)
-        fits = await client.post("/tokenize", content=b'{"prompt": "' + b"x" * ((1 << 20) - 14) + b'"}')
+        fits = await client.post("/tokenize", content=b'{"prompt": "' + b"x" * ((1 << 20) - 14) + b'"}', headers=JSON)
     for reply in (declared, chunked):
         assert reply.status_code == 413
         assert "at most 1 MiB" in reply.json()["error"]["message"]

@@ -70,7 +70,7 @@ async def test_no_sampling_field_is_a_server_error(field: str) -> None:
     async with app_client(FakeService()) as client:
         for _ in range(30):
             body = {"text": "x", "sampling_params": {field: any_value(rng)}}
-            reply = await client.post("/generate", content=dumps(body))
+            reply = await client.post("/generate", content=dumps(body), headers={"content-type": "application/json"})
             assert reply.status_code in (200, 400), (body, reply.text)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import socket
 import ssl
 import string
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +16,7 @@ import httpx
 import openai
 import pytest
 from fake_service import FakeService
-from http_harness import MODEL, events_of, live_server, until
+from http_harness import MODEL, events_of, live_server, self_signed, until
 
 from jaxserve.types import FinishReason
 
@@ -91,8 +89,7 @@ async def test_connections_are_reused() -> None:
             headers = await reader.readuntil(b"\r\n\r\n")
             length = int(headers.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
             await reader.readexactly(length)
-            data = b'{"text": "y"}'
-            writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+            writer.write(raw_request("/generate", {"text": "y"}))
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
 
@@ -162,6 +159,29 @@ async def test_a_reader_that_takes_a_little_now_and_then_stays() -> None:
         await until(lambda: service.aborted == ["slow"])
 
 
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
+async def test_ordinary_replies_must_be_taken_too(header: bytes) -> None:
+    """A reply of some 10 MB, more than the buffers of the system hold."""
+    request = raw_request("/tokenize", {"prompt": "x" * 3_000_000}).replace(b"\r\n\r\n", b"\r\n" + header + b"\r\n")
+    async with live_server(FakeService(), stream_stall_timeout_s=0.5) as url:
+        with slow_socket(url) as client:
+            await asyncio.to_thread(client.sendall, request)
+            await asyncio.sleep(2)
+            client.settimeout(20)
+            head, _, body = (await asyncio.to_thread(read_to_the_end, client)).partition(b"\r\n\r\n")
+        assert 0 < len(body) < int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+        async with httpx.AsyncClient(base_url=url) as other:
+            assert (await other.get("/health")).status_code == 200
+
+
+def read_to_the_end(client: socket.socket) -> bytes:
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while received := client.recv(1 << 20):
+            data += received
+    return data
+
+
 async def test_http_1_0_gets_no_chunks() -> None:
     async with live_server(FakeService()) as url:
         reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
@@ -206,20 +226,9 @@ async def test_streams_over_tls(tmp_path: Path) -> None:
         await until(lambda: service.aborted == ["left"])
 
 
-def self_signed(folder: Path) -> tuple[str, str]:
-    """(certificate, key) for 127.0.0.1."""
-    certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
-    if shutil.which("openssl") is None:
-        pytest.skip("making a certificate takes the openssl command")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    return certificate, key
-
-
 def raw_request(path: str, body: dict[str, object]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     return head.encode() + data
 
 
@@ -255,7 +264,7 @@ async def test_large_bodies_over_the_wire() -> None:
 
     async with live_server(FakeService(), max_body_size_mb=1) as url, httpx.AsyncClient(base_url=url) as client:
         for content in (body, chunks()):
-            reply = await client.post("/generate", content=content)
+            reply = await client.post("/generate", content=content, headers={"content-type": "application/json"})
             assert reply.status_code == 413
         assert (await client.post("/generate", json={"text": "x"})).status_code == 200
 

@@ -30,7 +30,7 @@ async def test_a_reply_has_text_ids_and_meta_info() -> None:
 
 async def test_put_is_accepted_and_the_content_type_is_not_looked_at() -> None:
     async with app_client(FakeService()) as client:
-        reply = await client.put("/generate", content=b'{"text": "hi"}')
+        reply = await client.put("/generate", json={"text": "hi"})
     assert reply.status_code == 200
 
 
@@ -95,7 +95,7 @@ async def test_preferred_sampling_params_fill_what_is_left_out() -> None:
         ({"text": "a", "sampling_params": {"max_new_tokenz": 1}}, "max_new_tokenz"),
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"text": "a", "image_data": "x"}, "image_data"),
-        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
         ({"text": "x" * 200}, "tokens"),
     ],
 )

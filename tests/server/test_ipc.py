@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import stat
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,6 +67,73 @@ def test_a_long_temporary_folder_is_refused_with_its_length(monkeypatch: pytest.
     with pytest.raises(ValueError, match="Set TMPDIR to a shorter path"):
         IpcPaths.create()
     assert not list(deep.iterdir())
+
+
+OWNER = """
+import sys, tempfile
+from jaxserve.ipc import IpcPaths
+paths = IpcPaths.create()
+(paths.folder / "compiled").mkdir()
+(paths.folder / "compiled" / "program").touch()
+print(paths.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+def own_folder(temporary: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A process that has a private folder, and the folder."""
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    process = subprocess.Popen([sys.executable, "-c", OWNER], stdin=-1, stdout=-1, text=True, env=environment)
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Socket paths have at most 103 bytes, and pytest's folders have long names."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_the_folders_of_dead_processes_are_removed_and_no_others(short_folder: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        first, of_first = own_folder(short_folder)
+        stack.callback(first.kill)
+        second, of_second = own_folder(short_folder)
+        stack.callback(second.kill)
+        assert of_first.is_dir() and of_second.is_dir(), "both live"
+        os.kill(first.pid, signal.SIGSTOP)  # it lives all the same
+        third, of_third = own_folder(short_folder)
+        stack.callback(third.kill)
+        assert sorted(short_folder.iterdir()) == sorted((of_first, of_second, of_third))
+        for process in (first, second):
+            process.kill()
+            process.wait()
+        fourth, of_fourth = own_folder(short_folder)
+        stack.callback(fourth.kill)
+        assert sorted(short_folder.iterdir()) == sorted((of_third, of_fourth))
+
+
+def test_folders_that_are_not_ours_to_remove_stay(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_folder))
+    elsewhere = short_folder / "elsewhere"
+    for folder in (short_folder / "jaxserve-young", elsewhere):
+        folder.mkdir()
+    (elsewhere / "lock").touch()
+    (short_folder / "jaxserve-link").symlink_to(elsewhere)
+    (short_folder / "jaxserve-file").touch()
+    of_another_user = short_folder / "jaxserve-theirs"
+    of_another_user.mkdir()
+    (of_another_user / "lock").touch()
+    names = sorted(path.name for path in short_folder.iterdir())
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    IpcPaths.create().remove()
+    assert sorted(path.name for path in short_folder.iterdir()) == names
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    IpcPaths.create().remove()
+    names.remove("jaxserve-theirs")  # which is ours again, and nobody holds its lock
+    assert sorted(path.name for path in short_folder.iterdir()) == names
 
 
 def test_messages_arrive_in_order_whoever_starts_first(paths: IpcPaths, context: zmq.Context[Any]) -> None:

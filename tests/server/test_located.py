@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
 from jaxserve.server.located import located
@@ -15,5 +19,26 @@ def test_a_model_keeps_the_name_that_it_was_given() -> None:
 
 
 def test_a_tokenizer_can_be_named_too() -> None:
-    assert located(ServerArgs(model_path="m", tokenizer_path="demo")).effective_tokenizer_path == demo_model_path()
+    assert (
+        located(ServerArgs(model_path=demo_model_path(), tokenizer_path="demo")).effective_tokenizer_path == demo_model_path()
+    )
     assert located(ServerArgs(model_path="demo")).effective_tokenizer_path == demo_model_path()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"model_path": "nowhere"}, "The model folder 'nowhere' does not exist"),
+        ({"model_path": "nowhere", "tokenizer_path": "demo"}, "The model folder 'nowhere' does not exist"),
+        ({"model_path": "demo", "tokenizer_path": "nowhere"}, "The tokenizer folder 'nowhere' does not exist"),
+        ({"model_path": "empty"}, "The model folder 'empty' holds no config.json"),
+        ({"model_path": "demo", "revision": "v1"}, "--revision 'v1' is of a model on the Hugging Face Hub"),
+    ],
+)
+def test_what_is_missing_is_called_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=says):
+        located(ServerArgs(**options))  # type: ignore[arg-type]

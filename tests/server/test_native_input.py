@@ -60,6 +60,8 @@ def test_the_servers_defaults_stand_below_the_requests() -> None:
 
 def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
     build(text="a", log_metrics=True, lora_path=None, return_hidden_states=False, logprob_start_len=-1)
+    build(text="a", return_logprob=False, logprob_start_len=0)
+    build(text=["a", "b"], logprob_start_len=[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,8 @@ def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
         ({"text": "a", "lora_path": "x"}, "lora_path is not supported yet.", "lora_path"),
         ({"text": "a", "input_embeds": np.zeros((2, 2))}, "input_embeds is not supported yet.", "input_embeds"),
         ({"text": "a", "steram": False}, "steram is not a field this server knows.", "steram"),
-        ({"text": "a", "logprob_start_len": 0}, "logprob_start_len must be -1", "logprob_start_len"),
+        ({"text": "a", "logprob_start_len": 0, "return_logprob": True}, "logprob_start_len must be -1", "logprob_start_len"),
+        ({"text": "a", "logprob_start_len": "x"}, "logprob_start_len must be an integer", "logprob_start_len"),
         ({"text": "a", "sampling_params": 5}, "sampling_params must be an object or a list of objects.", "sampling_params"),
         ({"text": "a", "sampling_params": [{}, {}]}, "one entry per prompt: got 2 for 1 prompts.", "sampling_params"),
         ({"text": "a", "sampling_params": {"foo": 1}}, "sampling_params has no field 'foo'.", "foo"),

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 
 from jaxserve.config import ServerArgs
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
+from jaxserve.server.foreign_fields import ForeignFields
 from jaxserve.server.http.service import service_of
 from jaxserve.server.requests import RequestError
 from jaxserve.server.version import package_version
@@ -25,6 +26,7 @@ _CORE_LOADS = (
     "last_gen_throughput",
 )
 _LOAD_SECTIONS = ("core", "all")
+_FOREIGN_LOADS = ForeignFields({"format": ("json",)})  # SGLang's also is prometheus
 
 router = APIRouter(tags=["control"])
 
@@ -50,19 +52,22 @@ async def model_info(request: Request) -> dict[str, Any]:
 @router.get("/get_server_info", deprecated=True)
 async def server_info(request: Request) -> dict[str, Any]:
     """Every option in force (secrets masked, what was "auto" resolved), the version, and the scheduler's state."""
+    states = await _internal_states(request)
     return {
         **_args(request).public_dict(),
         **service_of(request).resolved_options,
         "version": package_version(),
         "status": service_of(request).status,
         "uptime_s": time.monotonic() - request.app.state.started_monotonic_s,
-        "internal_states": await _internal_states(request),
+        "max_total_num_tokens": states[0]["max_total_num_tokens"],
+        "internal_states": states,
     }
 
 
 @router.get("/v1/loads")
 async def loads(request: Request, include: str | None = None, dp_rank: int | None = None) -> dict[str, Any]:
     """How busy each replica is; for routers and dashboards."""
+    _FOREIGN_LOADS.check(dict(request.query_params), ("include", "dp_rank"))
     for section in (include or "all").split(","):
         if section.strip() not in _LOAD_SECTIONS:
             raise RequestError(f"include must name sections of {', '.join(_LOAD_SECTIONS)}, got {section!r}.", param="include")

@@ -1,6 +1,6 @@
 """The HTTP server as an ASGI app: routers, middlewares and error handlers around one GenerationService.
 
-    CORS -> API keys -> body limit -> router -> route -> service
+    web pages -> CORS -> API keys -> JSON -> body limit -> router -> route -> service
 
 Everything a route needs hangs on `app.state`; there is no module state, so tests and several servers can live side by side.
 Starting the app starts nothing else: whoever calls `create_app` owns the service and its life.
@@ -19,7 +19,9 @@ from jaxserve.config import ServerArgs
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
 from jaxserve.server.http import health
-from jaxserve.server.http.auth import AuthMiddleware
+from jaxserve.server.http.auth import OPEN_PREFIXES, AuthMiddleware
+from jaxserve.server.http.browsers import BrowserGuard, BrowserPolicy
+from jaxserve.server.http.content_type import JsonBodyMiddleware
 from jaxserve.server.http.docs import DocumentedApp
 from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
@@ -42,7 +44,13 @@ _BODIES: tuple[type[msgspec.Struct], ...] = (
 def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAPI:
     admin_router, control_router = control_routers()
     bodies = (*_BODIES, *documented_bodies())
-    app = DocumentedApp(bodies, title="jaxserve", version=package_version(), description="An LLM inference server on JAX.")
+    app = DocumentedApp(
+        bodies,
+        open_prefixes=OPEN_PREFIXES,
+        title="jaxserve",
+        version=package_version(),
+        description="An LLM inference server on JAX.",
+    )
     app.state.service = tokenizer_manager
     app.state.args = args
     app.state.token_texts = TokenTexts(tokenizer_manager.decode)
@@ -65,6 +73,10 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     admin_paths = [route.path for route in admin_router.routes if isinstance(route, APIRoute)]
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, max_body_size_mb=args.max_body_size_mb)
+    app.add_middleware(JsonBodyMiddleware)
     app.add_middleware(AuthMiddleware, api_key=args.api_key, admin_api_key=args.admin_api_key, admin_paths=admin_paths)
+    # To all that come this far: the guard has refused the others.
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
+    policy = BrowserPolicy(args.host, args.allowed_origins, has_key=args.api_key is not None)
+    app.add_middleware(BrowserGuard, policy=policy, control_paths=admin_paths)
     return app

@@ -1,7 +1,8 @@
 """Who may call what: bearer keys checked before any route runs.
 
-Health checks, metrics and CORS pre-flights need no key. Control endpoints take the admin key if one is set (and then only
-that one), every other endpoint the API key if one is set. This is a plain ASGI middleware: it sees headers, never a body.
+Health checks, metrics, the API's description and CORS pre-flights need no key. Control endpoints take the admin key if one is
+set (and then only that one), every other endpoint the API key if one is set. This is a plain ASGI middleware: it sees headers,
+never a body.
 """
 
 from __future__ import annotations
@@ -9,20 +10,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jaxserve.server.http.errors import error_response
 from jaxserve.server.requests import RequestError
 
-_OPEN_PREFIXES = ("/health", "/ready", "/metrics")
+OPEN_PREFIXES = ("/health", "/ready", "/metrics", "/docs", "/openapi.json")
 
 
 class AuthMiddleware:
     def __init__(self, app: ASGIApp, api_key: str | None, admin_api_key: str | None, admin_paths: Collection[str]) -> None:
         self._app = app
-        self._api_key = api_key
-        self._admin_api_key = admin_api_key
+        self._keys = None if api_key is None else _spellings(api_key)
+        self._admin_keys = None if admin_api_key is None else _spellings(admin_api_key)
         self._admin_paths = frozenset(admin_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,15 +34,28 @@ class AuthMiddleware:
 
     def _allows(self, scope: Scope) -> bool:
         path: str = scope["path"]
-        if scope["method"] == "OPTIONS" or path.startswith(_OPEN_PREFIXES):
+        if scope["method"] == "OPTIONS" or path.startswith(OPEN_PREFIXES):
             return True
-        key = self._api_key
-        if self._admin_api_key is not None and path.rstrip("/") in self._admin_paths:
-            key = self._admin_api_key
-        return key is None or _brings(scope, key)
+        keys = self._keys
+        if self._admin_keys is not None and path.rstrip("/") in self._admin_paths:
+            keys = self._admin_keys
+        if keys is None:
+            return True
+        token = _token(scope)
+        return token is not None and any(secrets.compare_digest(token, key) for key in keys)
 
 
-def _brings(scope: Scope, key: str) -> bool:
-    scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-    # Constant time, on bytes: headers are read as latin-1, whatever they hold.
-    return scheme.lower() == "bearer" and secrets.compare_digest(token.strip().encode("latin-1"), key.encode())
+def _spellings(key: str) -> list[bytes]:
+    """A key's bytes in a header: clients send what is not ASCII as UTF-8, some as latin-1."""
+    utf8 = key.encode()
+    try:
+        return list({utf8, key.encode("latin-1")})
+    except UnicodeEncodeError:
+        return [utf8]
+
+
+def _token(scope: Scope) -> bytes | None:
+    """What the request brings as a bearer token."""
+    value: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, token = value.partition(b" ")
+    return token.strip(b" \t") if scheme.lower() == b"bearer" else None

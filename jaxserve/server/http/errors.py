@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 # The number nginx gave to "the client closed the connection"; nobody is left to read it.
 CLIENT_CLOSED_REQUEST = 499
 
+# What a client sent is quoted in messages, in places uncut.
+_MAX_MESSAGE_CHARS = 2000
+
 # Behind the routes a request has SGLang's names; whoever called an OpenAI route used these.
 _OPENAI_NAMES = {
     "max_new_tokens": "max_tokens",
@@ -44,10 +47,12 @@ def uses_openai_envelope(path: str) -> bool:
 
 def error_body(path: str, error: RequestError) -> dict[str, Any]:
     """OpenAI's nested object, which its clients read, next to SGLang's flat keys, which SGLang's clients read."""
-    if not uses_openai_envelope(path):
-        return {"error": {"message": error.message, "type": error.err_type, "code": error.status_code}}
-    param = _OPENAI_NAMES.get(error.param or "", error.param)
     message = error.message
+    if len(message) > _MAX_MESSAGE_CHARS:
+        message = message[:_MAX_MESSAGE_CHARS] + "..."
+    if not uses_openai_envelope(path):
+        return {"error": {"message": message, "type": error.err_type, "code": error.status_code}}
+    param = _OPENAI_NAMES.get(error.param or "", error.param)
     if param != error.param:
         message = re.sub(rf"\b{error.param}\b", str(param), message)
     fields = {

@@ -46,21 +46,19 @@ class EventStream(Response):
         self,
         writer: EventWriter,
         open_stream: Callable[[ChunkSink], AbstractAsyncContextManager[None]],
-        stall_timeout_s: float,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         # Response set a length for its empty body; a stream has none.
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self._writer = writer
         self._open_stream = open_stream
-        self._stall_timeout_s = stall_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
             await unless_disconnected(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = prepare_wire(scope, send, self._stall_timeout_s)
+        wire = prepare_wire(scope, send)
         delivery = _Delivery(self._writer, wire)
         try:
             async with self._open_stream(delivery):

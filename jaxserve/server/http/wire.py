@@ -1,27 +1,22 @@
 """Wires: what a streamed reply writes its bytes to, between the head and the end that it sends as every ASGI reply does.
 
-A DirectWire writes to the connection's transport at once; `StreamingProtocol`, which is uvicorn's HTTP protocol plus the offer
-of such a wire in each request's scope, tells it when the connection cannot take more. Under any other ASGI server an AsgiWire
-hands the bytes to `send`, one message at a time. Wires know bytes, neither events nor requests.
+A DirectWire writes to the connection's transport at once; `StreamingProtocol`, our HTTP protocol plus the offer of such a wire
+in each request's scope, tells it when the connection cannot take more. Under any other ASGI server an AsgiWire hands the bytes
+to `send`, one message at a time. Wires know bytes, neither events nor requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import functools
-import logging
-import socket
-import sys
-import termios
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from starlette.types import Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-logger = logging.getLogger(__name__)
+from jaxserve.server.http.bounded_protocol import BoundedProtocol
 
 _EXTENSION = "jaxserve.wire"
 
@@ -41,26 +36,19 @@ class Wire(Protocol):
         """From here on ordinary sends go on with the reply."""
 
 
-def prepare_wire(scope: Scope, send: Send, stall_timeout_s: float) -> Wire:
+def prepare_wire(scope: Scope, send: Send) -> Wire:
     """To be called before the reply's head is sent."""
     direct = scope.get("extensions", {}).get(_EXTENSION)
-    return AsgiWire(send) if direct is None else direct(stall_timeout_s)
+    return AsgiWire(send) if direct is None else direct()
 
 
 class DirectWire:
-    """Writes to the transport. Its buffer holds at most the high-water mark and one write; then the connection pauses.
+    """Writes to the transport. Its buffer holds at most the high-water mark and one write; then the connection pauses."""
 
-    A reader that takes nothing for `stall_timeout_s` while the connection is paused loses the connection.
-    """
-
-    def __init__(
-        self, protocol: StreamingProtocol, cycle_of: weakref.ref[RequestResponseCycle], stall_timeout_s: float
-    ) -> None:
+    def __init__(self, protocol: StreamingProtocol, cycle_of: weakref.ref[RequestResponseCycle]) -> None:
         self.is_writable = False
         self._protocol = protocol
         self._transport = protocol.transport
-        self._stall_timeout_s = stall_timeout_s
-        self._stall_check: asyncio.TimerHandle | None = None
         self._on_writable: Callable[[], None] | None = None
         cycle = cycle_of()
         assert cycle is not None, "a wire is asked for after its request"
@@ -84,15 +72,12 @@ class DirectWire:
 
     async def close(self) -> None:
         self.is_writable = False
-        self._on_writable = None  # a stalled end of the reply is still watched
+        self._on_writable = None
 
     def pause(self) -> None:
         self.is_writable = False
-        if self._stall_check is None:
-            self._watch_progress()
 
     def resume(self) -> None:
-        self._stop_watching()
         if self._on_writable is not None:
             self.is_writable = True
             self._on_writable()
@@ -100,43 +85,10 @@ class DirectWire:
     def lose(self) -> None:
         self.is_writable = False
         self._on_writable = None
-        self._stop_watching()
-
-    def _stop_watching(self) -> None:
-        if self._stall_check is not None:
-            self._stall_check.cancel()
-            self._stall_check = None
-
-    def _watch_progress(self) -> None:
-        untaken = self._untaken_bytes()
-        self._stall_check = self._protocol.loop.call_later(self._stall_timeout_s, self._check_progress, untaken)
-
-    def _untaken_bytes(self) -> int:
-        """What has been written and the client's machine has not acknowledged."""
-        return self._transport.get_write_buffer_size() + _unacknowledged_bytes(self._transport.get_extra_info("socket"))
-
-    def _check_progress(self, untaken_before: int) -> None:
-        if self._untaken_bytes() < untaken_before:
-            self._watch_progress()
-            return
-        self._stall_check = None
-        logger.warning(
-            "A client took nothing of its stream for %g s (--stream-stall-timeout-s): closing its connection.",
-            self._stall_timeout_s,
-        )
-        self._transport.abort()
 
 
-def _unacknowledged_bytes(connection: socket.socket) -> int:
-    """In the kernel's send queue, which may hold megabytes; 0 where the system does not tell."""
-    try:
-        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    except OSError:
-        return 0
-
-
-class StreamingProtocol(HttpToolsProtocol):
-    """uvicorn's protocol of one connection; requests find a DirectWire in their scope."""
+class StreamingProtocol(BoundedProtocol):
+    """The protocol of one connection; requests find a DirectWire in their scope."""
 
     wire: DirectWire | None = None  # the one opened last
 

@@ -69,7 +69,8 @@ def build_generate_request(body: Mapping[str, Any], preferred_sampling_params: s
 
 def _check_names(fields: dict[str, Any]) -> None:
     GENERATE.check(fields, KNOWN_FIELDS)
-    if _one_for_all(fields, "logprob_start_len", int, -1) != -1:
+    start = _one_for_all(fields, "logprob_start_len", int, -1)
+    if start != -1 and _one_for_all(fields, "return_logprob", bool, False):
         raise RequestError(
             "logprob_start_len must be -1: logprobs of prompt tokens are not supported.", param="logprob_start_len"
         )

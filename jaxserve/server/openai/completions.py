@@ -45,7 +45,7 @@ async def completions(request: Request) -> Response:
     job = _Job.plan(await read_struct(request, _decoder, COMPLETION), context)
     if job.body.stream:
         stream = functools.partial(context.service.stream, job.generate)
-        return EventStream(_Events(job), stream, context.args.stream_stall_timeout_s)
+        return EventStream(_Events(job), stream)
     return Response(await unless_disconnected(request.receive, job.reply()), media_type="application/json")
 
 

@@ -15,11 +15,11 @@ from jaxserve.server.requests import RequestError
 # takes milliseconds that other streams should not wait for.
 INLINE_RENDER_CHARS = 2000
 
-# Arguments of the tokenizer's template function that are the server's business; all other names reach the template.
+# Arguments of the functions between here and the template that are the server's business; all other names reach the template.
 _OWN_TEMPLATE_KWARGS = frozenset(
-    ("self", "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template",
-     "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-     "tokenizer_kwargs", "processor_kwargs")
+    ("self", "messages", "conversation", "conversations", "tools", "add_generation_prompt", "continue_final_message",
+     "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "sanitize_control_tokens")
 )  # fmt: skip
 
 
@@ -70,9 +70,14 @@ class Conversation:
             continue_final_message=self.continue_final_message,
             **self.template_kwargs,
         )
-        if self.tools is None and sum(len(message["content"]) for message in self.messages) <= INLINE_RENDER_CHARS:
+        is_short = sum(len(message["content"]) for message in self.messages) <= INLINE_RENDER_CHARS
+        if is_short and self.tools is None and all(map(_is_small, self.template_kwargs.values())):
             return render()
         return await asyncio.to_thread(render)
+
+
+def _is_small(value: Any) -> bool:
+    return not isinstance(value, list | dict) and (not isinstance(value, str) or len(value) <= INLINE_RENDER_CHARS)
 
 
 def _template_kwargs(given: dict[str, Any] | None, reasoning_effort: str | float | None) -> dict[str, Any]:

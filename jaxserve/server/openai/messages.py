@@ -6,8 +6,9 @@ template's business, not ours.
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+import msgspec
 
 from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
@@ -84,8 +85,8 @@ def _arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = msgspec.json.decode(arguments)  # not Python's, which lets halves of surrogate pairs pass
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return arguments  # a model's own broken call, handed back as history
     return value if isinstance(value, dict) else arguments
 
