@@ -35,6 +35,7 @@ class Newcomer:
         self._cache = folder / "cache"
         self._environment = {**os.environ, "XDG_CACHE_HOME": str(self._cache), "PYTHON": python}
         self._environment["PIP_CACHE_DIR"] = pip_cache()  # which else would be in the new cache
+        self._environment["PYTHONUNBUFFERED"] = "1"  # as on a terminal: lines have their own times
         for name in ("PYTHONPATH", "VIRTUAL_ENV"):
             self._environment.pop(name, None)
 
