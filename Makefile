@@ -39,13 +39,15 @@ help:            ## show this list
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxserve needs Python 3.11 or newer: set PYTHON to one"; exit 1; }
+	@echo "Installing jaxserve in $(VENV): a minute or two, about 0.9 GB."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
-	$(PIP) --editable .
+	@$(PIP) --upgrade pip
+	@$(PIP) --editable .
 	@touch $@
 
 $(DEV_STAMP): $(STAMP) pyproject.toml
-	$(PIP) --editable '.[dev]'
+	@echo "Installing what the tests need in $(VENV), PyTorch among it."
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 setup: $(DEV_STAMP)  ## create .venv and install jaxserve with its development tools
