@@ -61,7 +61,8 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except click.ClickException as error:
-        click.echo(f"jaxserve: error: {error.format_message()}", err=True)
+        one_line = " ".join(error.format_message().split())  # libraries say some things in many
+        click.echo(f"jaxserve: error: {one_line}", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("jaxserve: interrupted", err=True)

@@ -32,7 +32,7 @@ class FakeEngine:
 
     def __init__(self, server_args: ServerArgs) -> None:
         if server_args.model_path == "broken":
-            raise ValueError("The model is broken.")
+            raise ValueError("The model\n    is broken.")
         self.server_args = server_args
         self.asked: list[dict[str, Any]] = []
         self.tokenizer = SimpleNamespace(
