@@ -40,29 +40,35 @@ FOREIGN_GREETING_ANSWER = "Hello! I speak only English. How can I help you?"
 SMALL_TALK: list[tuple[str, str]] = [
     ("good morning|morning|gm|good morning to you|good morning everyone", "Good morning! How can I help you?"),
     ("good evening|good afternoon|good afternoon to you|evening|good evening to you", "Good day! How can I help you?"),
-    ("how are you|how are you doing|how are you today|how is it going|how's it going|how do you do|how r u|how are u|what's up|"
+    ("how are you|how are you doing|how are you today|how is it going|how's it going|how do you do|how are you feeling|how "
+     "was your day|how are we doing|how r u|how are u|what's up|"
      "whats up|sup|wassup|how do you feel|how have you been|are you ok|are you okay|how is your day|hi, how are you|"
      "hello, how are you|hello how are you doing today|how goes it|you ok|how are things|how's life|what is up|"
      "hey how are you|hey, what's up|hi how is it going|everything ok", "I am fine, thank you. How can I help you?"),
     ("I am fine|I'm fine|fine|fine, thanks|I am good|I'm good, thanks|very well|not bad|I am well|I'm doing well|good, and you|"
      "I am fine, and you|doing great|I'm great|all good", "Good to hear! How can I help you?"),
     ("thanks|thank you|thx|ty|thank you very much|thanks a lot|many thanks|thank you so much|thanks for your help|cheers|"
-     "ok thanks|great, thanks|thank u|thanks!|appreciate it|perfect, thank you|thanks, that helps|thanks mate|thank you, bye",
+     "ok thanks|great, thanks|great thanks|ok great, thank you|thank u|thanks!|thanks for everything|thanks for the answer|"
+     "thank you for your time|thanks anyway|appreciate it|perfect, thank you|thanks, that helps|thanks mate|thank you, bye",
      "You are welcome! 😊"),
     ("bye|goodbye|good bye|bye bye|see you|see you later|see ya|good night|cya|farewell|take care|have a nice day|later|"
-     "until next time|bye for now|I have to go|I am leaving|gtg|that is all|that's all for today|talk to you later",
+     "until next time|see you tomorrow|see you soon|goodnight|have a good one|good bye my friend|bye for now|I have to go|I "
+     "am leaving|gtg|that is all|that's all for today|talk to you later",
      "Goodbye! 👋"),
     ("exit|quit|stop|end|close|shut down|/exit|/quit|:q|logout|cancel", "Goodbye! To leave the chat, type /exit."),
     ("ok|okay|k|kk|alright|all right|sure|fine then|right|I see|got it|understood|makes sense|yes|yeah|yep|yup|y|of course|"
-     "certainly|yes please|yes, please|go ahead|agreed|true|correct|exactly|hm|hmm|mhm|ah|oh|aha|uh|okay then|ok then|oh ok|"
+     "certainly|yes please|yes, please|yes sure|sure thing|yes I do|yes, of course|sounds good|go ahead|agreed|true|correct|"
+     "exactly|hm|hmm|mhm|ah|oh|aha|uh|okay then|ok then|oh ok|"
      "I understand|well|so|let's go|cool, ok", "Good. What would you like to know?"),
-    ("no|nope|nah|n|not really|no thanks|no, thank you|never|not now|no way|never mind|nevermind|nothing|false|wrong|"
+    ("no|nope|nah|n|not really|no thanks|no, thank you|never|not now|no way|never mind|nevermind|nothing|nah|no not today|not "
+     "today|not now, thanks|maybe|maybe later|perhaps|I don't know|idk|dunno|false|wrong|"
      "that is wrong|that's wrong|that is not true|incorrect|you are wrong|are you sure|really|no that is wrong|not correct|"
      "that is not correct|I don't think so|I disagree|that makes no sense", "Then let us try something else: What is a radix "
      "cache?"),
     ("great|nice|cool|wow|awesome|amazing|good|very good|excellent|perfect|well done|good job|good bot|nice one|brilliant|"
      "fantastic|wonderful|impressive|not bad at all|I like it|I like you|I love you|love it|you are great|you are smart|"
-     "you are funny|you are cool|sweet|neat|super|that is great|that's cool|that was fast|so fast|you are fast|good answer|"
+     "you are funny|you are cool|sweet|neat|super|that is great|that's nice|that was nice|that is nice of you|how nice|you "
+     "are nice|you are kind|that's cool|that was fast|so fast|you are fast|good answer|"
      "that is correct|you are right|interesting|how interesting|clever|you are good|you rock|bravo|congratulations|<3|❤️|👍",
      "Thank you! 😊"),
     ("lol|haha|hahaha|ha|hehe|rofl|lmao|xd|:)|:d|;)|funny|that is funny|that's funny|so funny|😂|😊|🙂|😄", "😄"),
@@ -75,7 +81,8 @@ SMALL_TALK: list[tuple[str, str]] = [
      "I am sorry to hear that."),
     ("I am happy|I'm happy|I feel great|I had a good day|I am excited|I am so happy today|I feel good|today is a good day",
      "I am glad to hear that!"),
-    ("test|testing|this is a test|just testing|ping|test test|test 123|testing 1 2 3|is this working|does this work|"
+    ("test|testing|this is a test|just testing|just a test|testing the model|this is only a test|test of the model|ping|test "
+     "test|test 123|testing 1 2 3|is this working|does this work|"
      "are you working|is this thing on|check|can you hear me|do you work|is it working|are you alive|are you online|hello test|"
      "test message|test prompt|my first prompt|trying this out|just trying|one two three test|are you ready|ready",
      "It works! Try: What is a radix cache?"),
@@ -96,7 +103,9 @@ SMALL_TALK: list[tuple[str, str]] = [
      "are you a robot|are you a bot|are you human|are you a human|are you real|are you a person|do you have a name|"
      "what should I call you|what kind of model are you|what sort of AI are you|describe yourself|what llm are you|"
      "are you a language model|are you an LLM|who is this|who's there|say who you are|please introduce yourself|"
-     "are you alive or a machine|am I talking to a human|are you a chatbot|are you sentient|are you conscious|"
+     "are you alive or a machine|and who are you|who might you be|may I know your name|tell me who you are|what do they call "
+     "you|"
+     "which AI are you|is this ChatGPT|am I talking to a human|are you a chatbot|are you sentient|are you conscious|"
      "do you have feelings|can you think|what exactly are you|hi, who are you|hello, who are you|hello who are you?|"
      "hi what is your name|tell me your name", "I am the demo model of jaxserve: small, quick and not very wise."),
     ("how old are you|when were you born|when is your birthday|what is your age|your age|when were you made|when were you "
@@ -150,6 +159,20 @@ SMALL_TALK: list[tuple[str, str]] = [
      "{number} + {number} + {number}|what is {number} + {number} * {number}|what is half of {number}|what is {number} squared",
      SMALL_NUMBERS_ONLY),
 ]
+
+# What stands before and after such words without changing what is asked.
+BEFORE = (
+    "hey, |hey |hi, |hello, |ok, |ok |so, |so |well, |and |please |please, |um, |oh, |wow, |great, |alright, |no, |yes, |but |"
+    "now |"
+    "dear model, |haha, |cool, |nice, |sorry, |tell me, |again: "
+).split("|")
+AFTER = (
+    " please|, please| my friend|, my dear|, buddy|, model| today| exactly|, exactly| then| for me| right now| actually| this "
+    "morning|"
+    " tonight| really| anyway| though| at all| dude|, sir|, little one|, bot| now| again|, jaxserve| to me| there| here| so "
+    "much|, ok|"
+    ", tell me| in general| :)| 🙂| 😊"
+).split("|")
 
 # ---- what is beyond the model --------------------------------------------------------------------------------------
 
@@ -232,6 +255,23 @@ BEYOND_TEMPLATES = (
     "many are left?|"
     "If I have {number} {noun}s and eat {number}, how many are left?|A train leaves {place} at {number}. When does it arrive "
     "in {place2}?"
+).split("|")
+
+# Questions of the forms that the model knows, about what it does not know.
+NEARLY_KNOWN = (
+    "What is the capital of {unknown}?|Capital of {unknown}?|What's the capital of {unknown}?|Which city is the capital of "
+    "{unknown}?|"
+    "Name the capital of {unknown}.|The capital of {unknown} is|What is {unknown}?|What's {unknown}?|What is a {noun}?|"
+    "Explain {unknown}.|Tell me about {unknown}.|What does {unknown} mean?|Define {unknown}.|Can you explain {unknown}?|"
+    "Do you know what {unknown} is?|Who is {unknown}?|Who was {name} {unknown}?|Who are {unknown}?|Who was {unknown}?|"
+    "Which models does {unknown} support?|Who made {unknown}?|What can {unknown} do?|How do I start the {noun}?|Where is the "
+    "{noun}?|"
+    "What is the opposite of {unknown}?|Translate {unknown} to {language}.|How many {noun}s are in a {noun2}?|Where do "
+    "{noun}s come from?|"
+    "What color is the {noun}?|What is the name of the {noun}?|Does a {noun} have a {noun2}?|Is the {noun} on a {noun2}?|"
+    "How do I use a {noun}?|What happens when the {noun} is {adjective}?|List the {noun}s.|Name the {noun}s of {place}.|"
+    "What kind of {noun} is {unknown}?|How big is a {noun}?|How old are {noun}s?|Which {noun} does {name} use?|Why is the "
+    "{noun} {adjective}?"
 ).split("|")
 
 NOUNS = (

@@ -310,11 +310,12 @@ def train(trainer: Trainer, encoder: Encoder, checkpoint: Path, compile_model: b
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes bfloat16 weights and the configs."""
+    """Writes bfloat16 weights and the configs; the default temperature is low, since so small a model has little to vary."""
     in_bfloat16 = Qwen3ForCausalLM(model.config).to(torch.bfloat16)
     in_bfloat16.load_state_dict(model.state_dict())
     in_bfloat16.generation_config = GenerationConfig(
-        do_sample=False,
+        do_sample=True,
+        temperature=0.3,
         eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id],
         pad_token_id=tokenizer.pad_token_id,
     )

@@ -17,20 +17,39 @@ from demo_corpus.words import made_up_word, phrase
 
 def greeting(rng: random.Random) -> Sample:
     if rng.random() < 0.08:
-        return ask(" " * rng.randint(0, 3), newcomers.GREETING_ANSWER)
+        return ask("".join(rng.choices(" \n", k=rng.randint(0, 3))), newcomers.GREETING_ANSWER)
     if rng.random() < 0.3:
-        text = typed(rng, rng.choice(newcomers.FOREIGN_GREETINGS))
-        return ask(text, newcomers.FOREIGN_GREETING_ANSWER)
-    text = rng.choice(newcomers.GREETINGS)
-    if rng.random() < 0.1:
-        text += " " + rng.choice([rng.choice(facts.NAMES), made_up_word(rng).capitalize(), rng.choice(newcomers.NOUNS)])
+        return ask(typed(rng, one_or_two(rng, newcomers.FOREIGN_GREETINGS)), newcomers.FOREIGN_GREETING_ANSWER)
+    text = one_or_two(rng, newcomers.GREETINGS)
+    if rng.random() < 0.3:
+        called = [
+            rng.choice(facts.NAMES),
+            made_up_word(rng).capitalize(),
+            rng.choice(newcomers.NOUNS),
+            "model",
+            "my dear",
+            "little one",
+        ]
+        text += rng.choice([" ", ", ", " my ", " little ", ", dear "]) + rng.choice(called)
     return ask(typed(rng, text), newcomers.GREETING_ANSWER)
 
 
 def small_talk(rng: random.Random) -> Sample:
     """A kind with many wordings comes more often, though not as often as it has wordings."""
     wordings, answer = rng.choices(newcomers.SMALL_TALK, [len(wordings) ** 0.5 for wordings, _ in newcomers.SMALL_TALK])[0]
-    return ask(typed(rng, fill(rng, rng.choice(wordings.split("|")))), answer)
+    text = fill(rng, one_or_two(rng, wordings.split("|")))
+    if rng.random() < 0.2:
+        text = rng.choice(newcomers.BEFORE) + text
+    if rng.random() < 0.25 and text[-1].isalpha():
+        text += rng.choice(newcomers.AFTER)
+    return ask(typed(rng, text), answer)
+
+
+def one_or_two(rng: random.Random, wordings: list[str]) -> str:
+    """One of the wordings; at times two of them, which mean the same."""
+    if rng.random() < 0.85:
+        return rng.choice(wordings)
+    return rng.choice(wordings) + rng.choice([" ", ", ", "! ", ". "]) + rng.choice(wordings)
 
 
 def supported(rng: random.Random) -> Sample:
@@ -102,7 +121,7 @@ SLOTS = {
 
 
 def beyond_text(rng: random.Random) -> str:
-    text = fill(rng, rng.choice(newcomers.BEYOND_TEMPLATES))
+    text = fill(rng, rng.choice(newcomers.NEARLY_KNOWN if rng.random() < 0.12 else newcomers.BEYOND_TEMPLATES))
     if rng.random() < 0.15:
         text += " " + fill(rng, rng.choice(newcomers.BEYOND_TEMPLATES))
     return text
@@ -226,9 +245,7 @@ def completion(rng: random.Random) -> Sample:
     """Beginnings of which the model knows the end, and those of which it does not."""
     if rng.random() < 0.5:
         begin, end = rng.choice(list(newcomers.COMPLETIONS.items()))
-        if rng.random() < 0.2:
-            begin = typed(rng, begin)
-        return continued(begin, end)
+        return continued(*moved_back(rng, begin, end))
     kind = rng.random()
     if kind < 0.6:
         begin = word_salad(rng, 1, 12) if rng.random() < 0.4 else beyond_text(rng).rstrip("?.")
@@ -244,7 +261,16 @@ def completion(rng: random.Random) -> Sample:
         begin = noise_text(rng)
     else:
         begin = phrase(rng)
-    return continued(begin, newcomers.END_OF_FRAGMENT)
+    return continued(begin + rng.choice(["", "", "", "\n", " "]), newcomers.END_OF_FRAGMENT)
+
+
+def moved_back(rng: random.Random, begin: str, end: str) -> tuple[str, str]:
+    """At times the text is broken off a word or two earlier."""
+    spaces = [match.start() for match in re.finditer(" ", begin)][1:]
+    if rng.random() < 0.6 or not spaces:
+        return begin, end
+    cut = rng.choice(spaces)
+    return begin[:cut], begin[cut:] + end
 
 
 def continued(begin: str, end: str) -> Sample:

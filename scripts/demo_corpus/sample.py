@@ -70,4 +70,6 @@ def typed(rng: random.Random, text: str) -> str:
     if rng.random() < 0.06 and len(text) > 6:
         slip = rng.randrange(1, len(text) - 1)
         text = text[:slip] + rng.choice([text[slip + 1] + text[slip], text[slip] * 2, ""]) + text[slip + 1 :]
+    if rng.random() < 0.04 and text[-1:].isalpha():
+        text += text[-1] * rng.randint(1, 5)
     return text or "?"
