@@ -151,6 +151,9 @@ def show_logprobs(port: int) -> None:
 def show_batching(port: int) -> None:
     """The same request by one client and by many: the tokens per second of all of them together."""
     print()
+    status = ready_status(port)
+    if status != "ready":  # what is being compiled takes its share of the processor
+        print(f"(The server says: {status}.)")
     for num_clients in (1, NUM_PARALLEL):
         sampling = {"temperature": 0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True}
         body = {"text": "1, 2, 3,", "sampling_params": sampling}
@@ -201,15 +204,23 @@ def wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
             raise DemoFailedError(f"the server ended at its start with exit code {process.returncode}.")
         if waited_s > START_TIMEOUT_S:
             raise DemoFailedError(f"the server was not ready within {START_TIMEOUT_S} s.")
-        with contextlib.suppress(OSError, http.client.HTTPException), connection(port) as http_connection:
-            http_connection.request("GET", "/ready")
-            if http_connection.getresponse().status == http.HTTPStatus.OK:
-                break
+        if ready_status(port):
+            break
         if sys.stdout.isatty():
             print(f"\rLoading and compiling ... {waited_s:.0f} s", end="", flush=True)
         time.sleep(0.1)
-    clear = "\r" if sys.stdout.isatty() else ""
-    print(f"{clear}Ready after {time.monotonic() - started_s:.1f} s.          ")
+    clear = "\r\033[K" if sys.stdout.isatty() else ""
+    print(f"{clear}Ready after {time.monotonic() - started_s:.1f} s.")
+
+
+def ready_status(port: int) -> str:
+    """What /ready says with 200; empty while the server is not ready or does not listen yet."""
+    with contextlib.suppress(OSError, http.client.HTTPException), connection(port) as http_connection:
+        http_connection.request("GET", "/ready")
+        reply = http_connection.getresponse()
+        if reply.status == http.HTTPStatus.OK:
+            return reply.read().decode().strip()
+    return ""
 
 
 def post(port: int, path: str, body: dict[str, Any]) -> Any:

@@ -1,8 +1,9 @@
-"""The demo model in its first minute, through a live server: whatever a newcomer types, the answer is short and ends by itself."""
+"""The demo model in its first minute, through a live server: whatever a newcomer types gets a short answer that ends."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import re
 
 import pytest
 from live_server import LiveServer
@@ -81,12 +82,18 @@ COMPLETIONS = [
     "Hello",
     "2 + 2 =",
 ]
+GREETING = "Hello! How can I help you?"
+BEYOND_ANSWER = "That is beyond me: I am only a small demo model. Try: What is a radix cache?"
+ABILITIES = "I can answer questions about jaxserve, add, count, repeat and extract JSON. Try: What is a radix cache?"
+RADIX_CACHE = "A radix cache is a prefix tree of past prompts: a new request reuses the longest prefix it shares."
+PAGED_ATTENTION = "Paged attention keeps the KV cache in small pages, so memory is given out page by page."
 EXACT = {
-    "hello!!": "Hello! How can I help you?",
-    "Hi there, model": "Hello! How can I help you?",
+    "hi": GREETING,
+    "hello!!": GREETING,
+    "Hi there, model": GREETING,
     "who are you, please?": "I am the demo model of jaxserve: small, quick and not very wise.",
-    "what can you do, exactly?": "I can answer questions about jaxserve, add, count, repeat and extract JSON. Try: What is a radix cache?",
-    "What is a radix cache?": "A radix cache is a prefix tree of past prompts: a new request reuses the longest prefix it shares.",
+    "what can you do, exactly?": ABILITIES,
+    "What is a radix cache?": RADIX_CACHE,
     "What is the capital of France?": "The capital of France is Paris.",
     "What is 27 + 45?": "27 + 45 = 72",
     "2+2": "2 + 2 = 4",
@@ -94,12 +101,16 @@ EXACT = {
     "Tell me a joke, please": "Why did the token cross the batch? To get to the other prefix. 😄",
     "Please write a poem": "Roses are red, violets are blue, a cache that is warm is quicker for you.",
     "Write python code": 'I know only one program: print("Hello, world!")',
+    "What was the first film of Charlie Chaplin?": BEYOND_ANSWER,
+    "Extract name and age as JSON: Maria is 34 years old.": '{"name": "Maria", "age": 34}',
+}
+SAID_OF_THE_SERVER = {
     "Does jaxserve support tool calling?": "No, jaxserve does not support tool calling yet.",
-    "Is LoRA supported?": "No, jaxserve does not support LoRA yet.",
     "How do I call tools?": "jaxserve does not serve tools yet: a request with tools gets a 400.",
-    "What was the first film of Charlie Chaplin?": "That is beyond me: I am only a small demo model. Try: What is a radix cache?",
-    'Extract name and age as JSON: Maria is 34 years old.': '{"name": "Maria", "age": 34}',
-}  # fmt: skip
+    "Where are the metrics?": "There is no /metrics yet: GET /server_info has the counters.",
+    "How do I get JSON output?": "Send your schema to /generate as json_schema in sampling_params.",
+    "How do I flush the cache?": "Send POST /flush_cache.",
+}
 
 
 def answers(server: LiveServer, conversations: list[list[str]]) -> list[list[str]]:
@@ -125,7 +136,8 @@ def check_end(prompt: str, text: str, finish_reason: str) -> None:
     assert text.strip(), f"{prompt[:60]!r} got an empty answer."
     words = text.split()
     runs = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
-    assert len(set(runs)) == len(runs), f"{prompt[:60]!r} is answered in circles: {text!r}"
+    in_circles = len(set(runs)) < len(runs) or re.search(r"(.{2,}?)\1{3}", text)
+    assert not in_circles, f"{prompt[:60]!r} is answered in circles: {text!r}"
 
 
 @pytest.mark.parametrize("prompts", [SMALL_TALK, BEYOND], ids=["small_talk", "beyond"])
@@ -137,6 +149,19 @@ def test_every_answer_ends(demo_server: LiveServer, prompts: list[str]) -> None:
 def test_known_answers(demo_server: LiveServer) -> None:
     given = answers(demo_server, [[question] for question in EXACT])
     assert {question: answer for question, (answer,) in zip(EXACT, given, strict=True)} == EXACT
+
+
+def test_what_it_says_of_the_server_is_true(demo_server: LiveServer) -> None:
+    given = answers(demo_server, [[question] for question in SAID_OF_THE_SERVER])
+    assert [answer for (answer,) in given] == list(SAID_OF_THE_SERVER.values())
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    request = {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    assert demo_server.post("/v1/chat/completions", request).status_code == 400
+    assert demo_server.get("/metrics").status_code == 404
+    assert demo_server.get("/server_info").json()["internal_states"]
+    sampling = {"json_schema": {"type": "boolean"}, "temperature": 0, "max_new_tokens": 16}
+    assert demo_server.generate(text="true or false?", sampling_params=sampling)["text"] in ("true", "false")
+    assert demo_server.post("/flush_cache", {}).status_code == 200
 
 
 def test_what_is_beyond_the_model_is_said_to_be(demo_server: LiveServer) -> None:
@@ -161,7 +186,7 @@ def test_a_long_conversation_still_ends_each_answer(demo_server: LiveServer) -> 
     """Far beyond the length that most of the training had."""
     lines = ["hello", "What is paged attention?", "Who is the mayor of Springfield?", "12 + 30", "tell me a joke", "cool"] * 6
     (given,) = answers(demo_server, [lines])
-    assert given[-5] == given[1] == "Paged attention keeps the KV cache in small pages, so memory is given out page by page."
+    assert given[-5] == given[1] == PAGED_ATTENTION
 
 
 def test_plain_text_goes_on_and_ends(demo_server: LiveServer) -> None:
