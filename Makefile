@@ -1,9 +1,13 @@
 # Two commands do everything on a fresh machine with Python 3.11 or newer: `make demo` and `make test`.
-PYTHON ?= python3
+PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
 TESTS  ?= tests
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# What a user needs, and what tests need beside it: PyTorch among them, gigabytes where its wheel brings CUDA.
+STAMP     := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 
 # The accelerator lane: Python 3.12 or newer, the oldest JAX that can compile our GPU kernels and the newest we have tried. Compilers
 # are pinned, since what they said is kept (tests/accelerator/proofs.py): to go to newer ones, change them here, `make aot-all`.
@@ -17,33 +21,44 @@ AOT_PTXAS  := 13.5.37
 AOT_PTXAS_OLDEST := 13.0.88
 # Processes that tests run in: one per core of a small machine.
 JOBS       ?= 2
+# Of `make fuzz`.
+MINUTES    ?= 30
+SEED       ?= 1
 
 # What a server needs beside JAX and Hugging Face's libraries, for a machine without network that has only those.
 DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
-.PHONY: help setup demo serve test aot aot-setup aot-all lint types device-wheels device-programs device-dry-run clean
+.PHONY: help setup demo serve test fuzz aot aot-setup aot-all lint types device-wheels device-programs device-dry-run clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@test -n "$(PYTHON)" || { echo "jaxserve needs Python 3.11 or newer: set PYTHON to one"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) --editable .
 	@touch $@
 
-setup: $(STAMP)  ## create .venv and install jaxserve with its development tools
+$(DEV_STAMP): $(STAMP) pyproject.toml
+	$(PIP) --editable '.[dev]'
+	@touch $@
+
+setup: $(DEV_STAMP)  ## create .venv and install jaxserve with its development tools
 
 demo: $(STAMP)   ## serve the built-in model, stream a few answers, stop
 	@$(BIN)/python examples/demo.py
 
 serve: $(STAMP)  ## serve the built-in model until Ctrl-C
-	@$(BIN)/jaxserve serve --model-path $$($(BIN)/python -c 'from jaxserve.demo import demo_model_path; print(demo_model_path())')
+	@$(BIN)/jaxserve serve demo
 
-test: $(STAMP)   ## run the tests that need no Python 3.12
+test: $(DEV_STAMP)  ## run the tests that need no Python 3.12
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not matrix" $(TESTS)
+
+fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
+	$(BIN)/python -m benchmarks.abuse --minutes $(MINUTES) --seed $(SEED)
 
 aot: aot-setup   ## interpret kernels, compile them and whole steps for H200 and TPU: what has changed, and a few always
 	.venv-aot/bin/python -m pytest --only-changed -n $(JOBS) $(AOT_TESTS) $(AOT_MATRIX)
@@ -89,11 +104,11 @@ device-dry-run: device-wheels .venv-device/.installed  ## run every section of b
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	@touch $@
 
-lint: $(STAMP)   ## ruff: style and format
+lint: $(DEV_STAMP)  ## ruff: style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMP)  ## mypy
+types: $(DEV_STAMP)  ## mypy
 	$(BIN)/mypy
 
 clean:           ## remove what setup and tests left behind

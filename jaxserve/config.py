@@ -38,7 +38,9 @@ def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factor
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerArgs:
     # --- model
-    model_path: str = arg("", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files).")
+    model_path: str = arg(
+        "", "Folder with a Hugging Face checkpoint (config.json, *.safetensors, tokenizer files), or demo: the built-in model."
+    )
     tokenizer_path: str | None = arg(None, "Folder of the tokenizer, if it is not the model's.")
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
@@ -66,6 +68,9 @@ class ServerArgs:
     ssl_keyfile: str | None = arg(None, "TLS private key file.")
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
     max_body_size_mb: int = arg(64, "Largest request body accepted, in MiB.")
+    limit_concurrency: int | None = arg(
+        None, "Most connections at a time; more are answered 503; default: by the limit on open files, which is raised."
+    )
     log_level: str = arg("info", "Verbosity of the logs.", choices=LOG_LEVELS)
     log_level_http: str | None = arg(None, "Verbosity of the HTTP server's own logs; default: warning.", choices=LOG_LEVELS)
     log_requests: bool = arg(False, "Log each request when it arrives and when it ends.")
@@ -91,7 +96,7 @@ class ServerArgs:
         choices=WARMUPS,
     )
     skip_server_warmup: bool = arg(False, "Say ready without sending a first request through the whole pipeline.")
-    shutdown_timeout_s: float = arg(60.0, "After SIGTERM, abort requests still running when this many seconds are over.")
+    shutdown_timeout_s: float = arg(20.0, "After SIGTERM, abort requests still running when this many seconds are over.")
 
     # --- scheduling
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
@@ -181,6 +186,7 @@ class ServerArgs:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
+            "limit_concurrency",
             "speculative_ngram_min_match_window_size",
         )  # fmt: skip
         for name in at_least_one:

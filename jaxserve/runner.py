@@ -134,6 +134,11 @@ class StepInput:
         return self.num_decode_rows + len(self.input_ids)
 
 
+# In place of a token id, where a row's logits give none.
+BROKEN_LOGITS = -1  # one is NaN, or the largest infinite
+NO_CANDIDATES = -2  # all tokens are ruled out
+
+
 @dataclasses.dataclass(frozen=True)
 class StepOutput:
     """What a step sampled, row for row of its StepInput. K is num_draft_tokens in a DECODE step, else 1.
@@ -141,7 +146,7 @@ class StepOutput:
     Row r gained the first num_tokens[r] of its tokens; the rest is garbage, as is all of a row with sample=False.
     """
 
-    token_ids: np.ndarray  # int32 [R, K]; -1 where the logits held a NaN: always the row's last
+    token_ids: np.ndarray  # int32 [R, K]; BROKEN_LOGITS or NO_CANDIDATES where there is none: always the row's last
     num_tokens: np.ndarray  # int32 [R]; at least 1 where sample is True
     logprobs: np.ndarray | None = None  # float32 [R, K], of the chosen tokens under the model's own distribution
     top_ids: np.ndarray | None = None  # int32 [R, K, max_top_logprobs]

@@ -17,6 +17,7 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_REGEX_BYTES = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 512
+LARGEST_LOGIT_BIAS = 1e4  # OpenAI's is 100; more than any logit, and far from where sums of float32 overflow
 MAX_GRAMMAR_BYTES = 256 * 1024
 UNLIMITED_TOP_K = 1 << 30
 
@@ -25,6 +26,9 @@ GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf")
 
 # Below this a temperature means "greedy" (SGLang's rule).
 GREEDY_TEMPERATURE = 1e-6
+# Beyond these, logits of float32 leave its range; long before, every token is as likely as any other, or one is certain.
+LARGEST_TEMPERATURE = 1e6
+LEAST_REPETITION_PENALTY = 1e-6
 
 
 class ForwardMode(enum.IntEnum):
@@ -137,13 +141,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         check(self.max_new_tokens is None or self.max_new_tokens >= 0, "max_new_tokens", "at least 0")
         most_new = math.inf if self.max_new_tokens is None else self.max_new_tokens
         check(0 <= self.min_new_tokens <= most_new, "min_new_tokens", f"in [0, max_new_tokens={self.max_new_tokens}]")
-        check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "a finite number of at least 0")
+        check(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "non-negative and finite")
+        check(self.temperature <= LARGEST_TEMPERATURE, "temperature", f"at most {LARGEST_TEMPERATURE:g}")
         check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
-        check(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (all tokens) or at least 1")
+        check(self.top_k == -1 or self.top_k >= 1, "top_k", "-1 (disable) or at least 1")
         check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
         check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]")
         check(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]")
         check(0 < self.repetition_penalty <= 2, "repetition_penalty", "in (0, 2]")
+        least = LEAST_REPETITION_PENALTY
+        check(self.repetition_penalty >= least, "repetition_penalty", f"at least {least:g}")
         check(self.n >= 1, "n", "at least 1")
         check(self.stream_interval is None or self.stream_interval >= 1, "stream_interval", "at least 1")
         check(self.sampling_seed is None or -(2**63) <= self.sampling_seed < 2**63, "sampling_seed", "a 64-bit integer")
@@ -178,8 +185,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         for token_id, bias in self.logit_bias.items():
             if not 0 <= token_id < vocab_size:
                 raise ValueError(f"logit_bias keys must be token ids in [0, {vocab_size}), got {token_id}.")
-            if math.isnan(bias):
-                raise ValueError(f"logit_bias of token {token_id} must be a number, got {bias}.")
+            if not (abs(bias) <= LARGEST_LOGIT_BIAS or bias == -math.inf):  # the latter forbids a token
+                most = f"{LARGEST_LOGIT_BIAS:g}"
+                raise ValueError(f"logit_bias of token {token_id} must be a number in [-{most}, {most}], got {bias}.")
 
     def _verify_grammar(self) -> None:
         given = [kind for kind in GRAMMAR_KINDS if getattr(self, kind) is not None]

@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 
 from jaxserve.runner import (
+    BROKEN_LOGITS,
     MEMORY_TAGS,
+    NO_CANDIDATES,
     CheckWeights,
     Command,
     CommandError,
@@ -40,7 +42,6 @@ from jaxserve.runner import (
 from jaxserve.types import ForwardMode
 
 _UNWRITTEN = -2
-_NAN = -1
 _UNSEEN = -3
 _MASK = (1 << 64) - 1
 
@@ -303,7 +304,7 @@ class FakeRunner:
     def _sample(self, row: int, seq_len: int, mask: np.ndarray | None) -> int:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
-            return _NAN
+            return BROKEN_LOGITS
         seed = self.weights + (0 if state.sampling.is_greedy else state.seed)
         return self._next_token(history, seed, mask)
 
@@ -316,7 +317,8 @@ class FakeRunner:
         if mask is None:
             return token
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._spec.vocab_size]
-        assert allowed.any(), "a mask that allows nothing"
+        if not allowed.any():
+            return NO_CANDIDATES
         return (token + int(np.roll(allowed, -token).argmax())) % self._spec.vocab_size
 
     def _output(self, step: StepInput, tokens: np.ndarray, num_tokens: np.ndarray) -> StepOutput:

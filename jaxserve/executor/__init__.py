@@ -2,5 +2,6 @@
 
 from jaxserve.executor.build import BuiltRunner, Filled, build_runner, fill_cache
 from jaxserve.executor.model_runner import ModelRunner
+from jaxserve.executor.warmup import cache_folder
 
-__all__ = ["BuiltRunner", "Filled", "ModelRunner", "build_runner", "fill_cache"]
+__all__ = ["BuiltRunner", "Filled", "ModelRunner", "build_runner", "cache_folder", "fill_cache"]

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import pathlib
 import time
 from collections.abc import Iterator, Sequence
@@ -65,7 +66,9 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     early, programs = warmup == "early" or (warmup == "auto" and blueprint.platform == "cpu"), blueprint.program_set
     parts = builder.make(programs.essential, programs.for_short_prompts) if early else builder.make(programs.all)
     missing = [key for key in programs.later if key not in parts.compiled]
-    order = Order(args=args, num_pages=parts.compiler.num_pages) if blueprint.platform == "cpu" else None
+    # Another process could only leave them in the cache.
+    by_process = blueprint.platform == "cpu" and os.access(builder.folder, os.W_OK)
+    order = Order(args=args, num_pages=parts.compiler.num_pages) if by_process else None
     runner = ModelRunner(
         program_set=programs,
         compiled=parts.compiled,

@@ -48,6 +48,7 @@ class ExecutableCache:
         self._is_elsewhere = is_elsewhere(mesh)
         self._environment = environment(mesh)
         self._identity = f"{source_digest()}\n{description}"
+        self._has_failed = False
 
     def load(self, name: str) -> Any | None:
         """The compiled program, or None. An entry that cannot be read is as good as none.
@@ -69,14 +70,31 @@ class ExecutableCache:
         path = self._path(name, lowered)
         try:
             payload = pickle.dumps(serialize_executable.serialize(program))
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                file.write(_MAGIC + hashlib.sha256(payload).digest() + payload)
-            os.replace(file.name, path)  # whole or not at all, also if several servers start
+            self._write(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
             self._link(path, self._path(name, self._identity))
         except Exception as error:  # a full disk, or a backend that cannot
-            logger.warning("The program %s is not cached: %s", name, _line(error))
+            level = logging.DEBUG if self._has_failed else logging.WARNING
+            self._has_failed = True
+            logger.log(
+                level,
+                "The program %s is not cached, nor may others be; the next start compiles them again: %s. "
+                "--compilation-cache-dir names another folder.",
+                name,
+                _line(error),
+            )
         return program
+
+    def _write(self, path: pathlib.Path, data: bytes) -> None:
+        """Whole or not at all, also if several servers start."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+            try:
+                file.write(data)
+                file.flush()
+            except OSError:
+                os.unlink(file.name)
+                raise
+        os.replace(file.name, path)
 
     def _read(self, name: str, path: pathlib.Path) -> Any | None:
         try:

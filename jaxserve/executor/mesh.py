@@ -10,6 +10,8 @@ from jax.sharding import Mesh
 
 from jaxserve.models import TENSOR_AXIS
 
+# What brings JAX to a platform that it knows nothing of.
+_EXTRAS = {"cuda": "pip install 'jaxserve[cuda]'", "tpu": "pip install 'jaxserve[tpu]'"}
 # Of a GPU's memory, what JAX takes at its start (alone it would take three quarters); the rest is CUDA's and the libraries'.
 GPU_MEMORY_SHARE = 0.95
 _SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # today's name and the one before it
@@ -26,14 +28,33 @@ def select_devices(device: str, tp_size: int) -> None:
 
 
 def make_mesh(tp_size: int, devices: list[jax.Device] | None = None) -> Mesh:
-    """A (1, tp_size) mesh over the first devices. ValueError if there are too few.
+    """A (1, tp_size) mesh over the first devices. ValueError if there are too few, or none of the platform that was selected.
 
     In JAX's order: XLA lays its rings by the devices' coordinates, whatever the mesh's order (tests/accelerator compare them).
     """
-    devices = jax.devices() if devices is None else devices
+    devices = _find_devices() if devices is None else devices
     if len(devices) < tp_size:
         raise ValueError(f"--tp-size {tp_size} needs as many devices; {devices[0].platform} has {len(devices)}.")
     return Mesh(np.asarray(devices[:tp_size]).reshape(1, tp_size), ("data", TENSOR_AXIS))
+
+
+def _find_devices() -> list[jax.Device]:
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # the latter, without a word, where no NVIDIA GPU is visible
+        wanted = str(jax.config.values["jax_platforms"])
+        reason = str(error).removesuffix(" (set JAX_PLATFORMS='' to automatically choose an available backend)").rstrip(".")
+        needs = f" What it needs there: {_EXTRAS[wanted]}." if wanted in _EXTRAS else ""
+        raise ValueError(
+            f"--device {wanted} (or JAX_PLATFORMS): JAX finds no such device, but {_whatever_there_is()}. "
+            f"{reason or 'No NVIDIA GPU is visible'}.{needs} `jaxserve check-env` shows what is installed."
+        ) from error
+
+
+def _whatever_there_is() -> str:
+    jax.config.update("jax_platforms", None)
+    found = jax.devices()
+    return f"{len(found)} x {found[0].device_kind}"
 
 
 def platform_of(mesh: Mesh) -> str:

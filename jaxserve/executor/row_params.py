@@ -18,6 +18,8 @@ from jaxserve.types import UNLIMITED_TOP_K
 
 _FLOATS = ("temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 _INTS = ("top_k", "seed_low", "seed_high", "min_seq_len", "num_bias")
+# The most likely token of any vocabulary is likelier; smaller numbers would be lost in float32.
+_LEAST_TOP_P = 1e-20
 NUM_ROW_PARAMS = len(_FLOATS) + len(_INTS)
 _TEMPERATURE, _TOP_P, _MIN_P, _TOP_K = ((*_FLOATS, *_INTS).index(name) for name in ("temperature", "top_p", "min_p", "top_k"))
 
@@ -45,7 +47,7 @@ def row_params_from_state(state: RowState) -> np.ndarray:
     sampling = state.sampling
     floats = (
         0.0 if sampling.is_greedy else sampling.temperature,
-        sampling.top_p,
+        max(sampling.top_p, _LEAST_TOP_P),
         sampling.min_p,
         sampling.frequency_penalty,
         sampling.presence_penalty,

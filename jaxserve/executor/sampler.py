@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.executor.row_params import RowParams
+from jaxserve.runner import BROKEN_LOGITS, NO_CANDIDATES
 from jaxserve.types import UNLIMITED_TOP_K
 
 # Non-negative floats order like their bits, and those of probabilities lie below 2.0's, 1 << 30.
@@ -57,7 +58,7 @@ class SamplingMode(enum.Enum):
 class SampledTokens:
     """Of R rows, K tokens each; M is the most top logprobs a request may ask for. See StepOutput."""
 
-    token_ids: jax.Array  # int32 [R, K], -1 where the logits hold a NaN
+    token_ids: jax.Array  # int32 [R, K]
     num_tokens: jax.Array | None = None  # int32 [R]; None where nothing drafts: one for each row that wants one
     logprobs: jax.Array | None = None  # float32 [R, K]; None but in SamplingMode.EVERYTHING, as the next two
     top_ids: jax.Array | None = None  # int32 [R, K, M]
@@ -70,19 +71,25 @@ class SampledTokens:
 
 
 def sample(logits: jax.Array, params: RowParams, seq_lens: jax.Array, mode: SamplingMode) -> jax.Array:
-    """Adjusted logits float32 [R, V] -> token ids int32 [R]; -1 for rows whose logits hold a NaN."""
-    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    """Adjusted logits float32 [R, V] -> token ids int32 [R], or what `runner` has in place of one."""
+    tokens, largest = jnp.argmax(logits, axis=-1).astype(jnp.int32), jnp.max(logits, axis=-1)
     if mode is not SamplingMode.GREEDY:
         drawn = _draw(logits, params, seq_lens, has_limits=mode is not SamplingMode.DRAW)
         tokens = jnp.where(params.temperature > 0, drawn, tokens)
-    return jnp.where(jnp.isnan(jnp.max(logits, axis=-1)), -1, tokens)
+        largest = largest / _divisor(params)  # what was drawn from must be a number as well
+    missing = jnp.where(jnp.isneginf(largest), NO_CANDIDATES, BROKEN_LOGITS)
+    return jnp.where(jnp.isfinite(largest), tokens, missing)
 
 
 def _draw(logits: jax.Array, params: RowParams, seq_lens: jax.Array, has_limits: bool) -> jax.Array:
-    temperature = jnp.where(params.temperature > 0, params.temperature, 1.0)
-    scaled = logits / temperature[:, None]
+    scaled = logits / _divisor(params)[:, None]
     kept = jnp.where(_kept_tokens(jax.nn.softmax(scaled, axis=-1), params), scaled, -jnp.inf) if has_limits else scaled
     return jnp.argmax(kept + _gumbel(params, seq_lens, logits.shape[1]), axis=-1).astype(jnp.int32)
+
+
+def _divisor(params: RowParams) -> jax.Array:
+    """float32 [R]: the temperature, of greedy rows 1."""
+    return jnp.where(params.temperature > 0, params.temperature, 1.0)
 
 
 def _kept_tokens(probs: jax.Array, params: RowParams) -> jax.Array:

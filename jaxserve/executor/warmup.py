@@ -10,15 +10,14 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
-from tqdm import tqdm
 
 from jaxserve.kernels.machine import user_cache
+from jaxserve.progress import progress_bar
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Result = TypeVar("_Result")
@@ -27,9 +26,12 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 def cache_folder(folder: str | None) -> pathlib.Path:
-    """`folder`, or the default in $XDG_CACHE_HOME/jaxserve; made if it is not there."""
+    """`folder`, or the default in $XDG_CACHE_HOME/jaxserve; made if it is not there. OSError with a sentence if that fails."""
     path = user_cache() / "compiled" if folder is None else pathlib.Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"The folder of compiled programs {str(path)!r} cannot be made: {error.strerror}.") from error
     return path
 
 
@@ -76,7 +78,7 @@ class Compilable(Protocol[_Result_co]):
 
 def compile_all(lower: Mapping[_Key, Callable[[], Compilable[_Result]]], *, show_progress: bool) -> dict[_Key, _Result]:
     """Lowers in this thread, compiles in as many threads as there are cores; {key: executable}."""
-    bar = tqdm(total=len(lower), desc="compile", unit="program", file=sys.stderr, disable=not show_progress, leave=True)
+    bar = progress_bar(len(lower), "Compiling", "program", show=show_progress)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool, bar:
 
         def compile_one(lowered: Compilable[_Result]) -> _Result:

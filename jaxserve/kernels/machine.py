@@ -10,8 +10,13 @@ import platform
 
 
 def user_cache() -> pathlib.Path:
-    """jaxserve's folder in $XDG_CACHE_HOME; it need not exist."""
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "jaxserve"
+    """jaxserve's folder in $XDG_CACHE_HOME; it need not exist. OSError with a sentence for a user without a home."""
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return pathlib.Path(folder) / "jaxserve"
+    try:
+        return pathlib.Path.home() / ".cache" / "jaxserve"
+    except RuntimeError as error:
+        raise OSError("This user has no home folder for caches; set XDG_CACHE_HOME.") from error
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxserve.models.config import ModelConfig, generation_defaults
 from jaxserve.models.families import FAMILIES, Family, FamilyTraits
+from jaxserve.models.location import model_folder
 from jaxserve.models.rope_config import RopeConfig
 from jaxserve.models.specs import DenseMLPSpec, LayerSpec, MoESpec, NormSpec, SelfAttentionSpec
 
@@ -61,6 +62,7 @@ __all__ = [
     "convert",
     "generation_defaults",
     "load_params",
+    "model_folder",
 ]
 
 

@@ -7,7 +7,6 @@ block, a few arrays at a time, so the host never holds the model.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from tqdm import tqdm
 
 from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Source, Stacked
 from jaxserve.models.assembly import Assembly
@@ -26,6 +24,7 @@ from jaxserve.models.dummy import make_dummy
 from jaxserve.models.names import stored_arrays
 from jaxserve.models.orbax_files import check_orbax, find_orbax, restore
 from jaxserve.models.safetensors_files import SafetensorsCheckpoint
+from jaxserve.progress import progress_bar
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]  # per axis, [start, stop)
 
@@ -47,7 +46,7 @@ def load_params(
     """The weights of the model in folder `path`, sharded over `mesh` as `abstract_params` says, as arrays of `dtype`.
 
     load_format is one of auto, safetensors, orbax, dummy; auto takes Orbax if `path` was written by `convert`. `progress`
-    shows a bar on stderr. `seed` is for dummy weights. CheckpointError (a ValueError) names the file and tensor at fault.
+    is shown on stderr. `seed` is for dummy weights. CheckpointError (a ValueError) names the file and tensor at fault.
     """
     return load_arrays(path, lambda tp_size: abstract_params(config, dtype, tp_size), mesh, load_format, progress, seed=seed)
 
@@ -66,7 +65,7 @@ def load_arrays(
     chosen = _choose_format(folder, load_format)
     total = sum(info.num_bytes for info in jax.tree.leaves(arrays))
     label = "Making dummy weights" if chosen == "dummy" else "Loading weights"
-    with tqdm(total=total, desc=label, unit="B", unit_scale=True, disable=not progress, file=sys.stderr) as bar:
+    with progress_bar(total, label, "B", show=progress) as bar:
         assembly = Assembly(arrays, mesh, bar.update)
         if chosen == "dummy":
             make_dummy(stored_arrays(describe(1)), assembly.stored, mesh, seed, assembly.take)

@@ -96,7 +96,10 @@ class RunnerCommands:
         self._hold()
 
     def resume(self, tags: tuple[MemoryTag, ...]) -> Waiting:
-        """Raises CommandError."""
+        """Raises CommandError, at once for what is not released: then steps may be in flight, which no command may meet."""
+        for tag in tags:
+            if tag not in self._released:
+                raise CommandError(f"{tag} is not released.")
         yield from self._alone(ResumeMemory(tags))
         self._released.difference_update(tags)
         self._hold()

@@ -3,8 +3,8 @@
 A result may name requests that ended after the step was launched (the overlap loop runs one step ahead): their token is dropped
 here, and their row goes back when no other launched step names it.
 
-A request ends, first rule that holds: NaN logits (abort), a stop token (eos or its own), a stop string or pattern, the end of
-its grammar, its length.
+A request ends, first rule that holds: no token could be sampled (abort), a stop token (eos or its own), a stop string or
+pattern, the end of its grammar, its length.
 So a request whose last permitted token is a stop says "stop". min_new_tokens is kept by the sampler, which does not let stop
 tokens out before.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.runner import RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import NO_CANDIDATES, RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.outputs import OutputSender
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 _LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR  # requests whose newest token is looked at one by one
 
-NAN_MESSAGE = "The model's logits were not numbers (NaN) for this request."
+_BROKEN_LOGITS = "The model's logits were not numbers (NaN or infinite) for this request."
+_NO_CANDIDATES = "No token is left to sample: the request's grammar, logit_bias and min_new_tokens rule out all of them."
 
 
 class ResultProcessor:
@@ -111,12 +112,10 @@ class ResultProcessor:
         num_taken = len(rows)
         if not num_taken:
             return 0, rows
-        is_nan = tokens < 0
-        if is_nan.any():
-            for row in rows[is_nan].tolist():
-                self._residents.discard_prefix(table.req(row))
-                self._finish(table.req(row), FinishReason.abort(NAN_MESSAGE, 500, "InternalServerError"))
-            good = np.flatnonzero(~is_nan)
+        is_missing = tokens < 0
+        if is_missing.any():
+            self._end_without_token(rows[is_missing], tokens[is_missing])
+            good = np.flatnonzero(~is_missing)
             picked = good if picked is None else picked[good]
             rows, tokens = rows[good], tokens[good]
         known_len = table.known_len[rows]
@@ -132,6 +131,16 @@ class ResultProcessor:
         if suspects.any():
             rows = self._end_requests(rows, tokens, np.flatnonzero(suspects), ends_by_token, ends_by_length)
         return num_taken, rows
+
+    def _end_without_token(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            req = self._table.req(row)
+            if token == NO_CANDIDATES and self._table.flags[row] & (RowFlag.GRAMMAR | RowFlag.ADJUSTING):
+                reason = self._constraints.failure(req) or FinishReason.abort(_NO_CANDIDATES, 400, "BadRequestError")
+            else:
+                self._residents.discard_prefix(req)
+                reason = FinishReason.abort(_BROKEN_LOGITS, 500, "InternalServerError")
+            self._finish(req, reason)
 
     def _ends_by_token(self, rows: np.ndarray, tokens: np.ndarray, flags: np.ndarray) -> np.ndarray:
         ends = (tokens[:, None] == self._eos).any(axis=1) & ((flags & RowFlag.EOS_STOPS) != 0)

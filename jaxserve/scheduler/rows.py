@@ -23,7 +23,7 @@ from jaxserve.types import MAX_STOP_TOKEN_IDS
 
 # Requests that do not stream still send this often: it bounds what one message to the detokenizer can hold (SGLang's number).
 FORCED_SEND_INTERVAL_TOKENS = 50
-NO_TOKEN = -2  # not a token id, and not the -1 of a NaN result
+NO_TOKEN = -3  # not a token id, and nothing that a StepOutput has in place of one
 
 
 class RowFlag:

@@ -21,6 +21,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
+from jaxserve.server.located import located
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
@@ -59,8 +60,8 @@ class Engine:
             server_args = ServerArgs(model_path=model_path, **options)
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")
-        self.server_args = server_args
-        self._pipeline = Pipeline(server_args, worker_commands)
+        self.server_args = located(server_args)
+        self._pipeline = Pipeline(self.server_args, worker_commands)
         self._token_texts = TokenTexts(self._pipeline.manager.decode)
         self._loop = uvloop.new_event_loop()
         self._watch: asyncio.Task[Any] | None = None

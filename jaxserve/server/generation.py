@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
@@ -102,9 +103,10 @@ class Generation:
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
         taken = next((rid for rid in rids if rid in self._live), None)
         if taken is not None:
-            raise RequestError(f"rid {taken!r} belongs to a request that is still running.", param="rid")
+            raise RequestError(f"Duplicate request ID: rid {taken!r} belongs to a request that is still running.", param="rid")
         if len(set(rids)) < len(rids):
-            raise RequestError(f"The rids of a request must differ; got {bases!r}.", param="rid")
+            twice = next(rid for rid, count in Counter(rids).items() if count > 1)
+            raise RequestError(f"Duplicate request ID: the rids of a request must differ, {twice!r} comes twice.", param="rid")
         sequences = [LiveSequence(rid, index, call) for index, rid in enumerate(rids)]
         for sequence in sequences:
             self._live.add(sequence)

@@ -22,6 +22,7 @@ import uvloop
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.garbage import importing, settle_garbage_collector
+from jaxserve.server.located import located
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.worker_process import configure_logging
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
@@ -35,8 +36,9 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
     """Serves until a signal or a failure; returns the exit status. Call it from the main thread."""
     configure_logging(args.log_level)
     try:
+        args = located(args)
         listener = bind(args.host, args.port)
-    except OSError as error:
+    except (ValueError, OSError) as error:
         logger.error("%s", error)
         return 1
     with listener:

@@ -19,9 +19,10 @@ from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
 
 logger = logging.getLogger(__name__)
 
-_MOST_SAMPLES = 4096
+MOST_SAMPLES = 4096
 # Sequences of one request, prompts times n: each takes memory before the scheduler can refuse it.
 _MOST_SEQUENCES = 1 << 18
+_MAX_RID_CHARS = 512  # it is repeated in every event and log line
 _SEED_RANGE = 1 << 64
 _LARGEST_INT32 = 2**31 - 1
 
@@ -76,8 +77,8 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     counts = {params.n for params in req.sampling_params}
     if len(counts) > 1:
         raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
-    if req.num_samples > _MOST_SAMPLES:
-        raise RequestError(f"n must be at most {_MOST_SAMPLES}, got {req.num_samples}.", param="n")
+    if req.num_samples > MOST_SAMPLES:
+        raise RequestError(f"n must be at most {MOST_SAMPLES}, got {req.num_samples}.", param="n")
     if req.num_sequences > _MOST_SEQUENCES:
         raise RequestError(
             f"A request may have at most {_MOST_SEQUENCES} sequences, got {req.num_prompts} prompts times n={req.num_samples}.",
@@ -130,6 +131,9 @@ def _check_rids(rids: list[str], num_prompts: int) -> None:
         raise RequestError(f"rid must have one entry per prompt: got {len(rids)} for {num_prompts} prompts.", param="rid")
     if not all(rids):
         raise RequestError("rid must not be an empty string.", param="rid")
+    longest = max(map(len, rids), default=0)
+    if longest > _MAX_RID_CHARS:
+        raise RequestError(f"rid may have at most {_MAX_RID_CHARS} characters, got {longest}.", param="rid")
 
 
 def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
@@ -156,18 +160,19 @@ def _outside_vocabulary(token_id: int, limits: ModelLimits) -> RequestError:
     return RequestError(f"input_ids must lie in [0, {limits.vocab_size}), got {token_id}.", param="input_ids")
 
 
+# By these words clients find out that a conversation must be shortened: SGLang's tests and LiteLLM by "is longer than the
+# model's context length", LiteLLM also by "maximum input length is" and "this model's maximum context length is".
+
+
 def _too_long(prompt_len: int, limits: ModelLimits) -> RequestError:
     if prompt_len >= limits.context_len:
-        return RequestError(
-            f"The prompt has {prompt_len} tokens; the model's context length is {limits.context_len}, which must also hold "
-            "at least one new token.",
-            code="context_length_exceeded",
+        limit = f"the model's context length ({limits.context_len} tokens) less one new token."
+    else:
+        limit = (
+            f"this server's KV cache ({limits.max_total_tokens} tokens) less one new token: "
+            f"the maximum input length is {limits.longest_prompt_len} tokens."
         )
-    return RequestError(
-        f"The prompt has {prompt_len} tokens; the KV cache of this server holds {limits.max_total_tokens}, which must also "
-        "hold at least one new token.",
-        code="context_length_exceeded",
-    )
+    return RequestError(f"The input ({prompt_len} tokens) is longer than {limit}", code="context_length_exceeded")
 
 
 def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:
@@ -177,9 +182,11 @@ def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits)
         return room
     if params.max_new_tokens > room:
         if not limits.allow_auto_truncate:
+            total = prompt_len + params.max_new_tokens
             raise RequestError(
-                f"The prompt has {prompt_len} tokens and max_new_tokens is {params.max_new_tokens}: together "
-                f"{prompt_len + params.max_new_tokens}, but the model's context length is {limits.context_len}.",
+                f"Requested token count exceeds the model's maximum context length of {limits.context_len} tokens: "
+                f"the input has {prompt_len} tokens and max_new_tokens is {params.max_new_tokens}, together {total}; "
+                f"this model's maximum context length is {limits.context_len} tokens.",
                 param="max_new_tokens",
                 code="context_length_exceeded",
             )

@@ -12,7 +12,8 @@ import faulthandler
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -33,6 +34,7 @@ from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
 
 logger = logging.getLogger(__name__)
 
+_HINT = "--compilation-cache-dir names another folder."
 # A wait without end would still have to look for signals now and then.
 _LONGEST_WAIT_S = 60.0
 
@@ -74,19 +76,37 @@ class TailDecoder:
 def work(context: WorkerContext) -> None:
     # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
     with importing():
-        from jaxserve.executor import build_runner
+        from jaxserve.executor import build_runner, cache_folder
 
     with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
         waiting = pool.submit(wait_for_tokenizer_json, context.paths.folder)
         try:
-            show_progress = logger.isEnabledFor(logging.INFO)
-            built = build_runner(context.args, warmup=context.args.warmup, show_progress=show_progress)
+            show_progress = logger.isEnabledFor(logging.WARNING)  # on a terminal; elsewhere it is INFO
+            args = with_usable_cache(context.args, cache_folder, context.paths.folder)
+            built = build_runner(args, warmup=context.args.warmup, show_progress=show_progress)
             tokenizer_json = waiting.result()
             decoder = TailDecoder(make_decoder(tokenizer_json, context.args))
         except (ValueError, OSError) as error:
             logger.debug("Start-up failed.", exc_info=True)
             raise UserError(str(error)) from error
     serve(context, built.args, built.runner, decoder, tokenizer_json)
+
+
+def with_usable_cache(args: ServerArgs, cache_folder: Callable[[str | None], Path], private: Path) -> ServerArgs:
+    """With a folder of compiled programs in the `private` one, which goes with the server, if there is no lasting one."""
+    try:
+        folder = cache_folder(args.compilation_cache_dir)
+        if os.access(folder, os.R_OK | os.X_OK):
+            if not os.access(folder, os.W_OK):
+                logger.warning(
+                    "%s cannot be written to: what is compiled now is compiled again at the next start. %s", folder, _HINT
+                )
+            return args
+        problem = f"The folder of compiled programs {str(folder)!r} cannot be read."
+    except OSError as error:
+        problem = str(error)
+    logger.warning("%s Everything is compiled anew at each start. %s", problem, _HINT)
+    return args.replace(compilation_cache_dir=str(private / "compiled"))
 
 
 def serve(

@@ -23,6 +23,7 @@ import msgspec
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths, send_once
 from jaxserve.messages import WorkerAddress, WorkerFailed
+from jaxserve.progress import CLEAR_LINE, terminal_columns
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 1.0
@@ -99,9 +100,10 @@ def _exit_without_parent(parent_pid: int) -> None:
 def configure_logging(level: str, process: str | None = None) -> None:
     """One line per record on stderr, the process's name in front. For processes that are ours from start to end."""
     where = f" {process}" if process else ""
+    clear = CLEAR_LINE if terminal_columns() else ""  # a progress bar may stand there, also another process's
     logging.basicConfig(
         level=level.upper(),
-        format=f"[%(asctime)s{where}] %(levelname)s %(message)s",
+        format=f"{clear}[%(asctime)s{where}] %(levelname)s %(message)s",
         datefmt="%Y-%m-%d %H:%M:%S",
         stream=sys.stderr,
         force=True,

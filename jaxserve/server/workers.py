@@ -24,6 +24,7 @@ from typing import Any
 
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import DETOKENIZER, SCHEDULER, WorkerAddress, WorkerFailed, WorkerReady
+from jaxserve.progress import CLEAR_LINE, for_workers
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +108,9 @@ class _Worker:
                     sys.stderr.write(data.decode(errors="replace"))
                     sys.stderr.flush()
                 *lines, rest = (rest + data).split(b"\n")
-                self.tail.extend(line.decode(errors="replace").rsplit("\r", 1)[-1] for line in lines)
+                self.tail.extend(map(_last_state, lines))
             if rest:
-                self.tail.append(rest.decode(errors="replace").rsplit("\r", 1)[-1])
+                self.tail.append(_last_state(rest))
 
     def obituary(self) -> WorkerDiedError:
         """Why it ended, in the best words there are."""
@@ -223,6 +224,11 @@ class WorkerGroup:
                 logger.error("A killed worker is still in the process table after %g s.", _KILL_GRACE_S)
 
 
+def _last_state(line: bytes) -> str:
+    """What a terminal would show of a line that was written over."""
+    return line.decode(errors="replace").rsplit("\r", 1)[-1].removeprefix(CLEAR_LINE.lstrip("\r"))
+
+
 def exit_text(code: int | None) -> str:
     if code is None:
         return "is still running"
@@ -236,7 +242,7 @@ def exit_text(code: int | None) -> str:
 def _environment() -> dict[str, str]:
     """Ours, so that a worker finds the same jaxserve however this process found it."""
     root = str(Path(__file__).resolve().parents[2])
-    environment = dict(os.environ)
+    environment = {**os.environ, **for_workers()}
     if root not in site.getsitepackages():
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH", "")) if p)
     return environment

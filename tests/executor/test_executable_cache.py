@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ from jax._src.lib import xla_client
 from jaxserve.executor import executable_cache
 from jaxserve.executor.executable_cache import ExecutableCache
 from jaxserve.executor.mesh import is_elsewhere, make_mesh
-from jaxserve.executor.warmup import CompileCounter
+from jaxserve.executor.warmup import CompileCounter, cache_folder
 
 LOWERED = "what it was lowered to"
 X = np.arange(8, dtype=np.float32)
@@ -98,6 +101,33 @@ def test_a_folder_that_cannot_be_written_costs_only_a_warning(
     with caplog.at_level(logging.WARNING):
         make().add("decode R=1", LOWERED, program)
     assert "is not cached" in caplog.text
+
+
+def test_a_full_disk_is_told_once_and_leaves_nothing_behind(
+    make: Callable[..., ExecutableCache], program: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits, action = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        cache = make()
+        for name in ("a", "b"):
+            assert cache.add(name, LOWERED, program) is program
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, action)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 1 and "--compilation-cache-dir" in warnings[0], warnings
+    assert not entries(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"The folder of compiled programs '.*/file/programs' cannot be made: Not a directory\.$"):
+        cache_folder(str(tmp_path / "file" / "programs"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", mock.Mock(side_effect=RuntimeError("Could not determine home directory.")))
+    with pytest.raises(OSError, match="no home folder for caches; set XDG_CACHE_HOME"):
+        cache_folder(None)
 
 
 def test_the_eldest_entries_go_first(make: Callable[..., ExecutableCache], program: Any, tmp_path: Path) -> None:

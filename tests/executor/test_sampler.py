@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from jaxserve.executor import sampler
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, RowParams, has_limits, row_params_from_state, split_row_params
 from jaxserve.executor.sampler import SamplingMode
-from jaxserve.runner import RowState
+from jaxserve.runner import BROKEN_LOGITS, NO_CANDIDATES, RowState
 from jaxserve.types import SamplingParams
 
 V = 97
@@ -106,11 +108,53 @@ def test_samples_follow_the_distribution() -> None:
     np.testing.assert_allclose(np.bincount(tokens, minlength=4) / rows, probs, atol=0.03)
 
 
-def test_a_nan_row_is_marked_and_leaves_its_neighbours_alone() -> None:
-    logits = random_logits(2).at[0, 5].set(jnp.nan)
-    tokens = sample(logits, params_of(row_state(), row_state(temperature=0)), jnp.full(2, 4), SamplingMode.LIMITED)
-    assert int(tokens[0]) == -1
-    assert int(tokens[1]) == int(jnp.argmax(logits[1]))
+@pytest.mark.parametrize("mode", SamplingMode)
+@pytest.mark.parametrize(
+    ("logits", "expected"),
+    [
+        ({5: np.nan}, BROKEN_LOGITS),
+        ({5: np.inf}, BROKEN_LOGITS),
+        ({5: np.inf, 6: -np.inf, 7: np.nan}, BROKEN_LOGITS),
+        (dict.fromkeys(range(V), np.nan), BROKEN_LOGITS),
+        (dict.fromkeys(range(V), -np.inf), NO_CANDIDATES),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_without_a_number_on_top_is_marked_and_leaves_its_neighbours_alone(
+    mode: SamplingMode, logits: dict[int, float], expected: int, temperature: float
+) -> None:
+    both = np.asarray(random_logits(2)).copy()
+    both[0, list(logits)] = list(logits.values())
+    params = params_of(row_state(temperature=temperature, top_p=0.9, top_k=7), row_state(temperature=0))
+    tokens = sample(jnp.asarray(both), params, jnp.full(2, 4), mode)
+    assert tokens.tolist() == [expected, int(both[1].argmax())]
+
+
+def test_logits_that_the_temperature_carries_beyond_float32_are_marked() -> None:
+    logits = random_logits(1).at[0, 3].set(1e38)
+    assert sample(logits, params_of(row_state(temperature=1e-6)), jnp.full(1, 4), SamplingMode.LIMITED).tolist() == [-1]
+    assert sample(logits, params_of(row_state(temperature=1e-6)), jnp.full(1, 4), SamplingMode.GREEDY).tolist() == [3]
+
+
+TINY = (5e-324, 1e-46, 1e-40, 1.2e-38, 1e-30, 1e-20)
+
+
+@pytest.mark.parametrize("limit", [{"top_p": value} for value in TINY] + [{"top_p": value, "top_k": 3} for value in TINY])
+def test_a_tiny_top_p_keeps_the_likeliest_token(limit: dict[str, Any]) -> None:
+    """Also where float32 has no such number, or only a subnormal one."""
+    logits = random_logits(4)
+    params = params_of(*(row_state(seed=seed, temperature=5.0, **limit) for seed in range(4)))
+    tokens = sample(logits, params, jnp.full(4, 4), SamplingMode.LIMITED)
+    assert tokens.tolist() == jnp.argmax(logits, axis=-1).tolist()
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1e-6}, {"temperature": 1e6}, {"min_p": 5e-324}, {"min_p": 1.0}])
+def test_the_ends_of_the_ranges_give_tokens(params: dict[str, float]) -> None:
+    """Among forbidden ones, never a forbidden one."""
+    logits = jnp.full((8, V), -jnp.inf).at[:, 11:31].set(random_logits(8)[:, 11:31])
+    states = [row_state(seed=seed, **params) for seed in range(8)]
+    tokens = sample(logits, params_of(*states), jnp.full(8, 4), SamplingMode.LIMITED)
+    assert all(11 <= token < 31 for token in tokens.tolist()), tokens
 
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:

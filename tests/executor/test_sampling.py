@@ -14,7 +14,7 @@ from jaxserve.executor.row_params import row_params_from_state
 from jaxserve.executor.row_tables import RowTables
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Continuation, Forwarded, SamplingState, sample_rows
-from jaxserve.runner import RowState
+from jaxserve.runner import BROKEN_LOGITS, NO_CANDIDATES, RowState
 from jaxserve.types import SamplingParams
 
 V, CONTEXT_LEN = 8, 32
@@ -110,3 +110,24 @@ def test_masks_hold_for_each_place_and_a_nan_is_still_seen() -> None:
     assert np.asarray(sampled.token_ids)[0].tolist() == [6, 2]
     assert np.asarray(sampled.token_ids)[1, 0] == -1
     assert np.asarray(sampled.num_tokens).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize("mode", [SamplingMode.MASKED, SamplingMode.EVERYTHING])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_that_leaves_nothing_ends_a_row_at_its_place(mode: SamplingMode, temperature: float) -> None:
+    """The first place accepts its draft; behind it nothing is allowed."""
+    inputs = np.array([[1, 6, 3], [1, 6, 3]])
+    masks = np.array([[1 << 6], [0], [-1], [0], [-1], [-1]], np.int32)
+    sampled = sample(forwarded_of(np.zeros((2, 3, V)), inputs, 5, temperature=temperature), mode, masks)[1]
+    assert np.asarray(sampled.num_tokens).tolist() == [2, 1]
+    assert np.asarray(sampled.token_ids)[0, :2].tolist() == [6, NO_CANDIDATES]
+    assert np.asarray(sampled.token_ids)[1, 0] == NO_CANDIDATES
+
+
+def test_a_broken_place_ends_a_row_there() -> None:
+    tokens = np.array([[3, 4, 5]])
+    logits = np.eye(V)[tokens] * 10
+    logits[0, 1, 2] = np.inf
+    sampled = sample(forwarded_of(logits, np.array([[1, 3, 4]]), 5, temperature=0), SamplingMode.GREEDY)[1]
+    assert np.asarray(sampled.num_tokens).tolist() == [2]
+    assert np.asarray(sampled.token_ids)[0, :2].tolist() == [3, BROKEN_LOGITS]

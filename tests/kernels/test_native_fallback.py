@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 
 import pytest
+from cpp_compiler import needs_compiler
 
 from jaxserve.kernels.api import choose_backend
 from jaxserve.kernels.native import few_rows, library
@@ -36,6 +37,21 @@ def test_without_a_compiler_the_reference_serves(no_library_yet: pathlib.Path, m
     with pytest.raises(NotImplementedError, match=r"'native': no C\+\+ compiler is installed \(no-such-compiler\)"):
         choose_backend("native", SPEC)
     assert not few_rows.are_available()
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_kept_serves_all_the_same(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    built = library._library(library._compiler(), library.user_cache() / "native")
+    copying = tmp_path / "copying-c++"  # a compiler that is quick
+    copying.write_text(f'#!/bin/sh\nwhile [ $# -gt 0 ]; do if [ "$1" = -o ]; then cp {built} "$2"; fi; shift; done\n')
+    copying.chmod(0o755)
+    monkeypatch.setenv("CXX", str(copying))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(copying))  # a file
+    symbol = getattr(library._load(library._compiler()), library.FEW_ROWS)
+    assert symbol is not None
+    assert "The C++ part is compiled at every start" in caplog.text and "XDG_CACHE_HOME" in caplog.text
 
 
 def test_a_compiler_that_fails_is_quoted(no_library_yet: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

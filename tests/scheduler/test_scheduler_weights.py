@@ -224,6 +224,17 @@ def test_memory_is_released_only_while_nothing_runs(make_harness: Callable[..., 
     ]  # fmt: skip
 
 
+@both_loops
+def test_resuming_what_is_not_released_is_refused_while_requests_run(make_harness: Callable[..., Harness], overlap: bool) -> None:
+    harness = make_harness(overlap=overlap)
+    running = harness.submit(prompt_of(5), 20, ignore_eos=True)
+    harness.turn(3)
+    harness.control(ResumeMemoryOccupationReqInput(tags=["kv_cache", "weights"]))
+    assert until_replied(harness) == "kv_cache is not released."
+    harness.run()
+    assert_tokens(harness, running, 0)
+
+
 def test_memory_in_the_wrong_state(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness()
     harness.control(ResumeMemoryOccupationReqInput())

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import socket
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fake_service import FakeService
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
+from jaxserve.server.http.connection_limits import ConnectionLimits
 from jaxserve.server.http.uvicorn_server import make_http_server
 
 MODEL = "/models/tiny"
@@ -28,9 +33,9 @@ async def app_client(service: FakeService, **options: Any) -> AsyncIterator[http
 
 
 @contextlib.asynccontextmanager
-async def live_server(service: FakeService, **options: Any) -> AsyncIterator[str]:
+async def live_server(service: FakeService, limits: ConnectionLimits | None = None, **options: Any) -> AsyncIterator[str]:
     """The URL of a real HTTP server on this loop."""
-    server = make_http_server(service, ServerArgs(**{"model_path": MODEL, **options}))
+    server = make_http_server(service, ServerArgs(**{"model_path": MODEL, **options}), limits)
     server.config.timeout_graceful_shutdown = 2
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -56,3 +61,14 @@ async def until(condition: Any, timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 (any condition of a test)
             await asyncio.sleep(0.005)
+
+
+def self_signed(folder: Path) -> tuple[str, str]:
+    """(certificate, key) for 127.0.0.1."""
+    certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
+    if shutil.which("openssl") is None:
+        pytest.skip("making a certificate takes the openssl command")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key

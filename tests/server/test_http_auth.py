@@ -6,7 +6,7 @@ import pytest
 from fake_service import FakeService
 from http_harness import app_client
 
-NORMAL = [("GET", "/model_info"), ("GET", "/v1/models"), ("POST", "/generate"), ("GET", "/docs"), ("GET", "/nothing")]
+NORMAL = [("GET", "/model_info"), ("GET", "/v1/models"), ("POST", "/generate"), ("GET", "/nothing")]
 ADMIN = [
     ("POST", "/flush_cache"),
     ("GET", "/flush_cache"),
@@ -14,7 +14,14 @@ ADMIN = [
     ("POST", "/pause_generation"),
     ("PUT", "/set_internal_state"),
 ]
-OPEN = [("GET", "/health"), ("GET", "/health_generate"), ("GET", "/ready"), ("GET", "/metrics")]
+OPEN = [
+    ("GET", "/health"),
+    ("GET", "/health_generate"),
+    ("GET", "/ready"),
+    ("GET", "/metrics"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+]
 
 
 async def allowed(options: dict[str, str], key: str | None, method: str, path: str) -> bool:

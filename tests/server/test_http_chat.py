@@ -50,17 +50,26 @@ async def test_max_tokens_in_all_forms() -> None:
     assert [request.sampling_params[0].max_new_tokens for request in service.requests] == [None, 4, 5]
 
 
+async def test_more_tokens_than_the_context_holds() -> None:
+    for field in ("max_tokens", "max_completion_tokens"):
+        reply = await chat(expect=400, **{"max_tokens": None, field: 101})
+        assert "max_completion_tokens is too large: 101. This model supports at most 100 completion tokens" in reply["message"]
+        assert reply["code"] == "context_length_exceeded"
+
+
 async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
     events = await chat(stream=True)
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     choices = [event["choices"][0] for event in events]
     assert [choice["delta"] for choice in choices] == [
-        {"role": "assistant", "content": ""},
-        {"content": "a"},
-        {"content": "b"},
-        {"content": "c"},
-        {},
+        {"role": "assistant", "content": "", "reasoning_content": None},
+        {"content": "a", "reasoning_content": None},
+        {"content": "b", "reasoning_content": None},
+        {"content": "c", "reasoning_content": None},
+        {"reasoning_content": None},
     ]
+    keys = {"index", "delta", "logprobs", "finish_reason", "matched_stop"}
+    assert all(set(choice) == keys for choice in choices)
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, None, "length"]
 
 

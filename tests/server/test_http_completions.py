@@ -158,7 +158,7 @@ async def test_request_ids() -> None:
         ({"max_tokens": 1 << 40}, "max_tokens", "<= 2147483647, got 1099511627776"),
         ({"n": 0}, "n", "in [1, 128], got 0"),
         ({"n": 129}, "n", "in [1, 128], got 129"),
-        ({"temperature": -1}, "temperature", "at least 0, got -1"),
+        ({"temperature": -1}, "temperature", "non-negative and finite, got -1"),
         ({"top_p": 0}, "top_p", "in (0, 1], got 0"),
         ({"top_k": 0}, "top_k", "at least 1, got 0"),
         ({"frequency_penalty": 3}, "frequency_penalty", "in [-2, 2], got 3"),

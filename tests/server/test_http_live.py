@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import socket
 import ssl
 import string
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +16,7 @@ import httpx
 import openai
 import pytest
 from fake_service import FakeService
-from http_harness import MODEL, events_of, live_server, until
+from http_harness import MODEL, events_of, live_server, self_signed, until
 
 from jaxserve.types import FinishReason
 
@@ -204,17 +202,6 @@ async def test_streams_over_tls(tmp_path: Path) -> None:
         ):
             await anext(left.aiter_lines())
         await until(lambda: service.aborted == ["left"])
-
-
-def self_signed(folder: Path) -> tuple[str, str]:
-    """(certificate, key) for 127.0.0.1."""
-    certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
-    if shutil.which("openssl") is None:
-        pytest.skip("making a certificate takes the openssl command")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    return certificate, key
 
 
 def raw_request(path: str, body: dict[str, object]) -> bytes:

@@ -21,7 +21,9 @@ import httpx
 import psutil
 import pytest
 
+from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
+from jaxserve.server.http.uvicorn_server import FLUSH_S
 from jaxserve.server.launch import bind
 
 
@@ -128,6 +130,36 @@ def test_a_signal_drains(folder: Path, number: signal.Signals) -> None:
         assert json.loads(events[-2])["meta_info"]["completion_tokens"] == 100
         assert server.exit_status() == 0
         assert "Traceback" not in server.log
+
+
+def test_a_drain_ends_when_its_time_is_over(folder: Path) -> None:
+    with serving(folder, step_s=0.05, shutdown_timeout_s=0.5) as server:
+        server.wait_for("/ready", 200)
+        events: list[str] = []
+        seen = threading.Event()
+
+        def stream() -> None:
+            body = {"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+            with httpx.stream("POST", server.url + "/generate", json=body, timeout=60) as reply:
+                for line in reply.iter_lines():
+                    events.append(line)
+                    seen.set()
+
+        thread = threading.Thread(target=stream)
+        thread.start()
+        assert seen.wait(30)
+        started_s = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_status() == 0
+        assert time.monotonic() - started_s < 5
+        thread.join()
+        assert "data: [DONE]" in events
+        assert "Aborting 1 requests that are still running after 0.5 s." in server.log
+
+
+def test_the_default_drain_fits_the_30_s_that_kubernetes_gives() -> None:
+    """With what comes after it: replies are flushed, and workers end (a second, as benchmarks/results/shutdown.md saw)."""
+    assert ServerArgs().shutdown_timeout_s + FLUSH_S <= 26
 
 
 def test_a_second_signal_hurries(folder: Path) -> None:

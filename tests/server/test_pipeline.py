@@ -112,7 +112,7 @@ async def test_chat_template_errors_are_the_users(pipeline: Pipeline) -> None:
 
 async def test_bad_requests_are_refused_with_a_sentence(pipeline: Pipeline) -> None:
     cases: dict[str, GenerateReqInput] = {
-        "context length is 512": request([5] * 512),
+        "The input (512 tokens) is longer than the model's context length (512 tokens)": request([5] * 512),
         "together 515": request([5] * 505, max_new_tokens=10),
         "input_ids must lie in [0, 2048), got 2048": request([2048]),
         "input_ids must lie in [0, 2048), got -1": request([3, -1]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from typing import Any
 
 import pytest
 
@@ -25,10 +27,11 @@ def limits(**changes: int) -> ModelLimits:
 
 def test_the_longest_prompt_leaves_room_for_one_token() -> None:
     assert len(check_prompt([1] * 9, limits())) == 9
-    with pytest.raises(RequestError, match="10 tokens; the model's context length is 10"):
+    with pytest.raises(RequestError, match=r"The input \(10 tokens\) is longer than the model's context length \(10 tokens\)"):
         check_prompt([1] * 10, limits())
-    with pytest.raises(RequestError, match="6 tokens; the KV cache of this server holds 6"):
+    with pytest.raises(RequestError, match="the maximum input length is 5 tokens") as caught:
         check_prompt([1] * 6, limits(max_total_tokens=6))
+    assert caught.value.code == "context_length_exceeded"
     assert check_prompt([1, 2, 3], limits(context_len=3, allow_auto_truncate=True)).tolist() == [1, 2]
 
 
@@ -36,9 +39,34 @@ def test_new_tokens_fit_the_context() -> None:
     assert fit_new_tokens(SamplingParams(max_new_tokens=3), 7, limits()) == 3
     assert fit_new_tokens(SamplingParams(max_new_tokens=None), 7, limits()) == 3
     assert fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits(allow_auto_truncate=True)) == 3
-    with pytest.raises(RequestError, match="together 11, but the model's context length is 10") as caught:
+    with pytest.raises(RequestError, match="together 11; this model's maximum context length is 10") as caught:
         fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits())
     assert caught.value.code == "context_length_exceeded"
+    assert str(caught.value).startswith("Requested token count exceeds the model's maximum context length of 10 tokens")
+
+
+def test_rids_are_short() -> None:
+    params = [SamplingParams()]
+    check_shape(GenerateReqInput(prompts=["a"], sampling_params=params, rids=["x" * 512]), limits())
+    with pytest.raises(RequestError, match="rid may have at most 512 characters, got 513"):
+        check_shape(GenerateReqInput(prompts=["a"], sampling_params=params, rids=["x" * 513]), limits())
+
+
+def test_sampling_errors_have_sglangs_words() -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "temperature must be non-negative": {"temperature": -0.5},
+        "top_p must be in (0, 1], got 0.0.": {"top_p": 0.0},
+        "min_p must be in [0, 1], got 2.0.": {"min_p": 2.0},
+        "top_k must be -1 (disable) or at least 1, got 0.": {"top_k": 0},
+        "frequency_penalty must be in [-2, 2], got 3.0.": {"frequency_penalty": 3.0},
+        "presence_penalty must be in [-2, 2], got -3.0.": {"presence_penalty": -3.0},
+        "repetition_penalty must be in (0, 2]": {"repetition_penalty": 0.0},
+        "min_new_tokens must be in [0, max_new_tokens": {"min_new_tokens": 9, "max_new_tokens": 8},
+        "max_new_tokens must be at least 0, got -1.": {"max_new_tokens": -1},
+    }
+    for words, fields in cases.items():
+        with pytest.raises(ValueError, match=re.escape(words)):
+            SamplingParams(**fields).verify(100)
 
 
 def test_seeds_of_samples_stay_64_bit() -> None:

@@ -1,7 +1,7 @@
 """The custom calls in C++: built once per machine, as one library, with the compiler that is there, and registered with XLA.
 
-It is compiled for the processor it runs on, in a few seconds, and kept beside JAX's compiled programs. A machine without a
-compiler has no library, and says why; callers then do without.
+It is compiled for the processor it runs on, in a few seconds, and kept beside JAX's compiled programs; where it cannot be kept,
+each process compiles it for itself. A machine without a compiler has no library, and says why; callers then do without.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import pathlib
 import shutil
@@ -19,6 +20,8 @@ import jax
 import jaxlib
 
 from jaxserve.kernels.machine import processor, user_cache
+
+logger = logging.getLogger(__name__)
 
 _FOLDER = pathlib.Path(__file__).parent
 _SOURCES = (_FOLDER / "paged_attention.cc", _FOLDER / "few_rows.cc", _FOLDER / "zero_pages.cc")
@@ -46,7 +49,7 @@ def target_name(symbol: str) -> str:
 @functools.cache
 def _registered() -> dict[str, str] | NoLibraryError:
     try:
-        library = ctypes.CDLL(str(_library(_compiler(), user_cache() / "native")))
+        library = _load(_compiler())
     except NoLibraryError as error:
         return error
     except (OSError, subprocess.SubprocessError) as error:
@@ -57,6 +60,19 @@ def _registered() -> dict[str, str] | NoLibraryError:
     for symbol, name in names.items():
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, symbol)), platform="cpu")
     return names
+
+
+def _load(compiler: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(_library(compiler, user_cache() / "native")))
+    except (OSError, NoLibraryError) as error:  # a full disk looks like a compiler that fails
+        problem = str(error)
+    with tempfile.TemporaryDirectory(prefix="jaxserve-native-") as folder:  # it stays loaded when the file is gone
+        library = ctypes.CDLL(str(_library(compiler, pathlib.Path(folder))))
+    logger.warning(
+        "The C++ part is compiled at every start, as it cannot be kept: %s. See XDG_CACHE_HOME.", problem.rstrip(".")
+    )
+    return library
 
 
 def _source_text() -> bytes:

@@ -19,7 +19,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
 from jaxserve.server.http import health
-from jaxserve.server.http.auth import AuthMiddleware
+from jaxserve.server.http.auth import OPEN_PREFIXES, AuthMiddleware
 from jaxserve.server.http.docs import DocumentedApp
 from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
@@ -42,7 +42,13 @@ _BODIES: tuple[type[msgspec.Struct], ...] = (
 def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAPI:
     admin_router, control_router = control_routers()
     bodies = (*_BODIES, *documented_bodies())
-    app = DocumentedApp(bodies, title="jaxserve", version=package_version(), description="An LLM inference server on JAX.")
+    app = DocumentedApp(
+        bodies,
+        open_prefixes=OPEN_PREFIXES,
+        title="jaxserve",
+        version=package_version(),
+        description="An LLM inference server on JAX.",
+    )
     app.state.service = tokenizer_manager
     app.state.args = args
     app.state.token_texts = TokenTexts(tokenizer_manager.decode)

@@ -1,7 +1,8 @@
 """Who may call what: bearer keys checked before any route runs.
 
-Health checks, metrics and CORS pre-flights need no key. Control endpoints take the admin key if one is set (and then only
-that one), every other endpoint the API key if one is set. This is a plain ASGI middleware: it sees headers, never a body.
+Health checks, metrics, the API's description and CORS pre-flights need no key. Control endpoints take the admin key if one is
+set (and then only that one), every other endpoint the API key if one is set. This is a plain ASGI middleware: it sees headers,
+never a body.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jaxserve.server.http.errors import error_response
 from jaxserve.server.requests import RequestError
 
-_OPEN_PREFIXES = ("/health", "/ready", "/metrics")
+OPEN_PREFIXES = ("/health", "/ready", "/metrics", "/docs", "/openapi.json")
 
 
 class AuthMiddleware:
@@ -34,7 +35,7 @@ class AuthMiddleware:
 
     def _allows(self, scope: Scope) -> bool:
         path: str = scope["path"]
-        if scope["method"] == "OPTIONS" or path.startswith(_OPEN_PREFIXES):
+        if scope["method"] == "OPTIONS" or path.startswith(OPEN_PREFIXES):
             return True
         key = self._api_key
         if self._admin_api_key is not None and path.rstrip("/") in self._admin_paths:

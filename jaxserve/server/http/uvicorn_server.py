@@ -1,31 +1,65 @@
-"""uvicorn around the app: how it is configured, and without its own idea of signals."""
+"""uvicorn around the app: how it is configured, how it listens, and without its own idea of signals."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
+import resource
+import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
+from jaxserve.server.http.connection_limits import Admission, ConnectionLimits
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.http.wire import StreamingProtocol
 
 # How long connections may take to read the last bytes of their replies when the server ends.
-_FLUSH_S = 5
+FLUSH_S = 5
 _KEEP_ALIVE_S = 30
+_TLS_SHUTDOWN_S = 5
+# The limit on open files is raised to this where the system allows it.
+_WANTED_FILES = 65_536
+# Files the engine may open beside those it has when the server begins to listen.
+_RESERVED_FILES = 64
+_FEWEST_CONNECTIONS = 16
 
 
 class HttpServer(uvicorn.Server):
     """Leaves signals alone: they are about the whole server, and `jaxserve.server.launch` handles them."""
 
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+        super().__init__(config)
+        self.admission = Admission(limits)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with limits for each connection, the TLS handshake included."""
+        loop, tls = asyncio.get_running_loop(), self.config.ssl
+        times: dict[str, Any] = {}
+        if tls is not None:
+            times = {
+                "ssl_handshake_timeout": self.admission.limits.head_timeout_s,
+                "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
+            }
+        self.servers = [
+            await loop.create_server(self._new_protocol, sock=one, ssl=tls, backlog=self.config.backlog, **times)
+            for one in sockets or []
+        ]
+        self.started = True
 
-def make_http_server(service: GenerationService, args: ServerArgs) -> HttpServer:
+    def _new_protocol(self) -> asyncio.Protocol:
+        return StreamingProtocol(self.admission, config=self.config, server_state=self.server_state, app_state={})
+
+
+def make_http_server(service: GenerationService, args: ServerArgs, limits: ConnectionLimits | None = None) -> HttpServer:
     """Raises ValueError with a sentence if the TLS files cannot be used."""
     config = uvicorn.Config(
         create_app(service, args),
@@ -37,7 +71,7 @@ def make_http_server(service: GenerationService, args: ServerArgs) -> HttpServer
         ws="none",
         lifespan="off",
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_FLUSH_S,
+        timeout_graceful_shutdown=FLUSH_S,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         server_header=False,
@@ -48,4 +82,23 @@ def make_http_server(service: GenerationService, args: ServerArgs) -> HttpServer
         raise ValueError(
             f"--ssl-certfile {args.ssl_certfile!r} and --ssl-keyfile {args.ssl_keyfile!r} cannot be used: {error}"
         ) from error
-    return HttpServer(config)
+    return HttpServer(config, limits or ConnectionLimits(max_connections(args.limit_concurrency)))
+
+
+def max_connections(wanted: int | None) -> int:
+    """As many as wanted, and as the limit on open files allows after it was raised as far as that may be."""
+    num_open = len(os.listdir("/dev/fd"))
+    fitting = max(_raised_file_limit() - num_open - _RESERVED_FILES, _FEWEST_CONNECTIONS)
+    return fitting if wanted is None else min(wanted, fitting)
+
+
+def _raised_file_limit() -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_FILES if hard == resource.RLIM_INFINITY else min(hard, _WANTED_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):  # some systems allow less than they say
+        return soft
+    return wanted

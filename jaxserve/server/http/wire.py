@@ -1,8 +1,8 @@
 """Wires: what a streamed reply writes its bytes to, between the head and the end that it sends as every ASGI reply does.
 
-A DirectWire writes to the connection's transport at once; `StreamingProtocol`, which is uvicorn's HTTP protocol plus the offer
-of such a wire in each request's scope, tells it when the connection cannot take more. Under any other ASGI server an AsgiWire
-hands the bytes to `send`, one message at a time. Wires know bytes, neither events nor requests.
+A DirectWire writes to the connection's transport at once; `StreamingProtocol`, our HTTP protocol plus the offer of such a wire
+in each request's scope, tells it when the connection cannot take more. Under any other ASGI server an AsgiWire hands the bytes
+to `send`, one message at a time. Wires know bytes, neither events nor requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from starlette.types import Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from jaxserve.server.http.bounded_protocol import BoundedProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +137,8 @@ def _unacknowledged_bytes(connection: socket.socket) -> int:
         return 0
 
 
-class StreamingProtocol(HttpToolsProtocol):
-    """uvicorn's protocol of one connection; requests find a DirectWire in their scope."""
+class StreamingProtocol(BoundedProtocol):
+    """The protocol of one connection; requests find a DirectWire in their scope."""
 
     wire: DirectWire | None = None  # the one opened last
 

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.body import read_json_object
 from jaxserve.server.http.connection import unless_disconnected
+from jaxserve.server.http.docs import generate_body
 from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.http.service import service_of
 from jaxserve.server.native.events import NativeEvents
@@ -22,24 +23,23 @@ from jaxserve.server.native.request import build_generate_request
 router = APIRouter(tags=["native"])
 
 # For /docs; `build_generate_request` is what checks.
-_BODY_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "text": {"description": "A prompt or a list of prompts.", "anyOf": [{"type": "string"}, {"type": "array"}]},
-        "input_ids": {"description": "Token ids instead of text, of one prompt or of many.", "type": "array"},
-        "sampling_params": {"description": "Sampling fields, one object for all prompts or a list.", "type": "object"},
-        "rid": {"description": "Request id (a list for many prompts); /abort_request takes it.", "type": "string"},
-        "stream": {"type": "boolean", "default": False},
-        "return_logprob": {"type": "boolean", "default": False},
-        "top_logprobs_num": {"type": "integer", "default": 0},
-        "return_text_in_logprobs": {"type": "boolean", "default": False},
-        "priority": {"type": "integer"},
-        "extra_key": {"type": "string"},
-        "cache_salt": {"type": "string"},
-    },
-    "example": {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}},
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_FIELDS = {
+    "text": _TEXTS,
+    "input_ids": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}},
+    "rid": _TEXTS,
+    "stream": {"type": "boolean", "default": False},
+    "return_logprob": {"type": "boolean", "default": False},
+    "top_logprobs_num": {"type": "integer", "default": 0, "minimum": 0},
+    "logprob_start_len": {"type": "integer", "default": -1},
+    "return_text_in_logprobs": {"type": "boolean", "default": False},
+    "priority": {"type": "integer"},
+    "extra_key": {"type": "string"},
+    "cache_salt": {"type": "string"},
 }
-_DOCS = {"requestBody": {"required": True, "content": {"application/json": {"schema": _BODY_SCHEMA}}}}
+_DOCS = generate_body(
+    _FIELDS, {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
+)
 
 
 @router.post("/generate", response_class=Response, openapi_extra=_DOCS)

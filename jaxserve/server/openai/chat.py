@@ -40,9 +40,11 @@ from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestE
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
-_ROLE_DELTA = b'"delta":{"role":"assistant","content":""}'
-_CONTENT_DELTA = (b'"delta":{"content":', b"}")
-_EMPTY_DELTA = b'"delta":{}'
+# As SGLang's: every delta has reasoning_content, which OpenAI's client offers as an attribute only then; role and content stand
+# where they say something.
+_ROLE_DELTA = b'"delta":{"role":"assistant","content":"","reasoning_content":null}'
+_CONTENT_DELTA = (b'"delta":{"content":', b',"reasoning_content":null}')
+_EMPTY_DELTA = b'"delta":{"reasoning_content":null}'
 
 
 @router.post("/v1/chat/completions", response_class=Response, openapi_extra=json_body(ChatCompletionRequest))
@@ -61,6 +63,8 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
     check_model(body.model, args)
     _check(body, args.max_top_logprobs)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if max_tokens is not None and max_tokens > service.context_len and not args.allow_auto_truncate:
+        raise _too_many_tokens(max_tokens, service.context_len)
     defaults = service.generation_defaults if args.sampling_defaults == "model" else {}
     params = sampling_params(body, max_tokens, defaults, service.vocab_size)
     prompt_ids = await _prompt_ids(body, context)
@@ -155,6 +159,15 @@ def _check(body: ChatCompletionRequest, max_top_logprobs: int) -> None:
         check(0 <= body.top_logprobs <= max_top_logprobs, "top_logprobs", f"in [0, {max_top_logprobs}]", body.top_logprobs)
         if body.top_logprobs and not body.logprobs:
             raise RequestError(f"top_logprobs={body.top_logprobs} needs logprobs: true.", param="top_logprobs")
+
+
+def _too_many_tokens(max_tokens: int, context_len: int) -> RequestError:
+    return RequestError(
+        f"max_completion_tokens is too large: {max_tokens}. This model supports at most {context_len} completion tokens: this "
+        f"model's maximum context length is {context_len} tokens.",  # SGLang's words, and those LiteLLM looks for
+        param="max_completion_tokens",
+        code="context_length_exceeded",
+    )
 
 
 async def _prompt_ids(body: ChatCompletionRequest, context: OpenAIContext) -> list[int]:

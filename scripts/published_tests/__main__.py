@@ -1,0 +1,121 @@
+"""Runs SGLang's and sglang-jax's published endpoint tests, unedited, against our server, and says why some do not pass.
+
+    python -m scripts.published_tests --sglang PATH --sglang-jax PATH [--only WORD] [--json FILE]
+
+PATH is a checkout that you have; nothing is fetched. Needs `requests`, `openai` and `httpx`. Each file runs in a process of its
+own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and where a test starts
+a server it gets ours with the demo model (`launch`). `files` has the files and the known reasons; what fails for none of those is
+listed as ours to look at, and makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from scripts.published_tests.files import BUG, FILES, RULES
+
+from jaxserve.demo import demo_model_path
+
+Record = dict[str, Any]
+
+
+def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Path, timeout_s: float) -> list[Record]:
+    """A record per test of the file. Tests that did not come to a result have the reason of their class or file."""
+    stem = f"{package}-{name.replace('/', '-')}"
+    results = folder / f"{stem}.jsonl"
+    env = os.environ | {"PUBLISHED_TESTS_MODEL": demo_model_path(), "PUBLISHED_TESTS_LOG": str(folder / f"{stem}.server.log")}
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.published_tests.child",
+        package,
+        str(checkout),
+        str(checkout / name),
+        str(results),
+    ]
+    with (folder / f"{stem}.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+        try:
+            process.wait(timeout_s)
+            ending = f"the file ended with status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            ending = f"not done within {timeout_s:g} s"
+        finally:
+            _kill_group(process)
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    planned = lines.pop(0)["planned"] if lines else ["(whole file)"]
+    return _complete(planned, lines, ending)
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _complete(planned: list[str], lines: list[Record], ending: str) -> list[Record]:
+    seen = {line["test"]: line for line in reversed(lines)}
+    records = []
+    for test in planned:
+        whole_class = seen.get(test.partition(".")[0] + ".*")
+        missing = {"outcome": "failed", "reason": ending, "where": "", "refused": []}
+        records.append({**(seen.get(test) or whole_class or missing), "test": test})
+    return records
+
+
+def group_of(record: Record, name: str) -> str:
+    text = f"{name} {record['test']}: {record['reason']} | {record['where']} | {' | '.join(record['refused'])}"
+    return next((group for pattern, group in RULES if re.search(pattern, text, re.DOTALL)), BUG)
+
+
+def as_table(groups: dict[tuple[str, str], collections.Counter[str]]) -> str:
+    columns = ["passed", "skipped", *sorted({group for counts in groups.values() for group in counts} - {"passed", "skipped"})]
+    lines = ["| file | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
+    for (package, name), counts in groups.items():
+        lines.append(f"| {package}: {name.removeprefix('test/')} | " + " | ".join(str(counts[c] or "") for c in columns) + " |")
+    total = sum(groups.values(), collections.Counter())
+    lines.append("| together | " + " | ".join(str(total[column]) for column in columns) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.published_tests", description=__doc__)
+    parser.add_argument("--sglang", type=pathlib.Path, help="a checkout of sgl-project/sglang")
+    parser.add_argument("--sglang-jax", type=pathlib.Path, help="a checkout of sgl-project/sglang-jax")
+    parser.add_argument("--only", default="", help="run only files whose path holds this")
+    parser.add_argument("--timeout-s", type=float, default=290, help="for a file")
+    parser.add_argument("--out", type=pathlib.Path, help="folder for results and logs; default: a fresh one")
+    options = parser.parse_args()
+    folder = options.out or pathlib.Path(tempfile.mkdtemp(prefix="published-tests-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    groups: dict[tuple[str, str], collections.Counter[str]] = {}
+    for package, checkout in (("sglang", options.sglang), ("sgl_jax", options.sglang_jax)):
+        for name in FILES[package] if checkout else ():
+            if options.only in name and (checkout / name).is_file():
+                counts = groups.setdefault((package, name), collections.Counter())
+                for record in run_file(package, checkout.resolve(), name, folder, options.timeout_s):
+                    group = record["outcome"] if record["outcome"] in ("passed", "skipped") else group_of(record, name)
+                    counts[group] += 1
+                    if group not in ("passed", "skipped"):
+                        print(
+                            f"{group}: {name} {record['test']}: {record['reason'][:300]}", *record["refused"][-1:], flush=True
+                        )
+                print(f"{name}: {dict(counts)}", flush=True)
+    print("\n" + as_table(groups) + f"\n\nresults and logs: {folder}")
+    return 1 if any(counts[BUG] for counts in groups.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

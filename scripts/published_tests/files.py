@@ -1,0 +1,83 @@
+"""Which files of the two projects speak to a server, and what is known of tests that fail.
+
+Left out are files that need what no server on two CPU cores has (several devices, vision, LoRA adapters, quantized kernels,
+draft models) and unit tests of their own classes. A checkout has the files of its age: what is not there is passed over.
+"""
+
+from __future__ import annotations
+
+FILES: dict[str, tuple[str, ...]] = {
+    "sglang": (
+        # Newer layout.
+        "test/registered/core/test_basic_sanity.py",
+        "test/registered/core/test_request_queue_validation.py",
+        "test/registered/core/test_srt_endpoint.py",
+        "test/registered/constrained_decoding/test_constrained_decoding.py",
+        "test/registered/openai_server/basic/test_openai_server.py",
+        "test/registered/openai_server/validation/test_large_max_new_tokens.py",
+        "test/registered/openai_server/validation/test_matched_stop.py",
+        "test/registered/openai_server/validation/test_request_length_validation.py",
+        "test/registered/radix_cache/test_radix_attention.py",
+        "test/registered/radix_cache/test_radix_cache_hit.py",
+        "test/registered/sampling/test_penalty.py",
+        "test/registered/scheduler/test_priority_scheduling.py",
+        "test/registered/scheduler/test_scheduler_control.py",
+        "test/registered/tokenizer/test_skip_tokenizer_init.py",
+        "test/registered/rl/test_update_weights_from_disk.py",
+        # Older layout.
+        "test/srt/entrypoints/http_server/test_abort_request.py",
+        "test/srt/openai_server/basic/test_openai_server.py",
+        "test/srt/openai_server/features/test_cache_report.py",
+        "test/srt/openai_server/features/test_continuous_usage_stats.py",
+        "test/srt/openai_server/features/test_enable_thinking.py",
+        "test/srt/openai_server/features/test_json_constrained.py",
+        "test/srt/openai_server/features/test_json_mode.py",
+        "test/srt/openai_server/features/test_openai_server_ebnf.py",
+        "test/srt/openai_server/features/test_openai_server_hidden_states.py",
+        "test/srt/openai_server/features/test_reasoning_content.py",
+        "test/srt/openai_server/features/test_structural_tag.py",
+        "test/srt/openai_server/function_call/test_openai_function_calling.py",
+        "test/srt/openai_server/validation/test_large_max_new_tokens.py",
+        "test/srt/openai_server/validation/test_matched_stop.py",
+        "test/srt/openai_server/validation/test_openai_server_ignore_eos.py",
+        "test/srt/openai_server/validation/test_request_length_validation.py",
+        "test/srt/test_abort.py",
+        "test/srt/test_ebnf_constrained.py",
+        "test/srt/test_input_embeddings.py",
+        "test/srt/test_metrics.py",
+        "test/srt/test_penalty.py",
+        "test/srt/test_priority_scheduling.py",
+        "test/srt/test_radix_attention.py",
+        "test/srt/test_regex_constrained.py",
+        "test/srt/test_request_queue_validation.py",
+        "test/srt/test_skip_tokenizer_init.py",
+        "test/srt/test_srt_endpoint.py",
+    ),
+    "sgl_jax": (
+        "test/srt/openai_server/basic/test_openai_server.py",
+        "test/srt/openai_server/basic/test_tool_calls.py",
+        "test/srt/openai_server/features/test_ebnf.py",
+        "test/srt/openai_server/features/test_json_mode.py",
+        "test/srt/openai_server/features/test_structural_tag.py",
+        "test/srt/openai_server/nightly/test_openai_api_surface.py",
+        "test/srt/openai_server/validation/test_openai_server_params_validation.py",
+        "test/srt/test_features.py",
+        "test/srt/test_penalty.py",
+        "test/srt/test_retract_decode.py",
+        "test/srt/test_server_pause_continue.py",
+    ),
+}
+
+# (part of "file Class.test: error | refusals", group); the first that fits is the reason. Groups are the table's columns.
+FEATURE = "a feature we lack"
+OPTION = "an option we lack"
+THEIRS = "uses SGLang itself"
+MODEL = "needs a real model"
+PURPOSE = "differs on purpose"
+BUG = "OUR BUG, or not looked at"
+
+RULES: tuple[tuple[str, str], ...] = (
+    (r"needs the option ", OPTION),
+    (r"uses \S+ of SGLang itself", THEIRS),
+    (r"is not supported|not supported yet|unknown field|does not serve", FEATURE),
+)
