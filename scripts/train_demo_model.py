@@ -434,7 +434,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     if not args.eval_only:
         trainer, tokenizer = starting_point(args)
-        tokenizer.save_pretrained(args.output)
+        in_place = args.resume or (args.start_from and args.start_from.resolve() == args.output.resolve())
+        if not in_place:  # saving again what was loaded adds to it how it was loaded
+            tokenizer.save_pretrained(args.output)
         train(trainer, Encoder(tokenizer), args.checkpoint, args.compile)
         save_model(trainer.model, tokenizer, args.output)
     evaluate(args.output, args.eval_prompts, args.seed, args.eval_report)
