@@ -75,7 +75,8 @@ class Arena:
 def _fault(reply: Reply) -> str | None:
     """What is wrong with the form of a reply to a well-formed HTTP request."""
     if reply.status == 200 and reply.content_type.startswith("text/event-stream"):
-        return None if reply.body.rstrip().endswith(b"data: [DONE]") else "a stream without its end"
+        ends = reply.body.count(b"data: [DONE]"), reply.body.rstrip().endswith(b"data: [DONE]")
+        return None if ends == (1, True) else "a stream without its one end"
     if reply.status in (400, 422) and not reply.content_type.startswith("text/plain") and not _is_sentence(reply.body):
         return "a refusal without a sentence"
     return None

@@ -4,8 +4,8 @@
 
 PATH is a checkout that you have; nothing is fetched. Needs `requests`, `openai` and `httpx`. Each file runs in a process of
 its own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and where a
-test starts a server it gets ours with the demo model (`launch`). `files` has the files and the known reasons; what fails for
-none of those is listed as ours to look at, and makes the exit status 1.
+test starts a server it gets ours with the demo model (`launch`, `checkpoint`). `files` has the files and the known reasons;
+what fails for none of those is listed as ours to look at, and makes the exit status 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import tempfile
 from typing import Any
 
-from jaxserve.demo import demo_model_path
+from scripts.published_tests.checkpoint import make_large
 from scripts.published_tests.files import BUG, FILES, RULES
 
 Record = dict[str, Any]
@@ -35,7 +35,7 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
     results = folder / f"{stem}.jsonl"
     log = str(folder / f"{stem}.server.log")
     env = os.environ | {
-        "PUBLISHED_TESTS_FILE": name, "PUBLISHED_TESTS_LOG": log, "PUBLISHED_TESTS_MODEL": demo_model_path(),
+        "PUBLISHED_TESTS_FILE": name, "PUBLISHED_TESTS_LOG": log, "PUBLISHED_TESTS_MODEL": make_large(folder),
     }  # fmt: skip
     command = [
         sys.executable,

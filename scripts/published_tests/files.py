@@ -68,14 +68,16 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# These need ids beyond the demo model's 2,048, or a model that goes on for thousands of tokens, but no sense in what is said:
-# their server has random weights and a large vocabulary.
-RANDOM_WEIGHTS = (
-    "test_priority_scheduling.py",
-    "test_radix_attention.py",
-    "test_srt_endpoint.py",
-    "test_skip_tokenizer_init.py",
-)
+# What the server of a file is given besides, if the file does not say otherwise. Random weights: a model that goes on until it
+# is stopped, whatever it says. Pages of one token, SGLang's default: tests that count what they find in the cache.
+_RANDOM_WEIGHTS = (("--load-format", "dummy"),)
+OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
+    "test_abort.py": _RANDOM_WEIGHTS,
+    "test_abort_request.py": _RANDOM_WEIGHTS,
+    "test_cache_report.py": (("--page-size", "1"),),
+    "test_priority_scheduling.py": _RANDOM_WEIGHTS,
+    "test_scheduler_control.py": _RANDOM_WEIGHTS,
+}
 
 FEATURE = "a feature we lack"
 OPTION = "an option we lack"
@@ -93,6 +95,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"uses \S+ of SGLang itself", THEIRS),
     (r"There is no endpoint", FEATURE),
     (r"'391' not found|'yellow' not found|looks like gibberish", MODEL),
+    (r"enable_thinking.* unexpectedly None|reasoning content is not included", FEATURE),  # a reasoning parser
     (r"is not supported|unknown field|does not serve", FEATURE),
     (r"logprobs of prompt tokens are not supported", FEATURE),
     (r"cache_miss_count|KeyError: 'startup_time'", FEATURE),  # fields of their replies about their own machinery

@@ -1,4 +1,4 @@
-"""Our server where a foreign test starts theirs: the same options under the same names, but the demo model and its size.
+"""Our server where a foreign test starts theirs: the same options under the same names, but the demo model (`checkpoint`).
 
 Options that tune a device or a library of theirs mean nothing here and are left out; so are those that switch on a feature some
 tests of a file use, since the other tests of that file need nothing of it. Any other option that we lack is `NotOursError`.
@@ -6,7 +6,6 @@ tests of a file use, since the other tests of that file need nothing of it. Any 
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import subprocess
@@ -18,8 +17,7 @@ from typing import Any
 import httpx
 
 from jaxserve.cli.serve import serve
-from jaxserve.demo import demo_model_path
-from scripts.published_tests.files import RANDOM_WEIGHTS
+from scripts.published_tests.files import OPTIONS
 from scripts.published_tests.modules import NotOursError
 
 _OF_THEIR_DEVICES = """
@@ -32,9 +30,7 @@ _OF_SOME_TESTS = """
     --enable-custom-logit-processor --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers
     --enable-return-hidden-states --enable-torch-compile --reasoning-parser --tool-call-parser
 """
-# Tests ask for more positions than the demo model was trained on, since their models have more.
-_MANY_POSITIONS = {"max_position_embeddings": 131072}
-_LARGE_VOCABULARY = {"vocab_size": 65536}
+_SMALL = (("--max-running-requests", "8"),)  # steps of many rows and a large vocabulary take seconds on two cores
 _LEFT_OUT = frozenset((_OF_THEIR_DEVICES + _OF_SOME_TESTS).split())
 
 
@@ -61,12 +57,6 @@ def translate(theirs: Sequence[Any]) -> list[str]:
     return ours
 
 
-def _model_options() -> list[str]:
-    if pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name in RANDOM_WEIGHTS:
-        return ["--load-format", "dummy", "--json-model-override-args", json.dumps(_MANY_POSITIONS | _LARGE_VOCABULARY)]
-    return ["--json-model-override-args", json.dumps(_MANY_POSITIONS)]
-
-
 def popen_launch_server(
     model: str,
     base_url: str,
@@ -79,8 +69,10 @@ def popen_launch_server(
 ) -> subprocess.Popen[bytes]:
     """With the arguments of theirs. The server goes by the name of the model the test asks for."""
     options = translate(other_args or ())
-    command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", demo_model_path(), "--served-model-name", str(model)]
-    command += _model_options()
+    for option, default in (*_SMALL, *OPTIONS.get(pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name, ())):
+        options += [] if option in options else [option, default]
+    path = os.environ["PUBLISHED_TESTS_MODEL"]
+    command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", path, "--served-model-name", str(model)]
     command += ["--port", base_url.rpartition(":")[2].rstrip("/"), *(["--api-key", api_key] if api_key else []), *options]
     out, error = return_stdout_stderr or (None, None)
     with open(pathlib.Path(os.environ["PUBLISHED_TESTS_LOG"]), "ab") as log:

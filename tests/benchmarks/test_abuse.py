@@ -52,7 +52,10 @@ def test_replies_are_judged(arena: Arena, status: int, body: bytes, faults: list
 
 def test_a_stream_must_end_and_a_connection_must_bring_a_reply(arena: Arena) -> None:
     assert judged(arena, Reply(200, "text/event-stream; charset=utf-8", b"data: 1\n\ndata: [DONE]\n\n", True)) == []
-    assert judged(arena, Reply(200, "text/event-stream; charset=utf-8", b"data: 1\n\n", True)) == ["a stream without its end"]
+    twice = b"data: [DONE]\n\ndata: [DONE]\n\n"
+    for body in (b"data: 1\n\n", twice, b"data: [DONE]\n\ndata: 1\n\n"):
+        assert judged(arena, Reply(200, "text/event-stream; charset=utf-8", body, True))[-1] == "a stream without its one end"
+    assert len(arena.tally.examples) == 3
     assert judged(arena, Reply(None, "", b"", True))[-1] == "closed without a reply"
 
 
