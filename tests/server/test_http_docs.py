@@ -159,3 +159,11 @@ def test_what_is_not_answered_is_not_described() -> None:
     """FastAPI would say 422 of mistakes that are 400 here."""
     assert all("422" not in operation["responses"] for operation in OPERATIONS.values())
     assert "HTTPValidationError" not in SCHEMAS
+
+
+async def test_streams_ask_proxies_not_to_buffer() -> None:
+    """As docs/operation.md says."""
+    async with app_client(FakeService()) as client:
+        for path, body in (("/generate", {"text": "a"}), ("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", CHAT)):
+            reply = await client.post(path, json={**body, "stream": True})
+            assert (reply.headers["x-accel-buffering"], reply.headers["cache-control"]) == ("no", "no-cache")
