@@ -42,7 +42,7 @@ def main() -> None:
     try:
         asyncio.run(ask_all(options))
     except openai.APIConnectionError:
-        sys.exit(f"No server answers at {options.url}. Start one with: make serve")
+        sys.exit(f"No server answers at {options.url}. Start one with: jaxserve serve demo")
 
 
 if __name__ == "__main__":

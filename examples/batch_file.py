@@ -70,7 +70,7 @@ def main() -> None:
     try:
         asyncio.run(run(options))
     except httpx.ConnectError:
-        sys.exit(f"No server answers at {options.url}. Start one with: make serve")
+        sys.exit(f"No server answers at {options.url}. Start one with: jaxserve serve demo")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The engine without a server: `python examples/engine.py [--model FOLDER]`.
+"""The engine without a server: `python examples/engine.py [--model MODEL]`.
 
 A batch of prompts, a stream, output that follows a JSON schema, and many requests from asyncio; by default with the model that
 comes with jaxserve.
@@ -11,7 +11,6 @@ import asyncio
 import json
 
 from jaxserve import Engine
-from jaxserve.demo import demo_model_path
 
 GREEDY = {"temperature": 0, "max_new_tokens": 24}
 PERSON = {
@@ -51,7 +50,7 @@ async def many(engine: Engine, count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=demo_model_path(), help="Folder with a Hugging Face checkpoint.")
+    parser.add_argument("--model", default="demo", help="A folder, a name on the Hugging Face Hub, or demo.")
     options = parser.parse_args()
     with Engine(model_path=options.model) as engine:
         batch(engine)

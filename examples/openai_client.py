@@ -61,7 +61,7 @@ def main() -> None:
         complete(client, options.model)
         constrained(client)
     except openai.APIConnectionError:
-        sys.exit(f"No server answers at {options.url}. Start one with: make serve")
+        sys.exit(f"No server answers at {options.url}. Start one with: jaxserve serve demo")
 
 
 if __name__ == "__main__":

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unittest import mock
 
+import click
 import pytest
-from fastapi.routing import APIRoute
 
 from jaxserve import Engine
+from jaxserve.cli.main import cli
 from jaxserve.config import LARGEST_PAGE_SIZE, ServerArgs
 from jaxserve.kernels.pallas.gpu import attention as gpu_attention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
@@ -72,7 +74,7 @@ def test_the_comparison_with_sglang_knows_what_is_here() -> None:
     """Every option, path, method and field of ours is named, and nothing of it is said to be missing."""
     app = create_app(mock.Mock(), ServerArgs(model_path="model"))
     ours = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(ServerArgs)}
-    ours |= {route.path for route in app.routes if isinstance(route, APIRoute)}
+    ours |= set(app.openapi()["paths"])
     ours |= {name for name in dir(Engine) if not name.startswith("_")}
     ours |= {*KNOWN_FIELDS, *SamplingParams.__struct_fields__}
     openai = {name for kind in (CompletionRequest, ChatCompletionRequest) for name in kind.__struct_fields__}
@@ -82,3 +84,62 @@ def test_the_comparison_with_sglang_knows_what_is_here() -> None:
     missing = re.findall(r"^Missing.*?\n\n.*?\n(?:\n|$)|^\| missing \|.*?$", page, re.DOTALL | re.MULTILINE)
     said = {name for part in missing for name in re.findall(r"`([^` ]+)`", part)}
     assert len(said) > 150 and not ours & said, f"docs/sglang.md says that these are missing: {sorted(ours & said)}"
+
+
+# --- what the pages for operators quote exists
+
+OPERATORS_PAGES = [ROOT / "docs" / name for name in ("operation.md", "commands.md", "troubleshooting.md")]
+# Of docker, kubectl and friends, in blocks of configuration.
+OTHERS_OPTIONS = {"--no-cache-dir", "--no-install-recommends", "--uid"}
+
+
+def literals() -> Iterator[str]:
+    """Every string of the code; what is filled in later is a NUL."""
+    for file in (ROOT / "jaxserve").rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                yield re.sub(r"%(\.\d)?[sdgf]", "\0", node.value)
+
+
+@pytest.mark.parametrize("page", OPERATORS_PAGES, ids=lambda page: page.name)
+def test_options_that_operators_read_of_exist(page: pathlib.Path) -> None:
+    context = click.Context(cli)
+    commands = [command for name in cli.list_commands(context) if (command := cli.get_command(context, name))]
+    commands += [command for group in commands if isinstance(group, click.Group) for command in group.commands.values()]
+    known = {option for command in commands for parameter in command.params for option in parameter.opts}
+    known |= {"--help", "--x", *OTHERS_OPTIONS}
+    used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", page.read_text()))
+    assert used <= known, f"{page.name} names {sorted(used - known)}"
+
+
+@pytest.mark.parametrize("page", OPERATORS_PAGES, ids=lambda page: page.name)
+def test_paths_and_commands_that_operators_read_of_exist(page: pathlib.Path) -> None:
+    app = create_app(mock.Mock(), ServerArgs(model_path="model"))
+    paths = {*app.openapi()["paths"], "/docs", "/openapi.json", "/metrics", "/reset", "/exit"}
+    text = page.read_text()
+    named = set(re.findall(r"`(/[a-z_/0-9.]+)`", text))
+    assert named <= paths, f"{page.name} names {sorted(named - paths)}"
+    lines = re.findall(r"`(jaxserve [^`]+)`", text) + re.findall(r"^(jaxserve .*)$", text, re.MULTILINE)
+    commands = {line.split()[1] for line in lines}
+    assert commands <= set(cli.commands), f"{page.name} names {sorted(commands - set(cli.commands))}"
+    variables = set(re.findall(r"JAXSERVE_[A-Z_]+", text))
+    assert all(any(name in literal for literal in literals()) for name in variables)
+
+
+def test_messages_that_are_explained_exist() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    first_cells = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    messages = [message for cell in first_cells for message in re.findall(r"`([^`]{20,})`", cell)]
+    assert len(messages) > 50
+    known = [literal.replace("\0", "...") for literal in literals()]
+    assert not [message for message in messages if not any(_as_pattern(message).search(literal) for literal in known)]
+
+
+def _as_pattern(message: str) -> re.Pattern[str]:
+    """Its fixed parts, in their order."""
+    pieces = (piece.strip(" :.;,'") for piece in message.split("..."))
+    return re.compile(".*".join(re.escape(piece) for piece in pieces if len(piece) > 2), re.DOTALL)

@@ -40,13 +40,13 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
         args = with_keys(args, os.environ)
         listener = bind(args.host, args.port)
     except (ValueError, OSError) as error:
-        logger.error("%s", error)
+        log_lines(logger, logging.ERROR, str(error))
         return 1
     with listener:
         try:
             args = located(args)
         except ValueError as error:
-            logger.error("%s", error)
+            log_lines(logger, logging.ERROR, str(error))
             return 1
         except KeyboardInterrupt:  # while a model is fetched
             return 130
@@ -96,7 +96,7 @@ class _Server:
 
             http = make_http_server(self._pipeline.manager, self._args)
         except (ValueError, OSError) as error:
-            logger.error("%s", error)
+            log_lines(logger, logging.ERROR, str(error))
             await self._pipeline.close()
             return 1
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))

@@ -82,7 +82,7 @@ def test_without_a_server_they_say_how_to_start_one(name: str, tmp_path: pathlib
     url = f"http://127.0.0.1:{free_port()}"
     ended = run(name, *files, "--url", url)
     assert ended.returncode == 1
-    assert ended.stderr == f"No server answers at {url}. Start one with: make serve\n"
+    assert ended.stderr == f"No server answers at {url}. Start one with: jaxserve serve demo\n"
 
 
 def test_nothing_was_lost(demo_server: LiveServer) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from live_server import LiveServer, running
+from live_server import LiveServer, environment, running
 
 TIMEOUT_S = 180.0
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 20)]
@@ -48,3 +49,24 @@ def test_early_answers_are_those_of_a_warm_server(checkpoint: Callable[[str], Pa
     with running(tmp_path / "warm.log", *options) as server:
         assert server.internal_state()["runner"]["compiles_total"] == 0
         assert answers(server) == early
+
+
+def test_a_server_without_a_folder_for_programs_serves(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """Its private folder has them meanwhile: the process that compiles in the background hands them over there."""
+    (tmp_path / "file").touch()
+    options = ["--model-path", str(checkpoint("qwen3")), "--compilation-cache-dir", str(tmp_path / "file" / "programs")]
+    options += ["--max-running-requests", "1", "--max-total-tokens", "1024", "--prefill-token-buckets", "16,32"]
+    options += ["--chunked-prefill-size", "32", "--decode-row-buckets", "1", "--warmup", "early"]
+    with tempfile.TemporaryDirectory() as temporary:
+        with running(tmp_path / "log", *options, env=environment() | {"TMPDIR": temporary}) as server:
+            assert "--compilation-cache-dir names another folder" in server.log.read_text()
+            assert (
+                len(server.generate(text="the", sampling_params={"max_new_tokens": 4, "ignore_eos": True})["output_ids"]) == 4
+            )
+            deadline_s = time.monotonic() + TIMEOUT_S
+            while not server.internal_state()["runner"]["fully_warm"]:
+                assert time.monotonic() < deadline_s, server.log.read_text()
+                time.sleep(0.1)
+            assert list(Path(temporary).glob("jaxserve-*/compiled/executables/*.program"))
+            assert "compiling it here" not in server.log.read_text()
+        assert not list(Path(temporary).iterdir())

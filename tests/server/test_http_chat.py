@@ -73,6 +73,17 @@ async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, None, "length"]
 
 
+async def test_no_event_is_forged_by_a_rid() -> None:
+    rid = 'a"}\r\n\r\ndata: [DONE]\n\ndata: {'
+    events = await chat(stream=True, rid=rid)
+    assert {event["id"] for event in events} == {rid}
+    assert [event["choices"][0]["finish_reason"] for event in events][-1] == "length"
+    async with app_client(FakeService()) as client:
+        reply = await client.post("/generate", json={"text": "a", "rid": rid, "stream": True})
+    assert {event["meta_info"]["id"] for event in events_of(reply.text)} == {rid}
+    assert not any("DONE" in value for value in reply.headers.values())
+
+
 async def test_choices_are_interleaved() -> None:
     events = await chat(stream=True, n=2, stop="c")
     assert [event["choices"][0]["index"] for event in events] == [0, 0, 1, 1, 0, 1, 0, 1]

@@ -127,12 +127,14 @@ def test_examples_are_what_their_schemas_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "options", "state", "status"),
+    ("path", "body", "options", "headers", "status"),
     [
         ("/generate", {"text": 5}, {}, {}, 400),
         ("/v1/chat/completions", {}, {}, {}, 400),
         ("/generate", {"text": "a"}, {"api_key": "k"}, {}, 401),
         ("/v1/completions", {"prompt": "a"}, {"api_key": "k"}, {}, 401),
+        ("/generate", {"text": "a"}, {}, {"Origin": "https://elsewhere.example"}, 403),
+        ("/v1/completions", {"prompt": "a"}, {}, {"Origin": "https://elsewhere.example"}, 403),
         ("/v1/chat/completions", {**CHAT, "model": "other"}, {}, {}, 404),
         ("/tokenize", {"prompt": "a", "model": "other"}, {}, {}, 404),
         ("/generate", {"text": "a" * (1 << 21)}, {"max_body_size_mb": 1}, {}, 413),
@@ -140,10 +142,10 @@ def test_examples_are_what_their_schemas_take() -> None:
     ],
 )
 async def test_error_replies_are_those_described(
-    path: str, body: dict[str, Any], options: dict[str, Any], state: dict[str, Any], status: int
+    path: str, body: dict[str, Any], options: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
-    async with app_client(FakeService(**state), **options) as client:
-        reply = await client.post(path, json=body)
+    async with app_client(FakeService(), **options) as client:
+        reply = await client.post(path, json=body, headers=headers)
     assert reply.status_code == status, reply.text
     described = OPERATIONS["post", path]["responses"][str(status)]
     name = described["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]

@@ -121,6 +121,7 @@ CASES = {
     "user error": ("raise UserError('--dtype is wrong.')", "--dtype is wrong.", True),
     "exception": ("raise RuntimeError('no device')", "The w process failed: RuntimeError: no device", False),
     "silent exit": ("print('bye'); sys.stdout.flush(); os._exit(7)", "ended with exit status 7. Its last output:\nbye", False),
+    "controls": ("print('\\x1b[2J\\u2028ü'); sys.stdout.flush(); os._exit(7)", "last output:\n\\x1b[2J\\u2028ü", False),
     "zero exit": ("return", "The w process ended with exit status 0.", False),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL (out of memory?)", False),
 }

@@ -91,7 +91,8 @@ def shown(value: Any) -> str:
 
 def _malformed(error: Exception) -> RequestError:
     reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return RequestError(f"The request body is not valid JSON: {reason.removeprefix('JSON is malformed: ')}.")
+    reason = reason.removeprefix("JSON is malformed: ").partition(" - at ")[0]  # a path without names, such as $[...]
+    return RequestError(f"The request body is not valid JSON: {reason}.")
 
 
 def _field_error(message: str, raw: bytes) -> RequestError:

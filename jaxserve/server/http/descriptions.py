@@ -85,7 +85,7 @@ FIELDS: dict[str, str] = {
     "prompt": "A text, a list of texts, token ids, or a list of lists of token ids.",
     "messages": 'The conversation: objects with "role" and "content".',
     "sampling_params": "How to draw tokens and when to stop; a list has one entry per prompt.",
-    "rid": "An id of your own (a list for many prompts); /abort_request takes it.",
+    "rid": "An id of your own, of up to 512 characters (a list for many prompts); /abort_request takes it.",
     "stream": "Answer with server-sent events as tokens come.",
     "stream_options": "What else a stream tells.",
     "include_usage": "End the stream with an event that holds the usage.",

@@ -25,7 +25,9 @@ _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsa
 _ERRORS = {
     400: "A field is missing, unknown, of the wrong type or out of its limits; the sentence names it.",
     401: "The API key is missing or wrong.",
+    403: "The request comes from a web page, or asks for a name, that may not use this server.",
     404: "The model is not the one served.",
+    408: "The body came too slowly.",
     413: "The body is larger than --max-body-size-mb.",
     500: "The server failed; its log says more.",
     503: "The server is starting, shutting down or paused, its queue is full, or the request waited or ran too long.",
@@ -144,14 +146,14 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
 
 
 def _error_statuses(operation: dict[str, Any], path: str) -> set[int]:
-    statuses = {500, 503}
+    statuses = {403, 500, 503}
     has_body = "requestBody" in operation
     if "security" in operation:
         statuses.add(401)
     if has_body or "parameters" in operation:
         statuses.add(400)
     if has_body:
-        statuses.add(413)
+        statuses |= {408, 413}
     if "{model}" in path or (has_body and (path.startswith("/v1/") or path in ("/tokenize", "/detokenize"))):
         statuses.add(404)
     return statuses

@@ -163,8 +163,9 @@ def _check(body: ChatCompletionRequest, max_top_logprobs: int) -> None:
 
 def _too_many_tokens(max_tokens: int, context_len: int) -> RequestError:
     return RequestError(
-        f"max_completion_tokens is too large: {max_tokens}. This model supports at most {context_len} completion tokens: this "
-        f"model's maximum context length is {context_len} tokens.",  # SGLang's words, and those LiteLLM looks for
+        # SGLang's words, and sglang-jax's.
+        f"max_completion_tokens is too large: {max_tokens}. This model supports at most {context_len} completion tokens. "
+        f"Requested token count exceeds the model's maximum context length of {context_len} tokens.",
         param="max_completion_tokens",
         code="context_length_exceeded",
     )
