@@ -68,6 +68,15 @@ FILES: dict[str, tuple[str, ...]] = {
     ),
 }
 
+# These use ids beyond the demo model's 2,048.
+LARGE_VOCABULARY = (
+    "test_cache_report.py",
+    "test_json_constrained.py",
+    "test_radix_attention.py",
+    "test_skip_tokenizer_init.py",
+    "test_srt_endpoint.py",
+)
+
 # What the server of a file is given besides, if the file does not say otherwise. Random weights: a model that goes on until it
 # is stopped, whatever it says. Pages of one token, SGLang's default: tests that count what they find in the cache.
 _RANDOM_WEIGHTS = (("--load-format", "dummy"),)
