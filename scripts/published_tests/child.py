@@ -122,6 +122,7 @@ def main() -> None:
         spec.loader.exec_module(module)
         suite = unittest.defaultTestLoader.loadTestsFromModule(module)
         out.write(json.dumps({"planned": [_name(test) for test in _all_tests(suite)]}) + "\n")
+        out.flush()
         modules.loading_is_over()
         suite.run(_Recorder(out, refusals))
 
