@@ -24,7 +24,7 @@ from scripts.published_tests import launch, modules
 
 _REFUSED_CHARS = 300
 # Imported by their helpers, needed by few of the tests here.
-_OF_THEIR_HELPERS = ("aiohttp", "anthropic", "datasets", "pandas", "PIL", "tabulate", "torch")
+_OF_THEIR_HELPERS = ("aiohttp", "anthropic", "datasets", "pandas", "PIL", "torch")
 
 
 class _Refusals:
