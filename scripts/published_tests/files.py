@@ -109,6 +109,8 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"logprobs of prompt tokens are not supported", FEATURE),
     (r"cache_miss_count|KeyError: 'startup_time'", FEATURE),  # fields of their replies about their own machinery
     (r"Penalty should increase|Penalty should decrease|Negative penalty", MODEL),  # the demo model is sure of its words
+    (r"test_cache_salt_effectiveness: .* for salt2", MODEL),  # expects the count of its chat template (0, then 15 of 16 here)
+    (r"is longer than the model's context length \(16384", MODEL),  # 96,001 tokens
     (r"test_logprob_grammar: AssertionError: False", MODEL),  # " Yes" is no token of its vocabulary
     (r"detokenize_invalid_tokens: AssertionError: 400 != 500", PURPOSE),  # a client's mistake is no server error
     (r"test_retrieve_model: .* != ", PURPOSE),  # `root` of a model is its path
