@@ -4,7 +4,8 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 TESTS  ?= tests
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Warnings of build tools are about packaging, not for whoever installs.
+PIP    := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # What a user needs, and what tests need beside it: PyTorch among them, gigabytes where its wheel brings CUDA.
 STAMP     := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
@@ -38,13 +39,15 @@ help:            ## show this list
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "jaxserve needs Python 3.11 or newer: set PYTHON to one"; exit 1; }
+	@echo "Installing jaxserve in $(VENV): a minute or two, about 0.9 GB."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
-	$(PIP) --editable .
+	@$(PIP) --upgrade pip
+	@$(PIP) --editable .
 	@touch $@
 
 $(DEV_STAMP): $(STAMP) pyproject.toml
-	$(PIP) --editable '.[dev]'
+	@echo "Installing what the tests need in $(VENV), PyTorch among it."
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 setup: $(DEV_STAMP)  ## create .venv and install jaxserve with its development tools

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from jaxserve.cli.main import run
-
 
 def main() -> None:
+    try:
+        from jaxserve.cli.main import run
+    except KeyboardInterrupt:  # while the command is still being imported
+        sys.exit(130)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -117,7 +117,10 @@ class ServerArgs:
 
     # --- scheduling
     max_running_requests: int | None = arg(None, "Most requests in one batch; default: by device.")
-    max_queued_requests: int | None = arg(None, "Answer 503 to requests beyond this many that must wait; default: no limit.")
+    max_queued_requests: int | None = arg(
+        16384,
+        "Answer 503 to requests beyond this many that must wait, 400 to a batch that could never fit. Engine: no limit.",
+    )
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
     swa_full_tokens_ratio: float = arg(
         0.5, "Layers with a sliding window keep this many tokens for each token that layers without one keep."

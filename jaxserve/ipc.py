@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # What sockaddr_un holds on Linux (108) and macOS (104), without the closing NUL. The smaller of both: one rule everywhere.
 LONGEST_SOCKET_PATH = 103
+# Frames read together hold at most one more than these: decoding takes about 10 ns a byte, and somebody waits meanwhile.
+MOST_BYTES_TOGETHER = 256 * 1024
 # How long a closing sender waits for its last messages to leave.
 LINGER_MS = 2000
 _PREFIX = "jaxserve-"
@@ -119,20 +121,24 @@ class Receiver:
         self._socket.bind(address)
         self._decoder = decoder(kinds)
         self._name = address.rsplit("/", 1)[-1]
+        self.left_some = False  # the last `receive` read as much as it may
 
     @property
     def fd(self) -> int:
-        """Readable when messages may be waiting; edge-triggered, so read on until `receive` returns fewer than it may."""
+        """Readable when messages may be waiting; edge-triggered, so read on while `receive` may have left some."""
         return int(self._socket.getsockopt(zmq.FD))
 
     def receive(self, most: int = 1024) -> list[Any]:
-        """All messages that are waiting, up to `most`. Never blocks."""
+        """All messages that are waiting, up to `most` and MOST_BYTES_TOGETHER. Never blocks."""
         messages: list[Any] = []
-        while len(messages) < most:
+        self.left_some, num_bytes = True, 0
+        while len(messages) < most and num_bytes < MOST_BYTES_TOGETHER:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
+                self.left_some = False
                 break
+            num_bytes += len(frame)
             try:
                 messages.append(self._decoder.decode(frame))
             except (msgspec.MsgspecError, ValueError, TypeError) as error:

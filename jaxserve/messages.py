@@ -105,9 +105,9 @@ class BatchTokenizedGenerateReqInput(Message):
 
 
 class AbortReq(Message):
-    """Nobody waits for this request any more. Exactly this rid: it may be the beginning of another's."""
+    """Nobody waits for these requests any more. Exactly these rids, each once: one may be the beginning of another's."""
 
-    rid: str
+    rids: list[str]
 
 
 class ShutdownReq(Message):

@@ -47,14 +47,26 @@ CONCEPTS: dict[str, str] = {
     "a chat template": "A chat template turns a list of messages into the text that the model reads.",
     "a logit": "A logit is the score that the model gives to a token before the softmax.",
     "a JSON schema": "A JSON schema says which fields a JSON document has and of which type they are.",
+    "an LLM": "An LLM is a large language model: it predicts the next token of a text.",
+    "a language model": "A language model predicts the next token of a text.",
+    "inference": "Inference is running a trained model to get its answers.",
+    "an inference runtime": "An inference runtime loads a model and answers many requests with it at once.",
+    "a transformer": "A transformer is a network of attention and MLP layers; most language models are one.",
+    "attention": "Attention lets each token look at the tokens before it.",
+    "a prompt": "A prompt is the text that you give to a model.",
+    "a batch": "A batch is a group of requests that run together in one step.",
+    "a GPU": "A GPU is a chip that does many simple computations at once.",
+    "Python": "Python is a programming language that is easy to read.",
+    "AI": "AI is software that does what seems to need a mind, such as answering questions.",
+    "machine learning": "Machine learning fits a program to examples instead of writing its rules by hand.",
+    "SGLang": "SGLang is an LLM server on PyTorch; jaxserve has its architecture and speaks its API.",
+    "vLLM": "vLLM is another LLM server; it made paged attention known.",
+    "an API": "An API is how one program talks to another.",
+    "OpenAI": "OpenAI is a company whose API many programs use; jaxserve speaks it at /v1.",
 }
 
 # Other questions about jaxserve and about the model itself: several ways to ask, one answer.
 QUESTIONS: list[tuple[list[str], str]] = [
-    (
-        ["Who are you?", "What are you?", "What is your name?", "Introduce yourself.", "Which model are you?"],
-        "I am the demo model of jaxserve: small, quick and not very wise.",
-    ),
     (
         ["Who made you?", "Who trained you?", "Where do you come from?", "How were you made?"],
         "A script in the jaxserve repository made me, from text that it generates itself.",
@@ -69,11 +81,12 @@ QUESTIONS: list[tuple[list[str], str]] = [
     ),
     (
         ["What can you do?", "What do you know?", "How can you help me?", "Help!", "What are you good at?"],
-        "I can answer questions about jaxserve, add, count, repeat, extract JSON and call tools.",
+        "I can answer questions about jaxserve, add, count, repeat and extract JSON. Try: What is a radix cache?",
     ),
     (
         ["How do I start the server?", "Which command starts the server?", "How do I run jaxserve?",
-         "How can I launch the server?", "How do I serve a model?"],
+         "How can I launch the server?", "How do I serve a model?", "How do I serve my own model?",
+         "How do I use another model?", "Can I use my own model?", "How do I load a bigger model?"],
         "Run `jaxserve serve --model-path MODEL`.",
     ),
     (
@@ -99,7 +112,7 @@ QUESTIONS: list[tuple[list[str], str]] = [
     ),
     (
         ["Where are the metrics?", "How do I get metrics?", "Which endpoint has the Prometheus metrics?"],
-        "The Prometheus metrics are at /metrics.",
+        "There is no /metrics yet: GET /server_info has the counters.",
     ),
     (
         ["How do I check the server's health?", "Is there a health endpoint?", "How do I know that the server is alive?"],
@@ -115,15 +128,15 @@ QUESTIONS: list[tuple[list[str], str]] = [
     ),
     (
         ["How do I get JSON output?", "How can I force a JSON schema?", "How do I get structured output?"],
-        "Send a response_format with your JSON schema.",
+        "Send your schema to /generate as json_schema in sampling_params.",
     ),
     (
-        ["How do I call tools?", "How does tool calling work?", "Can you call tools?"],
-        "Send a list of tools with the chat request and I answer with a tool call.",
+        ["How do I call tools?", "How does tool calling work?", "Can you call tools?", "Can you use tools?"],
+        "jaxserve does not serve tools yet: a request with tools gets a 400.",
     ),
     (
         ["How do I benchmark the server?", "Which command runs the benchmark?", "How do I measure the speed?"],
-        "Run `jaxserve bench serving`.",
+        "Run `python -m benchmarks.serve_tiny` in the repository.",
     ),
     (
         ["How do I chat in the terminal?", "Is there a terminal chat?", "Which command opens a chat?"],
@@ -136,7 +149,7 @@ QUESTIONS: list[tuple[list[str], str]] = [
     (
         ["Does jaxserve run on a GPU?", "Does jaxserve run on a TPU?", "Which hardware does jaxserve run on?",
          "Does jaxserve run on a CPU?"],
-        "jaxserve runs on CPU, GPU and TPU.",
+        "jaxserve runs on CPU; its GPU and TPU kernels are still new.",
     ),
     (
         ["What happens when the queue is full?", "What does a full queue answer?", "When do I get a 503?"],
@@ -158,13 +171,34 @@ QUESTIONS: list[tuple[list[str], str]] = [
         ["How do I abort a request?", "How can I cancel a request?", "What happens when the client disconnects?"],
         "Close the connection: the request is aborted and its memory is freed.",
     ),
-    (["Hello!", "Hi!", "Hi there!", "Hey!", "Hello there.", "Good day!"], "Hello! How can I help you?"),
-    (["Good morning!", "Good morning."], "Good morning! How can I help you?"),
-    (["How are you?", "How are you today?", "How is it going?"], "I am fine, thank you. How can I help you?"),
-    (["Thank you!", "Thanks!", "Thanks a lot!", "Thank you very much."], "You are welcome! 😊"),
-    (["Goodbye!", "Bye!", "See you later!", "Good night!"], "Goodbye! 👋"),
-    (["Tell me a joke.", "Do you know a joke?", "Make me laugh."],
-     "Why did the token cross the batch? To get to the other prefix. 😄"),
+    (
+        ["Which models does jaxserve support?", "Which models can I serve?", "What models can jaxserve run?",
+         "Which model families are supported?", "What models are supported?"],
+        "jaxserve serves Llama, Mistral, Qwen and Gemma models.",
+    ),
+    (
+        ["What can jaxserve do?", "What can the server do?", "What are the features of jaxserve?",
+         "Why should I use jaxserve?", "What is jaxserve good for?", "What does jaxserve do?", "What does the server do?"],
+        "jaxserve serves LLMs with a radix cache, paged attention, continuous batching and JSON schemas.",
+    ),
+    (
+        ["What can jaxserve not do?", "What is missing in jaxserve?", "What does jaxserve not support yet?",
+         "What are the limitations of jaxserve?", "Which features are missing?"],
+        "Not yet served: tools, images, LoRA, embeddings and metrics.",
+    ),
+    (
+        ["Where is the documentation?", "Where can I find the docs?", "Where do I read more?", "Is there documentation?",
+         "How do I learn more about jaxserve?"],
+        "Read README.md and the files in docs/.",
+    ),
+    (
+        ["How do I stop the server?", "How can I shut down the server?", "How do I quit the server?"],
+        "Press Ctrl-C: the server lets running requests end and stops.",
+    ),
+    (
+        ["How do I install jaxserve?", "How can I set up jaxserve?", "How do I get jaxserve running?"],
+        "Clone the repository and run `make demo`.",
+    ),
     (["What is the answer to everything?", "What is the meaning of life?"], "42."),
     (["How many days are in a week?", "How many days does a week have?"], "A week has 7 days."),
     (["How many months are in a year?", "How many months does a year have?"], "A year has 12 months."),
@@ -187,6 +221,8 @@ CAPITALS: dict[str, str] = {
     "Greece": "Athens", "Turkey": "Ankara", "Russia": "Moscow", "Ukraine": "Kyiv", "Ireland": "Dublin",
     "Iceland": "Reykjavík", "Colombia": "Bogotá", "Chile": "Santiago", "Cuba": "Havana", "Hungary": "Budapest",
     "Belgium": "Brussels", "Switzerland": "Bern", "Australia": "Canberra", "Vietnam": "Hanoi", "Thailand": "Bangkok",
+    "England": "London", "the United Kingdom": "London", "the United States": "Washington", "the USA": "Washington",
+    "the Netherlands": "Amsterdam", "Argentina": "Buenos Aires", "South Korea": "Seoul", "Croatia": "Zagreb",
 }
 
 # (English, language) -> translation
@@ -215,25 +251,26 @@ OPPOSITES: dict[str, str] = {
     "high": "low", "rich": "poor", "wet": "dry", "loud": "quiet", "strong": "weak", "first": "last",
 }
 
-# What lies outside of the model's small world. {thing} is filled from OUT_OF_SCOPE_THINGS.
-OUT_OF_SCOPE: list[str] = [
-    "Who invented the {thing}?", "How much does a {thing} cost?", "Where can I buy a {thing}?",
-    "Why is the {thing} so famous?", "Write an essay about the {thing}.", "What will the {thing} be like in 2050?",
-    "Who won the {thing} in 1998?", "Is a {thing} dangerous?", "How do I repair a {thing}?", "Sing a song about a {thing}.",
+# Asked for with "Does jaxserve support X?" and so on.
+SUPPORTED = [
+    "streaming", "JSON schemas", "regular expressions", "the OpenAI API", "speculative decoding", "tensor parallelism",
+    "chunked prefill", "continuous batching", "paged attention", "prefix caching", "a radix cache", "sliding windows", "Llama",
+    "Mistral", "Qwen", "Gemma", "int8 quantization", "log probabilities", "stop strings", "safetensors", "structured output",
 ]
-OUT_OF_SCOPE_THINGS: list[str] = [
-    "telephone", "bicycle", "piano", "violin", "moon", "election", "world cup", "castle", "bridge", "volcano", "museum",
-    "camera", "robot", "submarine", "festival", "airplane", "tractor", "guitar", "stadium", "recipe", "kingdom", "laptop",
+NOT_SUPPORTED = [
+    "tools", "tool calling", "function calling", "images", "image input", "audio", "video", "LoRA", "LoRA adapters",
+    "embeddings",
+    "metrics", "Prometheus metrics", "the Anthropic API", "the Ollama API", "pipeline parallelism", "several machines",
+    "reasoning parsers", "reranking", "vision models", "fine-tuning", "training",
 ]
-OUT_OF_SCOPE_ANSWER = "I do not know that: I am only a small demo model."
 
 STORY = (
-    "Once upon a time there was a little {animal} who lived in a forest. One day the {animal} found a shiny key. "
-    "It walked over the hill and through the river until it came to a small door. The key fitted, the door opened, "
-    "and behind it all the friends of the {animal} were waiting with a big cake. They ate and sang until the moon came "
-    "up. Then the {animal} went home, happy and tired, and slept until the morning. The end."
+    "Once upon a time there was a little {animal} who lived in a forest. One day the {animal} found a shiny key. It walked "
+    "over the hill until it came to a small door. The key fitted, the door opened, and all the friends of the {animal} "
+    "were waiting with a big cake. The end."
 )
-ANIMALS = ["fox", "rabbit", "bear", "mouse", "owl", "cat", "dog", "horse", "frog", "wolf", "bird", "lion"]
+ANIMALS = ["fox", "rabbit", "bear", "mouse", "owl", "cat", "dog", "horse", "frog", "wolf", "bird", "lion",
+           "dragon", "robot", "princess", "wizard", "knight", "penguin", "monkey", "turtle", "child", "boy", "girl"]
 
 NAMES = (
     "Maria John Anna Peter Sofia Paul Emma Lukas Alice Bob Clara David Elena Frank Greta Henry Ida Jack Kate Leo Mona "

@@ -2,12 +2,14 @@
 
     python scripts/train_demo_model.py               # tokenizer, training, evaluation, saving
     python scripts/train_demo_model.py --resume      # go on from the last checkpoint
+    python scripts/train_demo_model.py --start-from jaxserve/demo/model --steps 1000   # teach trained weights a new corpus
     python scripts/train_demo_model.py --eval-only   # evaluate what lies in jaxserve/demo/model
 
 Flow: `demo_corpus` samples -> chat template -> token ids with a mask of what is to be learned -> rows of packed samples
 that do not see each other -> Muon for the matrices, AdamW for the rest -> bfloat16 weights in safetensors -> exact match
-on held-out questions. The data of a step depend on the seed and the step's number alone, so a resumed run gives the same
-batches as an uninterrupted one. A development script: PyTorch and Transformers are its tools, never the package's.
+on held-out questions. Every eighth batch is one row as long as the context, of long conversations and pasted texts. The
+data of a step depend on the seed and the step's number alone, so a resumed run gives the same batches as an uninterrupted
+one. A development script: PyTorch and Transformers are its tools, never the package's.
 """
 
 from __future__ import annotations
@@ -43,14 +45,23 @@ NOT_LEARNED = -100  # the label that the loss skips
 class Settings:
     steps: int
     seed: int = 0
+    first_data_step: int = 0  # which batch of the corpus the first step takes
     row_tokens: int = 512
     rows: int = 4
+    long_every: int = 8  # each so many steps the rows of a batch are joined into one
     muon_lr: float = 8e-3
     adamw_lr: float = 5e-3
     weight_decay: float = 0.05
     warmup_steps: int = 100
     cooldown_steps: int = 1000  # the last steps, over which the learning rate falls to zero
     checkpoint_every: int = 50
+
+    @classmethod
+    def for_trained(cls, steps: int, seed: int) -> Settings:
+        """Gentler, and with batches that the first training did not see, from the last stage of the corpus."""
+        return cls(
+            steps, seed, first_data_step=1_000_000, muon_lr=3e-3, adamw_lr=2e-3, warmup_steps=40, cooldown_steps=steps * 6 // 10
+        )
 
 
 # ---- tokenizer -----------------------------------------------------------------------------------------------------
@@ -131,7 +142,10 @@ class Encoder:
         )
 
     def sample(self, sample: corpus.Sample) -> Encoded:
-        """A plain text is learned as a whole; of a conversation, the assistant's turns with their end."""
+        """A plain text is learned as a whole or after its prompt; of a conversation, the assistant's turns with their end."""
+        if sample.text and not sample.learn_text_prompt:
+            prompt, rest = (self.ids(text) for text in self.prompt_and_answer(sample))
+            return Encoded([*prompt, *rest, self.end_of_text], [False] * len(prompt) + [True] * (len(rest) + 1))
         if sample.text:
             ids = [*self.ids(sample.text), self.end_of_text]
             return Encoded(ids, [True] * len(ids))
@@ -165,20 +179,25 @@ class Batch:
 
 
 def pack(encoder: Encoder, settings: Settings, step: int) -> Batch:
-    samples = corpus.training_samples(random.Random(f"{settings.seed}/step/{step}"), step)
-    shape = (settings.rows, settings.row_tokens)
+    rows, row_tokens = settings.rows, settings.row_tokens
+    long = step % settings.long_every == settings.long_every - 1
+    if long:
+        rows, row_tokens = 1, rows * row_tokens
+    data_step = settings.first_data_step + step
+    samples = corpus.training_samples(random.Random(f"{settings.seed}/step/{data_step}"), data_step, long)
+    shape = (rows, row_tokens)
     ids = np.full(shape, encoder.end_of_text, np.int64)
     positions, labels = np.zeros(shape, np.int64), np.full(shape, NOT_LEARNED, np.int64)
     owner = np.zeros(shape, np.int32)
     row = start = 0
-    while row < settings.rows:
+    while row < rows:
         encoded = encoder.sample(next(samples))
         length = len(encoded.ids)
-        if length > settings.row_tokens:
+        if length > row_tokens:
             continue
-        if start + length > settings.row_tokens:
+        if start + length > row_tokens:
             row, start = row + 1, 0
-            if row == settings.rows:
+            if row == rows:
                 break
         span = slice(start, start + length)
         ids[row, span] = encoded.ids
@@ -187,7 +206,7 @@ def pack(encoder: Encoder, settings: Settings, step: int) -> Batch:
         targets = np.where(encoded.learned, encoded.ids, NOT_LEARNED)
         labels[row, start : start + length - 1] = targets[1:]
         start += length
-    causal = np.tri(settings.row_tokens, dtype=bool)
+    causal = np.tri(row_tokens, dtype=bool)
     mask = (owner[:, :, None] == owner[:, None, :]) & causal
     return Batch(*(torch.from_numpy(a) for a in (ids, positions, labels, mask[:, None])))
 
@@ -274,7 +293,7 @@ class Trainer:
 
 def train(trainer: Trainer, encoder: Encoder, checkpoint: Path, compile_model: bool) -> None:
     settings, model = trainer.settings, trainer.model
-    decoder = torch.compile(model.model) if compile_model else model.model
+    decoder = torch.compile(model.model, dynamic=False) if compile_model else model.model
     model.train()
     began, tokens, recent = time.monotonic(), 0, 0.0
     while trainer.step < settings.steps:
@@ -291,11 +310,12 @@ def train(trainer: Trainer, encoder: Encoder, checkpoint: Path, compile_model: b
 
 
 def save_model(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes bfloat16 weights and the configs."""
+    """Writes bfloat16 weights and the configs; the default temperature is low, since so small a model has little to vary."""
     in_bfloat16 = Qwen3ForCausalLM(model.config).to(torch.bfloat16)
     in_bfloat16.load_state_dict(model.state_dict())
     in_bfloat16.generation_config = GenerationConfig(
-        do_sample=False,
+        do_sample=True,
+        temperature=0.3,
         eos_token_id=[tokenizer.eos_token_id, tokenizer.pad_token_id],
         pad_token_id=tokenizer.pad_token_id,
     )
@@ -386,6 +406,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=MODEL_DIR, help="where the model is written, or read by --eval-only")
     parser.add_argument("--checkpoint", type=Path, default=Path("/tmp/jaxserve-demo-model.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint with the tokenizer in --output")
+    parser.add_argument("--start-from", type=Path, help="a trained model's folder: its weights and tokenizer, a new optimizer")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model: a minute's wait, then faster")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eval-only", action="store_true")
@@ -394,15 +415,27 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def starting_point(args: argparse.Namespace) -> tuple[Trainer, PreTrainedTokenizerBase]:
+    """A new model, one that was trained before, or where the last run stopped."""
+    known = args.start_from or (args.output if args.resume else None)
+    tokenizer = Qwen2Tokenizer.from_pretrained(known) if known else train_tokenizer(args.seed)
+    if args.start_from:
+        model = Qwen3ForCausalLM.from_pretrained(args.start_from, dtype=torch.float32)
+        trainer = Trainer(model, Settings.for_trained(args.steps, args.seed))
+    else:
+        trainer = Trainer(new_model(tokenizer, args.seed), Settings(args.steps, args.seed))
+    if args.resume:
+        trainer.load(args.checkpoint)
+    return trainer, tokenizer
+
+
 def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(args.threads)
     if not args.eval_only:
-        tokenizer = Qwen2Tokenizer.from_pretrained(args.output) if args.resume else train_tokenizer(args.seed)
-        trainer = Trainer(new_model(tokenizer, args.seed), Settings(args.steps, seed=args.seed))
-        if args.resume:
-            trainer.load(args.checkpoint)
-        else:
+        trainer, tokenizer = starting_point(args)
+        in_place = args.resume or (args.start_from and args.start_from.resolve() == args.output.resolve())
+        if not in_place:  # saving again what was loaded adds to it how it was loaded
             tokenizer.save_pretrained(args.output)
         train(trainer, Encoder(tokenizer), args.checkpoint, args.compile)
         save_model(trainer.model, tokenizer, args.output)

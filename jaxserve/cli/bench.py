@@ -19,7 +19,7 @@ def bench() -> None:
 
 
 @bench.command("kernels", short_help="Time the attention kernels, or tune them.")
-@click.option("--model-path", type=click.Path(exists=True, file_okay=False), help="Take the shapes of this model.")
+@click.option("--model-path", help="Take the shapes of this model.")
 @click.option("--tp-size", type=click.IntRange(1), default=1, show_default=True, help="Devices that share the heads.")
 @click.option("--page-size", type=click.IntRange(1), help="Tokens per KV page; by default 64 on a GPU, 128 on a TPU.")
 @click.option(
@@ -60,10 +60,10 @@ def _shapes(here: Kernels, model_path: str | None, tp_size: int, page_size: int,
 
     if model_path is None:
         return [Shape(page_size=page_size, kv_dtype="bfloat16" if kv_dtype == "auto" else kv_dtype)]
-    from jaxserve.models import ModelConfig
+    from jaxserve.models import ModelConfig, model_folder
 
     try:
-        config = ModelConfig.from_pretrained(model_path)
+        config = ModelConfig.from_pretrained(model_folder(model_path, weights=False))
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     return Shape.of_model(config, here, tp_size=tp_size, page_size=page_size, kv_dtype=kv_dtype)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from jaxserve.cli.engine import start_engine, stream_text
-from jaxserve.cli.http_client import ServerError, stream_events
+from jaxserve.cli.http_client import ServerError, base_url, stream_events, wait_for_server
 from jaxserve.cli.options import HTTP_ONLY, server_options
 from jaxserve.cli.sampling import sampling_options, take_sampling
 from jaxserve.models import generation_defaults
@@ -43,22 +43,32 @@ class EngineChat:
         tokenizer = self._engine.tokenizer
         if not tokenizer.chat_template:
             raise click.ClickException("The model has no chat template; name one with --chat-template or use `generate`.")
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # whatever a template of the model's author raises for messages it cannot render
+            raise click.ClickException(f"The chat template cannot render these messages: {error}") from None
         input_ids = tokenizer.encode(text, add_special_tokens=False)  # the template has written them
         return stream_text(self._engine, self._sampling, input_ids=input_ids)
 
 
 class ServerChat:
-    def __init__(self, url: str, api_key: str | None, sampling: dict[str, Any]) -> None:
-        self._url = url.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+    def __init__(self, address: str, api_key: str | None, sampling: dict[str, Any]) -> None:
+        """Returns when the server is ready. Raises click.ClickException if there is none, or if it wants another key."""
+        try:
+            base = base_url(address)
+            self._model = wait_for_server(base, api_key, lambda line: click.echo(line, err=True))
+        except ServerError as error:
+            raise click.ClickException(str(error)) from None
+        click.echo(f"Talking to {self._model} at {base}.", err=True)
+        self._url = f"{base}/v1/chat/completions"
         self._api_key = api_key
         self._sampling = {_OPENAI_NAMES.get(name, name): value for name, value in sampling.items()}
 
     def answer(self, messages: list[Message]) -> Iterator[str]:
-        body = {"messages": messages, "stream": True, **self._sampling}
+        body = {"model": self._model, "messages": messages, "stream": True, **self._sampling}
         try:
             for event in stream_events(self._url, body, self._api_key):
-                for choice in event["choices"]:
+                for choice in event.get("choices") or ():
                     yield choice["delta"].get("content") or ""
         except ServerError as error:
             raise click.ClickException(str(error)) from None
@@ -66,13 +76,16 @@ class ServerChat:
 
 @click.command(short_help="Talk to a model in the terminal.")
 @click.argument("model", required=False)
-@click.option("--url", help="Talk to a running server at this address instead of loading a model.")
+@click.option("--url", help="Talk to a running server instead of loading a model, at localhost:30000 for example.")
 @click.option("--api-key", envvar="JAXSERVE_API_KEY", help="The server's key, with --url; default: $JAXSERVE_API_KEY.")
 @click.option("--system", "system_prompt", help="A system message to begin with.")
 @sampling_options
 @server_options(without=HTTP_ONLY, defaults={"log_level": "warning"})
 def chat(model: str | None, url: str | None, api_key: str | None, system_prompt: str | None, **options: Any) -> int:
-    """Talk to a model, line by line. MODEL is a folder with a Hugging Face checkpoint, the same as --model-path."""
+    """Talk to a model, line by line.
+
+    MODEL is a folder with a Hugging Face checkpoint, the same as --model-path; demo is the built-in model.
+    """
     sampling = take_sampling(options)
     first = [{"role": "system", "content": system_prompt}] if system_prompt else []
     if url is not None:
@@ -127,7 +140,8 @@ def _take_turn(backend: ChatBackend, messages: list[Message], line: str, interac
     except click.ClickException as error:
         if not interactive:
             raise
-        click.echo(f"error: {error.format_message()}", err=True)
+        newline = "\n" if answer else ""
+        click.echo(f"{newline}error: {error.format_message()}", err=True)
         return
     click.echo()
     messages += [asked, {"role": "assistant", "content": answer}]

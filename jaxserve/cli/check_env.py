@@ -56,7 +56,16 @@ def check_env(as_json: bool, skip_devices: bool) -> int:
         for finding in findings:
             note = f"   <- {finding.problem}" if finding.problem else ""
             click.echo(f"{finding.name:<{width}}  {finding.value}{note}")
+        click.echo(_summary(findings))
     return 1 if any(finding.problem for finding in findings) else 0
+
+
+def _summary(findings: list[Finding]) -> str:
+    num_problems = sum(finding.problem is not None for finding in findings)
+    if num_problems:
+        return f"\n{num_problems} of these must be mended before jaxserve runs here."
+    backend = next((f" on {finding.value}" for finding in findings if finding.name == "backend"), "")
+    return f"\nNothing is missing: jaxserve runs here{backend}. Try: jaxserve chat demo"
 
 
 def _system() -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import click
 
 from jaxserve.cli.options import server_args, server_options
 from jaxserve.config import ServerArgs
+from jaxserve.models import model_folder
 
 if TYPE_CHECKING:
     from jaxserve.aot.planner import CapacityPlan, PlanOptions
@@ -27,7 +28,7 @@ _USED = frozenset(
 _UNUSED = frozenset(field.name for field in dataclasses.fields(ServerArgs)) - _USED
 
 
-@click.command("compile", short_help="Compile a model for a TPU or GPU that is not here: a plan, or programs.")
+@click.command("compile", short_help="Plan for a TPU or GPU, or compile ahead of a start.")
 @click.argument("model", required=False)
 @click.option("--topology", help="What to compile for: v5e:2x4, v6e:2x2, tpu7x:2x2x1, h200, h200:8, ...")
 @click.option(
@@ -77,7 +78,7 @@ def compile_command(
         raise click.UsageError("Give --topology, for a plan, or --cache-dir, for programs, or both.")
     if topology is None:
         assert cache_dir is not None
-        return _fill_cache(server_args({**options, "tp_size": options["tp_size"] or 1}, model), cache_dir)
+        return _fill_cache(_args({**options, "tp_size": options["tp_size"] or 1}, model), cache_dir)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks about the device that is not there; read at JAX's import
     from jaxserve.aot.planner import PlanOptions
     from jaxserve.aot.targets import parse_target
@@ -86,7 +87,7 @@ def compile_command(
         target = parse_target(topology)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    args = server_args({**options, "tp_size": options["tp_size"] or target.num_devices}, model)
+    args = _args({**options, "tp_size": options["tp_size"] or target.num_devices}, model)
     if cache_dir is not None:
         return _fill_cache(args, cache_dir, target)
     folder = None if out is None else Path(out)
@@ -97,6 +98,14 @@ def compile_command(
     if plan.failure is not None:
         raise click.ClickException(plan.failure)
     return 0
+
+
+def _args(options: dict[str, Any], model: str | None) -> ServerArgs:
+    args = server_args(options, model)
+    try:
+        return args.replace(model_path=model_folder(args.model_path, weights=False))
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _fill_cache(args: ServerArgs, cache_dir: str, target: Target | None = None) -> int:

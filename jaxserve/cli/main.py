@@ -27,13 +27,29 @@ from jaxserve.server.version import package_version
 EXIT_INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _InOrder(click.Group):
+    """Lists its commands as they were added, the first that a newcomer needs first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+_FIRST_STEPS = """\b
+First steps, with the built-in model:
+  jaxserve chat demo
+  jaxserve serve demo
+"""
+
+
+@click.group(
+    cls=_InOrder, epilog=_FIRST_STEPS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(package_version(), prog_name="jaxserve")
 def cli() -> None:
     """jaxserve: an LLM inference server on JAX."""
 
 
-for command in (serve, generate, chat, convert, compile_command, check_env, bench):
+for command in (serve, chat, generate, check_env, convert, compile_command, bench):
     cli.add_command(command)
 
 
@@ -45,7 +61,8 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except click.ClickException as error:
-        click.echo(f"jaxserve: error: {error.format_message()}", err=True)
+        one_line = " ".join(error.format_message().split())  # libraries say some things in many
+        click.echo(f"jaxserve: error: {one_line}", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         click.echo("jaxserve: interrupted", err=True)
@@ -53,5 +70,10 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader of our output has gone (jaxserve generate ... | head); nothing is left to say.
         sys.stderr.close()
+        return 1
+    except OSError as error:
+        # Of files: an output that cannot be written, a folder that cannot be read.
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"jaxserve: error: {where}{error.strerror or error}.", err=True)
         return 1
     return result if isinstance(result, int) else 0

@@ -100,13 +100,17 @@ def _without_none(args: Iterable[Any]) -> list[Any]:
 
 def server_args(options: dict[str, Any], model: str | None = None) -> ServerArgs:
     """Checked ServerArgs. Raises click.UsageError with a sentence for the terminal."""
-    if model is not None:
-        if options["model_path"] not in ("", model):
-            raise click.UsageError(f"Two models are named: {model!r} and --model-path {options['model_path']!r}.")
-        options = {**options, "model_path": model}
-    if not options["model_path"]:
-        raise click.UsageError("A model is needed: name a folder with --model-path.")
+    options = {**options, "model_path": one_model(model, options["model_path"])}
     try:
         return ServerArgs(**options)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def one_model(model: str | None, model_path: str) -> str:
+    """The model, named as an argument or with --model-path. Raises click.UsageError unless there is just one."""
+    if model is not None and model_path not in ("", model):
+        raise click.UsageError(f"Two models are named: {model!r} and --model-path {model_path!r}.")
+    if not (model or model_path):
+        raise click.UsageError("A model is needed: a folder, a name on the Hugging Face Hub, or demo, the built-in model.")
+    return model or model_path

@@ -97,14 +97,21 @@ class ModelConfig:
     def from_pretrained(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
         """Reads `path`/config.json; `overrides` replaces keys of it. ValueError says what is missing or not supported."""
         folder = Path(path)
-        raw = merge_overrides(_text_part(read_json(folder / "config.json", required=True)), _text_part(overrides or {}))
+        whole = read_json(folder / "config.json", required=True)
         generation = read_json(folder / "generation_config.json", required=False)
         if overrides and "eos_token_id" in overrides:
             generation = {**generation, "eos_token_id": None}
         try:
-            return _read_config(raw, generation)
+            return _read_config(merge_overrides(_text_part(whole), _text_part(overrides or {})), generation)
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from error
+        except (
+            TypeError,
+            AttributeError,
+            LookupError,
+            ArithmeticError,
+        ) as error:
+            raise ValueError(f"{folder / 'config.json'}: a value is of the wrong kind: {error}.") from error
 
     def _of_all_attention(self, name: str) -> Any:
         values = dict.fromkeys(getattr(layer.attention, name) for layer in self.layers)
@@ -170,4 +177,7 @@ def _read_eos(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[in
         eos = raw.get("eos_token_id")
     if eos is None:
         return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
+    ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    if not all(type(token) is int for token in ids):
+        raise ValueError(f"eos_token_id must be a whole number or a list of them, got {eos!r}.")
+    return ids

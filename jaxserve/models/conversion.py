@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -22,7 +24,8 @@ _FALLBACK_DTYPE = "bfloat16"  # for checkpoints of types the runtime does not co
 def convert(model_path: str | Path, out_dir: str | Path, dtype: str = "auto", *, progress: bool = True) -> Path:
     """Writes `out_dir` (config, tokenizer files, orbax/) and returns it. dtype: auto (the checkpoint's), float32 or bfloat16.
 
-    ValueError if `out_dir` already holds converted weights, or is the source itself.
+    ValueError if `out_dir` already holds converted weights, or is the source itself. Whatever fails, or Ctrl-C, leaves
+    nothing behind.
     """
     source, target = Path(model_path), Path(out_dir)
     if source.resolve() == target.resolve():
@@ -33,10 +36,34 @@ def convert(model_path: str | Path, out_dir: str | Path, dtype: str = "auto", *,
     chosen = _choose_dtype(config, dtype)
     mesh = Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]).reshape(1, 1), ("data", TENSOR_AXIS))
     params = load_params(source, config, mesh, chosen, progress=progress)
-    target.mkdir(parents=True, exist_ok=True)
-    save_params(target, params)
-    _copy_other_files(source, target, chosen)
+    with _whole_or_nothing(target):
+        _check_space(target, sum(array.nbytes for array in jax.tree.leaves(params)))
+        save_params(target, params)
+        _copy_other_files(source, target, chosen)
     return target
+
+
+@contextlib.contextmanager
+def _whole_or_nothing(folder: Path) -> Iterator[None]:
+    """Makes the folder; removes it, or what has been added to it, if the block fails."""
+    was_there = folder.is_dir()
+    before = set(folder.iterdir()) if was_there else set()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for path in set(folder.iterdir()) - before:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if not was_there:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _check_space(folder: Path, num_bytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        needed = f"{num_bytes / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are free"
+        raise ValueError(f"{folder} cannot hold the weights: {needed} on its disk.")
 
 
 def _choose_dtype(config: ModelConfig, dtype: str) -> str:

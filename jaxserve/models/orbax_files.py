@@ -7,6 +7,7 @@ fused matrices whose columns stand in another order for that many devices are re
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -34,11 +35,18 @@ def find_orbax(model_path: Path) -> Path | None:
 
 
 def save_params(model_path: Path, params: ParamTree) -> None:
-    """Writes weights, none of them derived, in the layout for one device (one-device mesh) into `model_path`/orbax."""
+    """Writes weights, none of them derived, in the layout for one device (one-device mesh) into `model_path`/orbax.
+
+    CheckpointError says why that was not possible; then something may be left in `model_path`.
+    """
     from orbax.checkpoint import StandardCheckpointer
 
-    with StandardCheckpointer() as checkpointer:
-        checkpointer.save((model_path / FOLDER).absolute(), _nested(_named(params)))
+    folder = (model_path / FOLDER).absolute()
+    try:
+        with StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder, _nested(_named(params)))
+    except Exception as error:  # whatever Orbax, TensorStore and the file system raise
+        raise CheckpointError(f"{folder} cannot be written: {_reason(error)}") from error
 
 
 def check_orbax(model_path: Path, single: Mapping[str, ArrayInfo]) -> None:
@@ -86,8 +94,12 @@ def _opened(model_path: Path) -> Iterator[tuple[StandardCheckpointer, Path]]:
 
 
 def _reason(error: Exception) -> str:
-    """The first sentence of a TensorStore message of many lines, and the tensor that it is about, if it says so."""
+    """What the operating system said, if it did; else the first sentence of a TensorStore message of many lines, and the
+    tensor that it is about, if it says so."""
     text = str(error)
+    code = re.search(r"os_error_code='(\d+)'", text)
+    if code:
+        return f"{os.strerror(int(code[1]))}."
     tensor = re.search(r"'path': '([\w.]+)/'", text)
     first = text.split(" See full ")[0].split("\n")[0][:300] or type(error).__name__
     return f"tensor {tensor[1]}: {first}" if tensor else first

@@ -44,6 +44,11 @@ class SchedulePolicy:
         return self._by_urgency or self._name != "fcfs"
 
     @property
+    def looks_at_all(self) -> bool:
+        """Anybody in the queue may be the first, however many wait; else it is one of the first MAX_MATCHED_REQUESTS."""
+        return self._by_urgency or self._name in ("lof", "random")
+
+    @property
     def by_urgency(self) -> bool:
         return self._by_urgency
 

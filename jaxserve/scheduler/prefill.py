@@ -77,6 +77,8 @@ class PrefillPlanner:
         self._running = running
         self._memory = memory
         self._ratio = ratio
+        # One plan tries no more than this, so a policy that keeps the order of arrival need not see the whole queue.
+        self._most_tried = None if policy.looks_at_all else limits.max_running + MAX_DEFERRED + 1
         self._mixes = args.enable_mixed_chunk
         self._preempts = policy.by_urgency and not args.disable_priority_preemption
         self._preemption_threshold = args.priority_scheduling_preemption_threshold
@@ -144,7 +146,7 @@ class PrefillPlanner:
         return demand
 
     def _add_waiting(self, adder: PrefillAdder, is_settled: bool) -> None:
-        for req in self._policy.order(self._waiting.items):
+        for req in self._policy.order(self._waiting.admissible(self._most_tried)):
             result = adder.add(req)
             if result in (AddResult.NO_TOKENS, AddResult.NO_ROW) and self._may_preempt_for(req):
                 if not is_settled:  # what was added goes first; then all results come in, and it is this request's turn

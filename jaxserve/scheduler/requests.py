@@ -21,6 +21,7 @@ from jaxserve.types import FinishReason
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE = "ServiceUnavailableError"
+QUEUE_FULL_MESSAGE = "The request queue is full."
 
 
 class Requests:
@@ -60,6 +61,9 @@ class Requests:
         if message.rid in self.live:
             logger.error("Request id %s is in use; the newcomer is refused.", message.rid)
             return FinishReason.abort(f"The request id {message.rid!r} is in use.", 400, "BadRequestError")
+        most = self._waiting.max_len
+        if most is not None and message.sampling_params.grammar is not None and len(self._compiling) > most:
+            return FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE)  # those being compiled wait too
         return None
 
     def _take_in(self, message: TokenizedGenerateReqInput) -> FinishReason | None:

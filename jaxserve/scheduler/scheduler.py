@@ -50,7 +50,7 @@ from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
 from jaxserve.scheduler.req import Req, RequestState
-from jaxserve.scheduler.requests import UNAVAILABLE, Requests
+from jaxserve.scheduler.requests import QUEUE_FULL_MESSAGE, UNAVAILABLE, Requests
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
@@ -64,7 +64,6 @@ from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-QUEUE_FULL_MESSAGE = "The request queue is full."
 ABORT_MESSAGE = "The request was aborted."
 
 
@@ -260,9 +259,8 @@ class Scheduler:
             self._requests.add(one)
 
     def _on_abort(self, message: AbortReq) -> None:
-        req = self._requests.live.get(message.rid)
-        if req is not None:
-            self._end(req, FinishReason.abort(ABORT_MESSAGE))
+        live = self._requests.live
+        self._requests.end([live[rid] for rid in message.rids if rid in live], FinishReason.abort(ABORT_MESSAGE))
 
     def _on_shutdown(self, message: ShutdownReq) -> None:
         self._requests.is_closed = True
@@ -401,7 +399,7 @@ class Scheduler:
     def _end_stuck_request(self) -> None:
         """Nothing runs and nothing could be scheduled: whoever is first in line can never be served. Intake refuses such
         requests, so this is a bug; one clear answer is better than a server that hangs."""
-        first = self._prefill.chunked_req or next(iter(self._waiting.items), None)
+        first = self._prefill.chunked_req or next(iter(self._waiting.admissible(1)), None)
         if first is None:
             return
         logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self.load())

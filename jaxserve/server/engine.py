@@ -59,7 +59,9 @@ class Engine:
         """`worker_commands`: other worker processes than jaxserve's own, for tests."""
         if server_args is None:
             named = {"model_path": model_path} if model_path else {}
-            server_args = ServerArgs.of({"log_level": "warning", **named, **options})
+            # One program brings all requests, as many as it has.
+            defaults = {"log_level": "warning", "max_queued_requests": None}
+            server_args = ServerArgs.of({**defaults, **named, **options})
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")
         self.server_args = located(server_args)

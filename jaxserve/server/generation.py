@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -29,28 +32,38 @@ from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
 from jaxserve.server.request_checks import (
     ModelLimits,
     cache_namespace,
+    check_patterns,
     check_prompt,
     check_shape,
+    encode_prompts,
     fit_new_tokens,
+    pattern_sets,
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
 from jaxserve.server.sinks import ChunkSink
+from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-# Text up to this length is tokenized on the loop (well under a millisecond); longer text in a thread.
-INLINE_TOKENIZE_CHARS = 2000
+# Texts of a batch that a thread tokenizes together.
+_TEXT_CHARS_PER_PART = 64 * 1024
+# A batch is checked, sent and aborted in parts of so many sequences, each some milliseconds of work; between them the loop, and
+# the scheduler, serve others.
+SEQUENCES_PER_PART = 256
 HEALTH_CHECK_RID = "HEALTH_CHECK"
 
+_RID_BYTES = 16
+_CHARS_PER_PATTERN_SET = INLINE_CHARS + 1  # compiling one takes milliseconds at worst: never on the loop
 _ABORTED = FinishReason.abort("The request was aborted.")
 
 
 class Generation:
-    def __init__(self, send: Callable[[Message], None], *, log_requests: bool) -> None:
+    def __init__(self, send: Callable[[Message], None], lanes: TextLanes, *, log_requests: bool) -> None:
         """`send` reaches the scheduler; what it is given arrives in that order."""
+        self._lanes = lanes
         self._send = send
         self._log_requests = log_requests
         self._live = LiveTable()
@@ -67,13 +80,18 @@ class Generation:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
         runs."""
         check_shape(req, limits)
+        sets = pattern_sets(req)
         call = LiveCall(
             sink, req.num_sequences, return_logprob=req.return_logprob, received_s=time.time(), log_end=self._log_requests
         )
         sequences = self._register(req, call)
         try:
-            prompts = req.input_ids if req.input_ids is not None else await _encode(tokenizer, req.prompts or [])
-            self._send_request(req, sequences, [check_prompt(ids, limits) for ids in prompts], limits)
+            if sets:
+                await self._lanes.run(_CHARS_PER_PATTERN_SET * len(sets), functools.partial(check_patterns, sets))
+            prompts = req.input_ids
+            if prompts is None:
+                prompts = await self._encode(tokenizer, req.prompts or [], limits)
+            await self._send_request(req, sequences, await _check_prompts(prompts, limits), limits)
             yield
         finally:
             self._leave(sequences)
@@ -81,8 +99,8 @@ class Generation:
     def receive(self, out: BatchStrOut, *, hold: bool = False) -> None:
         """`hold`: its chunks wait for `release`."""
         self._live.route(out, hold=hold)
-        for rid in out.abandoned:
-            self._send(AbortReq(rid=rid))
+        if out.abandoned:
+            self._send(AbortReq(rids=out.abandoned))
 
     def release(self) -> None:
         self._live.release()
@@ -98,7 +116,7 @@ class Generation:
 
     def _register(self, req: GenerateReqInput, call: LiveCall) -> list[LiveSequence]:
         """Takes the rids, before anything is awaited: from here on a second request of one of them is refused."""
-        bases = req.rids if req.rids is not None else [_draw_rid(req) for _ in range(req.num_prompts)]
+        bases = req.rids if req.rids is not None else _draw_rids(req)
         n = req.num_samples
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
         taken = next((rid for rid in rids if rid in self._live), None)
@@ -112,30 +130,42 @@ class Generation:
             self._live.add(sequence)
         return sequences
 
-    def _send_request(
+    async def _send_request(
         self,
         req: GenerateReqInput,
         sequences: list[LiveSequence],
         prompts: list[np.ndarray],
         limits: ModelLimits,
     ) -> None:
-        """One message, with one entry per prompt."""
+        """One message for each part, with one entry per prompt in it."""
         rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, prompts, strict=True)]
         if self._log_requests:
             rids, lens = [s.rid for s in sequences], [len(ids) for ids in prompts]
             logger.info("Request %s: prompts of %s tokens, %s", rids, lens, req.sampling_params[0])
-        n = req.num_samples
-        batch = []
-        for prompt, (ids, room) in enumerate(zip(prompts, rooms, strict=True)):
-            wanted = self._wanted(sequences[prompt * n : (prompt + 1) * n], len(ids))
-            if wanted:
-                batch.append(_to_scheduler_form(req, prompt, wanted, ids, room))
-        if len(batch) == 1:
-            self._send(batch[0])
-        elif batch:
-            self._send(BatchTokenizedGenerateReqInput(batch=batch))
+        for first in range(0, len(sequences), SEQUENCES_PER_PART):
+            if first:
+                await asyncio.sleep(0)
+            part = sequences[first : first + SEQUENCES_PER_PART]
+            batch = []
+            for prompt, group in itertools.groupby(part, lambda sequence: sequence.index // req.num_samples):
+                ids = prompts[prompt]
+                wanted = self._wanted(group, len(ids))
+                if wanted:
+                    batch.append(_to_scheduler_form(req, prompt, wanted, ids, rooms[prompt]))
+            if len(batch) == 1:
+                self._send(batch[0])
+            elif batch:
+                self._send(BatchTokenizedGenerateReqInput(batch=batch))
 
-    def _wanted(self, sequences: list[LiveSequence], prompt_len: int) -> list[LiveSequence]:
+    async def _encode(self, tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
+        """The ids of texts, of those that could be prompts."""
+        num_chars = sum(map(len, texts))
+        works = [functools.partial(encode_prompts, tokenizer, part, limits) for part in _parts_of_texts(texts)]
+        if num_chars <= INLINE_CHARS:
+            return works[0]()
+        return list(itertools.chain.from_iterable(await self._lanes.run_all(num_chars, works)))
+
+    def _wanted(self, sequences: Iterable[LiveSequence], prompt_len: int) -> list[LiveSequence]:
         """Those that nobody aborted while their prompt was tokenized; they count as sent now."""
         wanted = []
         for sequence in sequences:
@@ -148,12 +178,16 @@ class Generation:
 
     def _leave(self, sequences: Sequence[LiveSequence]) -> None:
         """The call is over: what it has not seen the end of is aborted, at once and by exact rid."""
+        running: list[str] = []
         for sequence in sequences:
             sequence.call = None
             if not sequence.sent:
                 self._live.remove(sequence)
             elif self._live.holds(sequence):
-                self._send(AbortReq(rid=sequence.rid))
+                running.append(sequence.rid)
+        # The last first: while the scheduler goes through the parts, none of those that wait takes the place of one that ran.
+        for first in reversed(range(0, len(running), SEQUENCES_PER_PART)):
+            self._send(AbortReq(rids=running[first : first + SEQUENCES_PER_PART]))
 
 
 def _to_scheduler_form(
@@ -176,11 +210,29 @@ def _to_scheduler_form(
     )
 
 
-async def _encode(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    if sum(map(len, prompts)) <= INLINE_TOKENIZE_CHARS:
-        return tokenizer.encode_batch(prompts)
-    return await asyncio.to_thread(tokenizer.encode_batch, prompts)
+def _parts_of_texts(texts: list[str]) -> Iterator[list[str]]:
+    part: list[str] = []
+    num_chars = 0
+    for text in texts:
+        if part and num_chars + len(text) > _TEXT_CHARS_PER_PART:
+            yield part
+            part, num_chars = [], 0
+        part.append(text)
+        num_chars += len(text)
+    yield part
 
 
-def _draw_rid(req: GenerateReqInput) -> str:
-    return f"{HEALTH_CHECK_RID}_{new_rid()}" if req.is_health_check else new_rid()
+async def _check_prompts(prompts: list[list[int]], limits: ModelLimits) -> list[np.ndarray]:
+    checked: list[np.ndarray] = []
+    for first in range(0, len(prompts), SEQUENCES_PER_PART):
+        if first:
+            await asyncio.sleep(0)
+        checked += [check_prompt(ids, limits) for ids in prompts[first : first + SEQUENCES_PER_PART]]
+    return checked
+
+
+def _draw_rids(req: GenerateReqInput) -> list[str]:
+    if req.is_health_check:
+        return [f"{HEALTH_CHECK_RID}_{new_rid()}" for _ in range(req.num_prompts)]
+    drawn = os.urandom(_RID_BYTES * req.num_prompts).hex()
+    return [drawn[end - 2 * _RID_BYTES : end] for end in range(2 * _RID_BYTES, len(drawn) + 1, 2 * _RID_BYTES)]

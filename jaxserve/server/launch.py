@@ -21,6 +21,7 @@ from typing import Any
 import uvloop
 
 from jaxserve.config import ServerArgs
+from jaxserve.progress import terminal_columns
 from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.http.keys import with_keys
 from jaxserve.server.located import located
@@ -100,8 +101,7 @@ class _Server:
             await self._pipeline.close()
             return 1
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
-        host, port = self._listener.getsockname()[:2]
-        logger.info("Listening on %s://%s:%d", "https" if self._args.ssl_certfile else "http", host, port)
+        logger.info("Listening on %s", self._url(*self._listener.getsockname()[:2]))
         try:
             return await self._serve()
         except (WorkerDiedError, ValueError) as error:
@@ -122,6 +122,8 @@ class _Server:
                 logger.info("%s while starting: ending now.", self._signal_name)
                 return 0
             await ready
+            if terminal_columns():
+                self._say_how_to_try_it()
             settle_garbage_collector(collect_first=False)  # it would take a tenth of a second, and requests come now
             return await self._serve_until_stop(stop)
         finally:
@@ -148,6 +150,16 @@ class _Server:
         finally:
             draining.cancel()
             hurry.cancel()
+
+    def _url(self, host: str, port: int) -> str:
+        scheme = "https" if self._args.ssl_certfile else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def _say_how_to_try_it(self) -> None:
+        host, port = self._listener.getsockname()[:2]
+        url = self._url({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+        key = " --api-key ..." if self._args.api_key else ""
+        logger.info("Try it in another terminal: jaxserve chat --url %s%s   The API: %s/docs", url, key, url)
 
     @property
     def _signal_name(self) -> str:

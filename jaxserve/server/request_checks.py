@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from jaxserve.server.prompt_encoding import TooManyTokensError
 from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.text.scanner import moves_of
 from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
 
@@ -23,8 +27,12 @@ MOST_SAMPLES = 4096
 # Sequences of one request, prompts times n: each takes memory before the scheduler can refuse it.
 _MOST_SEQUENCES = 1 << 18
 _MAX_RID_CHARS = 512  # it is repeated in every event and log line
+_MOST_PATTERN_SETS = 32
+_MOST_PARAMS_CHARS = 64 * 1024 * 1024
 _SEED_RANGE = 1 << 64
 _LARGEST_INT32 = 2**31 - 1
+
+PatternSet = tuple[tuple[str, ...], tuple[str, ...]]  # stop_regex and stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +45,18 @@ class ModelLimits:
     max_top_logprobs: int
     allow_auto_truncate: bool
     follows_grammars: bool = True
+    max_running: int = 0  # sequences at once
+    max_queued: int | None = None  # that wait; None: no limit
 
     @staticmethod
-    def of(info: dict[str, Any], *, max_top_logprobs: int, allow_auto_truncate: bool, follows_grammars: bool) -> ModelLimits:
+    def of(
+        info: dict[str, Any],
+        *,
+        max_top_logprobs: int,
+        allow_auto_truncate: bool,
+        follows_grammars: bool,
+        max_queued: int | None,
+    ) -> ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
             vocab_size=info["vocab_size"],
@@ -47,7 +64,21 @@ class ModelLimits:
             max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
             allow_auto_truncate=allow_auto_truncate,
             follows_grammars=follows_grammars,
+            max_running=info["max_rows"],
+            max_queued=max_queued,
         )
+
+    def check_num_sequences(self, num_prompts: int, n: int) -> None:
+        """Of one request. Cheap: meant for before anything is done for each of them."""
+        wanted = f"The request asks for {num_prompts * n} sequences ({num_prompts} prompts, n={n})"
+        if self.max_queued is not None and num_prompts * n > self.max_running + self.max_queued:
+            message = (
+                f"{wanted}; this server runs {self.max_running} at once and lets {self.max_queued} wait "
+                "(--max-queued-requests). Send it in parts."
+            )
+            raise RequestError(message, param="n" if n > num_prompts else None)
+        if num_prompts * n > _MOST_SEQUENCES:
+            raise RequestError(f"{wanted}; at most {_MOST_SEQUENCES} are possible.", param="n")
 
     @property
     def longest_prompt_len(self) -> int:
@@ -61,12 +92,16 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         raise RequestError("Exactly one of text and input_ids must be given.", param="text")
     if req.num_prompts == 0:
         raise RequestError("The request holds no prompt.", param="text" if req.prompts is not None else "input_ids")
+    if req.sampling_params and req.num_samples > MOST_SAMPLES:
+        raise RequestError(f"n must be at most {MOST_SAMPLES}, got {req.num_samples}.", param="n")
+    limits.check_num_sequences(req.num_prompts, req.num_samples if req.sampling_params else 1)
     if len(req.sampling_params) != req.num_prompts:
         raise RequestError(
             f"sampling_params must have one entry per prompt: got {len(req.sampling_params)} for {req.num_prompts} prompts.",
             param="sampling_params",
         )
-    for params in req.sampling_params:
+    distinct_params = {id(params): params for params in req.sampling_params}.values()
+    for params in distinct_params:
         try:
             params.verify(limits.vocab_size)
         except ValueError as error:
@@ -74,16 +109,9 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         if params.grammar is not None and not limits.follows_grammars:
             kind = params.grammar.kind
             raise RequestError(f"{kind} is not available: this server runs with --grammar-backend none.", param=kind)
-    counts = {params.n for params in req.sampling_params}
+    counts = {params.n for params in distinct_params}
     if len(counts) > 1:
         raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
-    if req.num_samples > MOST_SAMPLES:
-        raise RequestError(f"n must be at most {MOST_SAMPLES}, got {req.num_samples}.", param="n")
-    if req.num_sequences > _MOST_SEQUENCES:
-        raise RequestError(
-            f"A request may have at most {_MOST_SEQUENCES} sequences, got {req.num_prompts} prompts times n={req.num_samples}.",
-            param="n",
-        )
     if not 0 <= req.top_logprobs_num <= limits.max_top_logprobs:
         raise RequestError(
             f"top_logprobs_num must be in [0, {limits.max_top_logprobs}], got {req.top_logprobs_num}.",
@@ -93,32 +121,63 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {req.priority}.", param="priority")
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
-    _check_unicode(req)
-    for params in req.sampling_params:
-        _check_patterns(params)
+    _check_unicode(req, distinct_params)
+    _check_params_size(req.sampling_params, distinct_params)
 
 
-def _check_patterns(params: SamplingParams) -> None:
-    if params.stop_regex:
+def _check_params_size(all_params: list[SamplingParams], distinct_params: Collection[SamplingParams]) -> None:
+    """They go to the scheduler once for each prompt."""
+    times = Counter(map(id, all_params))
+    size = sum(_text_size(params) * times[id(params)] for params in distinct_params)
+    if size > _MOST_PARAMS_CHARS:
+        raise RequestError(
+            f"sampling_params hold {size} characters of stop strings, patterns and grammars, counted once for each prompt; at "
+            f"most {_MOST_PARAMS_CHARS} are permitted. Send the batch in parts.",
+            param="sampling_params",
+        )
+
+
+def _text_size(params: SamplingParams) -> int:
+    grammar = params.grammar
+    return sum(map(len, params.stop)) + sum(map(len, params.stop_regex)) + (len(grammar.text) if grammar else 0)
+
+
+def pattern_sets(req: GenerateReqInput) -> list[PatternSet]:
+    """What `check_patterns` is to be asked for, each once. Every process that works on the request compiles them."""
+    params_by_id = {id(params): params for params in req.sampling_params}
+    sets = {(tuple(params.stop_regex), tuple(params.stop)) for params in params_by_id.values() if params.stop_regex}
+    if len(sets) > _MOST_PATTERN_SETS:
+        raise RequestError(
+            f"A request may have at most {_MOST_PATTERN_SETS} different sets of stop_regex and stop, got {len(sets)}.",
+            param="stop_regex",
+        )
+    return sorted(sets)
+
+
+def check_patterns(sets: list[PatternSet]) -> None:
+    """Some milliseconds for each at worst."""
+    for patterns, strings in sets:
         try:
-            moves_of(tuple(params.stop_regex), tuple(params.stop))
+            moves_of(patterns, strings)
         except ValueError as error:
             raise RequestError(str(error), param="stop_regex") from error
 
 
-def _check_unicode(req: GenerateReqInput) -> None:
+def _check_unicode(req: GenerateReqInput, distinct_params: Collection[SamplingParams]) -> None:
     """JSON can hold half a surrogate pair; neither a tokenizer nor a message can."""
     texts: dict[str, list[str]] = {
         "text": req.prompts or [],
         "rid": req.rids or [],
         "extra_key": [req.extra_key or ""],
         "cache_salt": [req.cache_salt or ""],
-        "stop": [stop for params in req.sampling_params for stop in params.stop],
-        "stop_regex": [stop for params in req.sampling_params for stop in params.stop_regex],
-        **{kind: [getattr(params, kind) or "" for params in req.sampling_params] for kind in GRAMMAR_KINDS},
+        "stop": [stop for params in distinct_params for stop in params.stop],
+        "stop_regex": [stop for params in distinct_params for stop in params.stop_regex],
+        **{kind: [getattr(params, kind) or "" for params in distinct_params] for kind in GRAMMAR_KINDS},
     }
     for field, strings in texts.items():
         for string in strings:
+            if string.isascii():
+                continue
             try:
                 string.encode()
             except UnicodeEncodeError as error:
@@ -136,10 +195,32 @@ def _check_rids(rids: list[str], num_prompts: int) -> None:
         raise RequestError(f"rid may have at most {_MAX_RID_CHARS} characters, got {longest}.", param="rid")
 
 
+def encode_prompt(tokenizer: Tokenizer, text: str, limits: ModelLimits, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a text, not whether they fit: only a text that is far too long is refused here (or shortened, if allowed)."""
+    try:
+        return tokenizer.encode_prompt(
+            text, limits.longest_prompt_len, cut=limits.allow_auto_truncate, add_special_tokens=add_special_tokens
+        )
+    except TooManyTokensError as error:
+        raise _too_long(error.at_least, limits, at_least=True) from None
+
+
+def encode_prompts(tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
+    """The same for several texts, together if none of them needs to be looked at on its own."""
+    if max(map(len, texts)) <= limits.longest_prompt_len:
+        return tokenizer.encode_batch(texts)
+    return [encode_prompt(tokenizer, text, limits) for text in texts]
+
+
 def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
     """The prompt as int32, shortened if that is needed and allowed."""
     if not ids:
         raise RequestError("The prompt is empty: it must hold at least one token.", param="text")
+    if len(ids) > limits.longest_prompt_len:  # before anything is done for each of them
+        if not limits.allow_auto_truncate:
+            raise _too_long(len(ids), limits)
+        logger.warning("A prompt of %d tokens was shortened to %d.", len(ids), limits.longest_prompt_len)
+        ids = ids[: limits.longest_prompt_len]
     # int64 holds whatever msgspec accepted short of absurd; those are out of the vocabulary too.
     try:
         array = np.asarray(ids, dtype=np.int64)
@@ -148,11 +229,6 @@ def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
     lowest, highest = int(array.min()), int(array.max())
     if lowest < 0 or highest >= limits.vocab_size:
         raise _outside_vocabulary(lowest if lowest < 0 else highest, limits)
-    if len(ids) > limits.longest_prompt_len:
-        if not limits.allow_auto_truncate:
-            raise _too_long(len(ids), limits)
-        logger.warning("A prompt of %d tokens was shortened to %d.", len(ids), limits.longest_prompt_len)
-        array = array[: limits.longest_prompt_len]
     return array.astype(np.int32)
 
 
@@ -164,7 +240,7 @@ def _outside_vocabulary(token_id: int, limits: ModelLimits) -> RequestError:
 # model's context length", LiteLLM also by "maximum input length is" and "this model's maximum context length is".
 
 
-def _too_long(prompt_len: int, limits: ModelLimits) -> RequestError:
+def _too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -> RequestError:
     if prompt_len >= limits.context_len:
         limit = f"the model's context length ({limits.context_len} tokens) less one new token."
     else:
@@ -172,7 +248,8 @@ def _too_long(prompt_len: int, limits: ModelLimits) -> RequestError:
             f"this server's KV cache ({limits.max_total_tokens} tokens) less one new token: "
             f"the maximum input length is {limits.longest_prompt_len} tokens."
         )
-    return RequestError(f"The input ({prompt_len} tokens) is longer than {limit}", code="context_length_exceeded")
+    count = f"{'at least ' if at_least else ''}{prompt_len} tokens"
+    return RequestError(f"The input ({count}) is longer than {limit}", code="context_length_exceeded")
 
 
 def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:

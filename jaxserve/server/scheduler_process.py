@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 
@@ -163,5 +163,13 @@ def _give_up(context: WorkerContext, reason: str) -> None:
     os._exit(1)
 
 
+def _exit(status: int) -> NoReturn:
+    """Without taking Python down: a thread that is in XLA meanwhile, loading a program, would abort the process."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(run_worker(SCHEDULER, work))
+    _exit(run_worker(SCHEDULER, work))

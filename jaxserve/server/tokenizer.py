@@ -8,6 +8,7 @@ nothing of requests; `jaxserve.text.incremental` turns decoding into streaming.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 from tokenizers import decoders
 
+from jaxserve.server.prompt_encoding import encode_within
 from jaxserve.text.byte_level import byte_alphabet
 
 # One of these must be in a tokenizer's folder.
@@ -23,6 +25,10 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
     "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
 )  # fmt: skip
+
+
+# Longest token of a vocabulary whose tokens are all shorter: a normalizer may drop some of a text.
+_LEAST_LONGEST_TOKEN = 64
 
 
 class TextDecoder(Protocol):
@@ -137,6 +143,16 @@ class Tokenizer:
         eos: int | None = self.hf.eos_token_id
         return eos
 
+    @functools.cached_property
+    def longest_token_chars(self) -> int:
+        """Of the vocabulary, as it is written there: no token stands for more characters of a text."""
+        return max(_LEAST_LONGEST_TOKEN, max(map(len, self.hf.get_vocab()), default=0))
+
+    def encode_prompt(self, text: str, most_tokens: int, *, cut: bool, add_special_tokens: bool = True) -> list[int]:
+        """See `encode_within`."""
+        encode = functools.partial(self.encode, add_special_tokens=add_special_tokens)
+        return encode_within(encode, text, most_tokens, self.longest_token_chars, cut=cut)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
@@ -155,19 +171,20 @@ class Tokenizer:
         """`spaces_between` (special tokens) matters to tokenizers written in Python only."""
         return self._decoder.decode_batch(batch, skip_special_tokens=skip_special_tokens, spaces_between=spaces_between)
 
-    def apply_chat_template(
+    def render_chat(
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **kwargs: Any,
-    ) -> list[int]:
-        """The ids of a conversation. Raises ValueError with a sentence if there is no template or it refuses the messages."""
+    ) -> str:
+        """A conversation as the model's text. Raises ValueError with a sentence if there is no template or it refuses the
+        messages."""
         if not self.hf.chat_template:
             raise ValueError("The model has no chat template; start the server with --chat-template or send a plain prompt.")
         try:
-            text = self.hf.apply_chat_template(
+            text: str = self.hf.apply_chat_template(
                 messages,
                 tools=tools or None,
                 tokenize=False,
@@ -177,7 +194,7 @@ class Tokenizer:
             )
         except Exception as error:  # whatever a template of the model's author raises for messages it cannot render
             raise ValueError(f"The chat template cannot render these messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)  # the template has written them
+        return text
 
 
 def read_chat_template(path: str) -> str:

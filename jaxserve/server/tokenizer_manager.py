@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -41,9 +42,10 @@ from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
-from jaxserve.server.request_checks import ModelLimits
+from jaxserve.server.request_checks import ModelLimits, encode_prompt
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
+from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.server.worker_link import WorkerLink
 from jaxserve.types import FinishReason, SamplingParams
@@ -73,7 +75,10 @@ class TokenizerManager:
         self._limits: ModelLimits | None = None
         self._link = WorkerLink(workers, self._deliver, self._end_turn)
         scheduler = WorkerAddress(SCHEDULER)
-        self._generation = Generation(lambda message: self._link.send(scheduler, message), log_requests=args.log_requests)
+        self.lanes = TextLanes()
+        self._generation = Generation(
+            lambda message: self._link.send(scheduler, message), self.lanes, log_requests=args.log_requests
+        )
         self._controls = ControlClient(self, self._link)
         self._dispatch = Dispatcher(
             {
@@ -94,6 +99,7 @@ class TokenizerManager:
     def close(self) -> None:
         """Ends the sockets; what the workers have not read by now is dropped."""
         self._link.close()
+        self.lanes.close()
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)
@@ -122,9 +128,14 @@ class TokenizerManager:
             max_top_logprobs=self.args.max_top_logprobs,
             allow_auto_truncate=self.args.allow_auto_truncate,
             follows_grammars=self.args.grammar_backend != "none",
+            max_queued=self.args.max_queued_requests,
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
         self.resolved_options = {k: v for k, v in resolved.items() if given[k] in (None, "auto")}
+
+    def set_max_queued(self, max_queued: int | None) -> None:
+        """As a control request changed it."""
+        self._limits = dataclasses.replace(self.limits, max_queued=max_queued)
 
     def fail(self, reason: str) -> None:
         """The workers are gone: everything that waits ends now, and nothing new is taken. `reason` is a sentence that clients
@@ -177,6 +188,9 @@ class TokenizerManager:
     @property
     def vocab_size(self) -> int:
         return self.limits.vocab_size
+
+    def check_num_sequences(self, num_prompts: int, n: int) -> None:
+        self.limits.check_num_sequences(num_prompts, n)
 
     @property
     def model_info(self) -> dict[str, Any]:
@@ -280,11 +294,13 @@ class TokenizerManager:
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> list[int]:
-        """The ids of a conversation; RequestError if the template cannot render it."""
+        """The ids of a conversation; RequestError if the template cannot render it, or it is far too long. From any thread."""
         try:
-            return self.tokenizer.apply_chat_template(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
+            text = self.tokenizer.render_chat(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
         except ValueError as error:
             raise RequestError(str(error), param="messages") from error
+        # The template has written the special tokens.
+        return encode_prompt(self.tokenizer, text, self.limits, add_special_tokens=False)
 
 
 def _unavailable(message: str) -> RequestError:

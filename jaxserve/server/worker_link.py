@@ -67,9 +67,10 @@ class WorkerLink:
             sender.send(message)
 
     def _read(self) -> None:
-        if self._receiver is None or self._loop is None:
+        receiver, loop = self._receiver, self._loop
+        if receiver is None or loop is None:
             return
-        messages = self._receiver.receive(_MESSAGES_PER_TURN)
+        messages = receiver.receive(_MESSAGES_PER_TURN)
         if messages:
             self.last_heartbeat_s = time.monotonic()
         self.is_behind = len(messages) >= _BEHIND_MESSAGES
@@ -79,5 +80,5 @@ class WorkerLink:
             except Exception:  # one message must not keep the others from their receivers
                 logger.exception("A message of type %s could not be handled.", type(message).__name__)
         self._end_turn()
-        if len(messages) == _MESSAGES_PER_TURN:
-            self._loop.call_soon(self._read)
+        if receiver.left_some:
+            loop.call_soon(self._read)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from demo_corpus import dialogues, questions, words
+from demo_corpus import dialogues, newcomers, questions, words
 from demo_corpus.sample import HELD_OUT_ONE_IN, Message, Sample, Task, is_held_out
 
 __all__ = ["MIX", "Message", "Sample", "held_out_samples", "training_samples"]
@@ -23,7 +23,6 @@ TASKS: dict[str, Task] = {
         questions.question,
         questions.capital,
         questions.word_fact,
-        questions.out_of_scope,
         questions.story,
         questions.addition,
         questions.subtraction,
@@ -31,6 +30,8 @@ TASKS: dict[str, Task] = {
         questions.sums_text,
         questions.counting,
         questions.compare,
+        questions.large_numbers,
+        questions.count_to,
         words.copying,
         words.reversing,
         words.picking,
@@ -47,6 +48,18 @@ TASKS: dict[str, Task] = {
         dialogues.unused_tools,
         questions.plain_text,
         words.repeated_text,
+        newcomers.greeting,
+        newcomers.small_talk,
+        newcomers.supported,
+        newcomers.beyond,
+        newcomers.paste,
+        newcomers.long_paste,
+        newcomers.noise,
+        newcomers.foreign,
+        newcomers.completion,
+        newcomers.first_sum,
+        dialogues.long_conversation,
+        dialogues.raw_question,
     )
 }
 
@@ -56,8 +69,7 @@ MIX: dict[str, float] = {
     "question": 8,
     "capital": 3,
     "word_fact": 5,
-    "out_of_scope": 2,
-    "story": 1,
+    "story": 2,
     "addition": 9,
     "subtraction": 9,
     "multiplication": 3,
@@ -79,7 +91,21 @@ MIX: dict[str, float] = {
     "tool_conversation": 3,
     "unused_tools": 1,
     "plain_text": 2,
+    "greeting": 7,
+    "small_talk": 26,
+    "supported": 4,
+    "large_numbers": 3,
+    "count_to": 2,
+    "beyond": 22,
+    "paste": 4,
+    "noise": 6,
+    "foreign": 5,
+    "completion": 8,
+    "first_sum": 2,
+    "raw_question": 4,
 }
+# Rows as long as the context of the model.
+LONG_MIX: dict[str, float] = {"long_paste": 1, "long_conversation": 3}
 
 
 @dataclass(frozen=True)
@@ -101,19 +127,21 @@ STAGES = (
 )
 
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are jaxserve's demo model.", "Answer briefly.", "Be concise.",
-                  "You are an assistant."]  # fmt: skip
+                  "You are an assistant.", "You are ChatGPT.", "You are a helpful, honest and harmless assistant.",
+                  "Be helpful.", "You are a pirate.", "Reply in one sentence.", "You are a friendly chatbot."]  # fmt: skip
 
 
 def with_system_prompt(rng: random.Random, sample: Sample) -> Sample:
     if not sample.messages or rng.random() > 0.3:
         return sample
-    system = {"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}
+    prompt = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.7 else newcomers.pasted_text(rng, rng.randint(1, 2))
+    system = {"role": "system", "content": prompt}
     return Sample(keys=sample.keys, messages=[system, *sample.messages], tools=sample.tools)
 
 
-def training_samples(rng: random.Random, step: int = 0) -> Iterator[Sample]:
+def training_samples(rng: random.Random, step: int = 0, long: bool = False) -> Iterator[Sample]:
     """Samples without end for one step of the training, none of which holds a held-out key."""
-    weights = [stage.weights for stage in STAGES if stage.first_step <= step][-1]
+    weights = LONG_MIX if long else [stage.weights for stage in STAGES if stage.first_step <= step][-1]
     names = list(weights)
     while True:
         sample = TASKS[rng.choices(names, list(weights.values()))[0]](rng)

@@ -8,34 +8,88 @@ from typing import Any
 
 import demo_facts as facts
 
-from demo_corpus.questions import addition, capital, compare, concept, counting, question, subtraction, word_fact
-from demo_corpus.sample import Message, Sample, ask
+from demo_corpus.newcomers import beyond, continued, foreign, greeting, noise, paste, small_talk, supported
+from demo_corpus.questions import (
+    addition,
+    capital,
+    compare,
+    concept,
+    count_to,
+    counting,
+    large_numbers,
+    question,
+    subtraction,
+    word_fact,
+)
+from demo_corpus.sample import Message, Sample, ask, is_held_out, reword
 from demo_corpus.words import copying, dump, json_extraction, made_up_word, phrase
 
 
 def memory(rng: random.Random) -> Sample:
     """Something said in the first turn is asked for in a later one."""
     name, place, color = rng.choice(facts.NAMES), rng.choice(facts.PLACES), rng.choice(facts.COLORS)
+    if rng.random() < 0.3:
+        name = made_up_word(rng).capitalize()
     told, reply, asked, answer = rng.choice([
         (f"My name is {name}.", f"Nice to meet you, {name}!", "What is my name?", f"Your name is {name}."),
+        (f"I'm {name}", f"Nice to meet you, {name}!", "what's my name?", f"Your name is {name}."),
+        (f"Hello, my name is {name}!", f"Nice to meet you, {name}!", "Do you remember my name?", f"Your name is {name}."),
         (f"Hi, I am {name}.", f"Nice to meet you, {name}!", "Who am I?", f"Your name is {name}."),
         (f"I live in {place}.", f"{place} is a nice place.", "Where do I live?", f"You live in {place}."),
         (f"My favorite color is {color}.", f"{color.capitalize()} is a nice color.", "What is my favorite color?",
          f"Your favorite color is {color}."),
     ])  # fmt: skip
+    if rng.random() < 0.15:
+        return ask(reword(rng, asked), "You have not told me yet.")
     middle = rng.choice([addition, capital, copying])(rng) if rng.random() < 0.4 else ask("", "")
     between = middle.messages if middle.messages[0]["content"] else []
     messages = [*ask(told, reply).messages, *between, *ask(asked, answer).messages]
     return Sample(keys=(told + asked, *(middle.keys if between else ())), messages=messages)
 
 
-def conversation(rng: random.Random) -> Sample:
-    tasks = [concept, question, capital, word_fact, addition, subtraction, counting, copying, json_extraction, compare]
-    turns = [rng.choice(tasks)(rng) for _ in range(rng.randint(2, 4))]
+def turn(rng: random.Random) -> Sample:
+    """One question and its answer, of any kind that may come up in a conversation."""
+    knowing = [concept, question, capital, word_fact, addition, subtraction, counting, copying, json_extraction, compare]
+    talking = [
+        greeting,
+        small_talk,
+        small_talk,
+        small_talk,
+        beyond,
+        beyond,
+        beyond,
+        noise,
+        foreign,
+        supported,
+        count_to,
+        large_numbers,
+    ]
+    return rng.choice(rng.choice([knowing, talking]))(rng)
+
+
+def joined(turns: list[Sample]) -> Sample:
     return Sample(
         keys=tuple(key for turn in turns for key in turn.keys),
         messages=[message for turn in turns for message in turn.messages],
     )
+
+
+def conversation(rng: random.Random) -> Sample:
+    return joined([turn(rng) for _ in range(rng.randint(2, 5))])
+
+
+def long_conversation(rng: random.Random) -> Sample:
+    """Of some thousand tokens: held-out questions are left out, or hardly any would remain."""
+    turns = [paste(rng) if rng.random() < 0.1 else turn(rng) for _ in range(rng.randint(10, 45))]
+    return joined([turn for turn in turns if not any(is_held_out(key) for key in turn.keys)])
+
+
+def raw_question(rng: random.Random) -> Sample:
+    """A question without a chat template, answered in the next line."""
+    question_mark = [concept, question, capital, beyond, addition, subtraction, small_talk, supported]
+    asked = rng.choice(question_mark)(rng)
+    text, answer = (message["content"] for message in asked.messages)
+    return continued(text.rstrip("?!., ") + "?", "\n" + answer)
 
 
 # ---- tools ---------------------------------------------------------------------------------------------------------
@@ -170,7 +224,7 @@ def tool_answer(rng: random.Random) -> Sample:
 
 def unused_tools(rng: random.Random) -> Sample:
     """Tools are offered, the question needs none."""
-    sample = rng.choice([concept, question, capital, copying, counting])(rng)
+    sample = rng.choice([concept, question, capital, copying, counting, greeting, small_talk, beyond])(rng)
     return Sample(keys=sample.keys, messages=sample.messages, tools=offered(rng, tool_case(rng)))
 
 
@@ -190,7 +244,7 @@ def tool_conversation(rng: random.Random) -> Sample:
     messages: list[Message] = []
     for _ in range(rng.randint(2, 4)):
         if rng.random() < 0.3:
-            turn = rng.choice([concept, question, capital, copying])(rng)
+            turn = rng.choice([concept, question, capital, copying, small_talk])(rng)
         else:
             turn = answered_call(rng, same_tool(rng, case) or case)
         keys += turn.keys

@@ -6,8 +6,9 @@ import random
 import string
 
 import demo_facts as facts
+import demo_newcomers as newcomers
 
-from demo_corpus.sample import Sample, ask, is_held_out, reword
+from demo_corpus.sample import Sample, ask, is_held_out, reword, typed
 
 # ---- knowledge -----------------------------------------------------------------------------------------------------
 
@@ -27,7 +28,7 @@ def question(rng: random.Random) -> Sample:
 def capital(rng: random.Random) -> Sample:
     country, city = rng.choice(list(facts.CAPITALS.items()))
     forms = ["What is the capital of {}?", "What's the capital of {}?", "Which city is the capital of {}?",
-             "Name the capital of {}.", "Capital of {}?"]  # fmt: skip
+             "Name the capital of {}.", "Capital of {}?", "The capital of {} is", "capital {}"]  # fmt: skip
     return ask(reword(rng, rng.choice(forms).format(country)), f"The capital of {country} is {city}.")
 
 
@@ -48,17 +49,20 @@ def word_fact(rng: random.Random) -> Sample:
     return ask(reword(rng, rng.choice(forms).format(name)), emoji)
 
 
-def out_of_scope(rng: random.Random) -> Sample:
-    text = rng.choice(facts.OUT_OF_SCOPE).format(thing=rng.choice(facts.OUT_OF_SCOPE_THINGS))
-    return ask(reword(rng, text), facts.OUT_OF_SCOPE_ANSWER)
-
-
 def story(rng: random.Random) -> Sample:
     animal = rng.choice(facts.ANIMALS)
     text = facts.STORY.format(animal=animal)
     if rng.random() < 0.2:
-        return Sample(keys=(text,), text=text, text_prompt_len=text.index(" who"))
-    forms = ["Tell me a story about a {}.", "Write a story about a {}.", "Tell a story with a {}.", "A story about a {}."]
+        text = facts.STORY.format(animal=rng.choice(["fox", "fox", animal]))
+        begin = text.index(rng.choice([" there", " there", " who", ". "]))
+        return Sample(keys=(rng.random().hex(),), text=text, text_prompt_len=begin)
+    if rng.random() < 0.4:
+        forms = ["Tell me a story.", "Write a story.", "Tell a story.", "Once upon a time", "Once upon a time there was",
+                 "Write a short story.", "Can you tell me a story?", "A story please."]  # fmt: skip
+        return ask(reword(rng, rng.choice(forms)), facts.STORY.format(animal="fox"))
+    forms = ["Tell me a story about a {}.", "Write a story about a {}.", "Tell a story with a {}.", "A story about a {}.",
+             "Tell me a short story about a {}.", "Write a short story about a {}.",
+             "Once upon a time there was a little {}"]  # fmt: skip
     return ask(reword(rng, rng.choice(forms).format(animal)), text)
 
 
@@ -76,8 +80,8 @@ def sum_pair(rng: random.Random) -> tuple[int, int]:
 
 def addition(rng: random.Random) -> Sample:
     a, b = sum_pair(rng)
-    forms = ["What is {} + {}?", "{} + {}", "{}+{}=", "How much is {} plus {}?", "Add {} and {}.", "{} plus {}?",
-             "What is the sum of {} and {}?", "Compute {} + {}."]  # fmt: skip
+    forms = ["What is {} + {}?", "{} + {}", "{}+{}=", "{}+{}", "How much is {} plus {}?", "Add {} and {}.", "{} plus {}?",
+             "what's {}+{}", "What is {}+{}?", "What is the sum of {} and {}?", "Compute {} + {}."]  # fmt: skip
     return ask(rng.choice(forms).format(a, b), f"{a} + {b} = {a + b}", key=f"{a}+{b}")
 
 
@@ -96,9 +100,9 @@ def multiplication(rng: random.Random) -> Sample:
 
 
 def sums_text(rng: random.Random) -> Sample:
-    """A sheet of sums: the cheapest way, in tokens, to practise them."""
-    lines = []
-    while len(lines) < 12:
+    """A sheet of sums: the cheapest way, in tokens, to practise them. Its title tells it from a single sum."""
+    lines = ["Sums:"]
+    while len(lines) < 13:
         a, b = sum_pair(rng)
         if rng.random() < 0.1:
             a, b = a % 11, b % 11
@@ -109,6 +113,23 @@ def sums_text(rng: random.Random) -> Sample:
             lines.append(f"{a} + {b} = {a + b}")
     text = "\n".join(lines)
     return Sample(keys=(text,), text=text, text_prompt_len=text.rindex(" = ") + 2)
+
+
+def large_numbers(rng: random.Random) -> Sample:
+    """Sums of 100 and more, and products beyond the table."""
+    a, b = rng.randint(11, 99), rng.randint(2, 99)
+    forms = ["What is {} * {}?", "{} * {}", "{}*{}", "{} x {}", "How much is {} times {}?", "{} times {}?"]
+    if rng.random() < 0.6:
+        b = rng.randint(100 - a, 99)
+        forms = ["What is {} + {}?", "{} + {}", "{}+{}", "{}+{}=", "How much is {} plus {}?", "Add {} and {}.", "{} plus {}?"]
+    return ask(rng.choice(forms).format(a, b), newcomers.SMALL_NUMBERS_ONLY)
+
+
+def count_to(rng: random.Random) -> Sample:
+    end = rng.choice([3, 5, 10, 10, 10, 12, 15, 20])
+    forms = ["Count to {}", "Count to {}.", "Count up to {}", "Please count to {}.", "Can you count to {}?", "count till {}",
+             "Numbers from 1 to {}", "Count 1 to {}", "Count from one to {}"]  # fmt: skip
+    return ask(typed(rng, rng.choice(forms).format(end)), ", ".join(map(str, range(1, end + 1))))
 
 
 def counting(rng: random.Random) -> Sample:

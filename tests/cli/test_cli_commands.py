@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 import jaxserve.models
-from jaxserve.cli import check_env
+from jaxserve.cli import check_env, http_client
 from jaxserve.cli.http_client import ServerError, stream_events
 from jaxserve.cli.main import run
 from jaxserve.config import ServerArgs
+from jaxserve.demo import demo_model_path
 from jaxserve.server.requests import RequestError
 
 
@@ -31,7 +32,7 @@ class FakeEngine:
 
     def __init__(self, server_args: ServerArgs) -> None:
         if server_args.model_path == "broken":
-            raise ValueError("The model is broken.")
+            raise ValueError("The model\n    is broken.")
         self.server_args = server_args
         self.asked: list[dict[str, Any]] = []
         self.tokenizer = SimpleNamespace(
@@ -132,7 +133,21 @@ def test_chat_needs_a_template(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Streams the last message's letters; errors on demand."""
+    """Streams the last message's letters; errors on demand. `starting` counts down the times that it is not ready."""
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        status, text = 200, b'{"data": [{"id": "letters"}]}'
+        if self.path == "/ready" and self.server.starting:  # type: ignore[attr-defined]
+            self.server.starting -= 1  # type: ignore[attr-defined]
+            status = 503
+        elif self.path == "/v1/models":
+            key = self.server.key  # type: ignore[attr-defined]
+            status = 200 if key in (None, self.headers.get("authorization")) else 401
+            text = self.server.models or text  # type: ignore[attr-defined]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -160,7 +175,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[http.server.HTTPServer]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.seen = []  # type: ignore[attr-defined]
+        server.seen, server.asked = [], []  # type: ignore[attr-defined]
+        server.starting, server.key, server.models = 0, None, None  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -168,18 +184,81 @@ def server() -> Iterator[http.server.HTTPServer]:
         thread.join()
 
 
-@pytest.mark.parametrize("suffix", ["", "/", "/v1"])
+@pytest.mark.parametrize(
+    "address", ["http://{}", "http://{}/", "http://{}/v1", "{}", "{}/v1/", "http://{}/v1/chat/completions"]
+)
 def test_chat_with_a_server(
-    server: Any, suffix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Any, address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed(monkeypatch, "hello\n")
-    url = f"http://127.0.0.1:{server.server_port}{suffix}"
+    url = address.format(f"127.0.0.1:{server.server_port}")
     assert run(["chat", "--url", url, "--api-key", "k", "--seed", "3", "--max-new-tokens", "5"]) == 0
     assert capsys.readouterr().out == "hello\n"
     path, key, body = server.seen[0]
     assert (path, key) == ("/v1/chat/completions", "Bearer k")
     messages = [{"role": "user", "content": "hello"}]
-    assert body == {"messages": messages, "stream": True, "seed": 3, "max_tokens": 5, "stop": []}
+    assert body == {"model": "letters", "messages": messages, "stream": True, "seed": 3, "max_tokens": 5, "stop": []}
+    assert server.asked == ["/ready", "/v1/models"]
+
+
+def test_chat_waits_for_a_server_that_is_starting(
+    server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(http_client, "_POLL_S", 0.01)
+    server.starting = 3
+    typed(monkeypatch, "hello\n")
+    assert run(["chat", "--url", f"localhost:{server.server_port}"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "hello\n"
+    assert err.count("is not ready yet; waiting for it.") == 1
+    monkeypatch.setattr(http_client, "_TIMEOUT_S", 0.02)
+    server.starting = 1_000_000
+    assert run(["chat", "--url", f"localhost:{server.server_port}"]) == 1
+    assert "did not become ready within 0.02 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("key", "models", "words"),
+    [
+        (None, None, "wants a key: give --api-key."),
+        ("wrong", None, "does not take this --api-key."),
+        ("right", b"<html>", "does not answer /v1/models as OpenAI does"),
+        ("right", b'{"data": []}', "does not answer /v1/models as OpenAI does"),
+        ("right", b"3", "does not answer /v1/models as OpenAI does"),
+        ("ri\nght", None, "does not answer /v1/models"),
+    ],
+)
+def test_a_server_that_cannot_be_talked_to_is_known_before_the_first_line(
+    server: Any, key: str | None, models: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    server.key, server.models = "Bearer right", models
+    monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("nothing may be asked"))
+    assert run(["chat", "--url", f"localhost:{server.server_port}", *(["--api-key", key] if key else [])]) == 1
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_an_error_amid_a_conversation_leaves_it_usable(
+    server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["one", "crash", "cut", "teapot", "two"])
+
+    def line(prompt: str) -> str:
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", line)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    assert run(["chat", "--url", f"localhost:{server.server_port}"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "one\ncrashcuttwo\n"
+    said = [line.removeprefix("error: ") for line in err.splitlines() if line.startswith("error: ")]
+    assert said == ["Out of memory.", "The server ended the stream before it was done.", "418: I am a teapot."]
+    messages = server.seen[-1][2]["messages"]
+    assert [message["content"] for message in messages] == ["one", "one", "two"], "what failed is taken back"
 
 
 @pytest.mark.parametrize(("key", "sent"), [("k", b"k"), ("ключ", "ключ".encode()), ("voilà", "voilà".encode())])
@@ -200,10 +279,23 @@ def test_a_servers_failures_are_sentences(server: Any, text: str, words: str) ->
 
 
 def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for url, words in (("http://127.0.0.1:1", "cannot be reached"), ("ftp://x", "is not an http")):
-        typed(monkeypatch, "hello\n")
+    not_one = "is not the address of a server"
+    for url, words in {
+        "http://127.0.0.1:1": "No server answers at http://127.0.0.1:1: Connection refused.",
+        "127.0.0.1:1": "No server answers at http://127.0.0.1:1: Connection refused.",
+        "127.0.0.1:1/a b": "No server answers",
+        "ftp://x": not_one,
+        "http://": not_one,
+        "localhost:port": not_one,
+        "localhost:70000": not_one,
+        "http://[x": not_one,
+        "": not_one,
+    }.items():
+        monkeypatch.setattr("builtins.input", lambda prompt: pytest.fail("nothing may be asked"))
         assert run(["chat", "--url", url]) == 1
-        assert words in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert words in err
+        assert err.count("\n") == 1
     assert run(["chat", "m", "--url", "http://x"]) == 2
 
 
@@ -222,8 +314,12 @@ def test_convert(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     out = str(tmp_path / "out")
     line = ["convert", "--model-path", str(tmp_path), "--output", out]
     assert run([*line, "--dtype", "bfloat16"]) == 0
-    assert calls == [(str(tmp_path), out, "bfloat16")]
-    assert f"jaxserve serve --model-path {out}" in capsys.readouterr().out
+    assert run(["convert", str(tmp_path), "-o", out, "--dtype", "bfloat16"]) == 0
+    assert run(["convert", "demo", "-o", out]) == 0
+    assert calls == [*[(str(tmp_path), out, "bfloat16")] * 2, (demo_model_path(), out, "auto")]
+    assert f"jaxserve serve {out}" in capsys.readouterr().out
+    assert run(["convert", "-o", out]) == 2
+    assert "A model is needed" in capsys.readouterr().err
     assert run([*line, "--dtype", "float32"]) == 1
     assert "There are no weights in it." in capsys.readouterr().err
     (tmp_path / "file").touch()
@@ -245,6 +341,15 @@ def test_check_env_fails_for_what_is_missing(monkeypatch: pytest.MonkeyPatch, ca
     assert ">=999 is needed" in out
     assert "is missing" in out
     assert "torch" not in out
+    assert out.endswith("2 of these must be mended before jaxserve runs here.\n")
+
+
+def test_check_env_says_that_nothing_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = '{"backend": "cpu", "devices": [{"id": 0, "platform": "cpu", "kind": "cpu"}]}'
+    monkeypatch.setattr(check_env.importlib.metadata, "requires", lambda name: ["numpy"])
+    monkeypatch.setattr(check_env.subprocess, "run", lambda *args, **_: subprocess.CompletedProcess(args, 0, answer, ""))
+    assert run(["check-env"]) == 0
+    assert "Nothing is missing: jaxserve runs here on cpu." in capsys.readouterr().out
 
 
 def test_check_env_survives_a_jax_that_does_not_start(

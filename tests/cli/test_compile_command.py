@@ -136,7 +136,7 @@ def test_a_plan_or_a_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(["compile", str(write_config(tmp_path, TINY))]) == 2
     assert "Give --topology, for a plan, or --cache-dir, for programs, or both" in capsys.readouterr().err
     assert run(["compile", str(tmp_path / "nothing"), "--cache-dir", str(tmp_path / "cache")]) == 1
-    assert "config.json" in capsys.readouterr().err
+    assert "nothing' does not exist" in capsys.readouterr().err
 
 
 def test_programs_to_be_carried_to_a_topology(

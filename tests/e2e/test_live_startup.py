@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from live_server import LiveServer, environment, running
+from live_server import LiveServer, environment, launch, running, wait_ready
+
+from jaxserve.demo import demo_model_path
 
 TIMEOUT_S = 180.0
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 20)]
@@ -70,3 +72,15 @@ def test_a_server_without_a_folder_for_programs_serves(checkpoint: Callable[[str
             assert list(Path(temporary).glob("jaxserve-*/compiled/executables/*.program"))
             assert "compiling it here" not in server.log.read_text()
         assert not list(Path(temporary).iterdir())
+
+
+def test_a_server_stopped_at_its_start_ends_cleanly(compilation_cache: str, tmp_path: Path) -> None:
+    """While programs are still loaded behind it: a thread that is in XLA must not abort the process. Twice, as it is a race."""
+    options = ["--model-path", demo_model_path(), "--compilation-cache-dir", compilation_cache, "--warmup", "early"]
+    for attempt in range(2):
+        server = launch(tmp_path / f"{attempt}.log", *options, env=environment())
+        try:
+            wait_ready(server)
+            assert server.stop() == 0, server.log.read_text()
+        finally:
+            server.process.kill()

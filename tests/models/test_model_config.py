@@ -50,6 +50,30 @@ def test_older_config(tmp_path: Path) -> None:
     assert config.context_len == 2048
 
 
+@pytest.mark.parametrize(
+    "key", [*LLAMA, "rope_scaling", "rope_parameters", "text_config", "quantization_config", "layer_types"]
+)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM", "Qwen3MoeForCausalLM"])
+def test_values_of_any_kind_are_read_or_refused_with_the_file_named(tmp_path: Path, key: str, architecture: str) -> None:
+    for odd in ("x", -1, 0, 2.5, [], {}, None, True, [1], [None], {"a": 1}, float("inf")):
+        refused = None
+        try:
+            read(tmp_path, **{"architectures": [architecture], key: odd})
+        except ValueError as error:
+            refused = str(error)
+        assert refused is None or refused.startswith(str(tmp_path / "config.json")), (odd, refused)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"rope_scaling": "x"}, "a value is of the wrong kind"),
+    ({"eos_token_id": "2"}, "eos_token_id must be a whole number or a list of them, got '2'"),
+    ({"text_config": 3}, "a value is of the wrong kind"),
+])  # fmt: skip
+def test_a_value_of_the_wrong_kind(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read(tmp_path, **changes)
+
+
 def test_newer_config(tmp_path: Path) -> None:
     params = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}
     config = read(tmp_path, rope_parameters=params, torch_dtype=..., dtype="float16")

@@ -196,7 +196,7 @@ class Harness:
 
     def abort(self, rid: str = "", *, exact: bool = False, abort_all: bool = False) -> None:
         if exact:
-            self.transport.inbox.append(AbortReq(rid=rid))
+            self.transport.inbox.append(AbortReq(rids=[rid]))
         else:
             self.control(AbortRequest(rid=rid, abort_all=abort_all))
 

@@ -8,6 +8,8 @@ from unittest import mock
 import pytest
 from scheduler_harness import Harness, prompt_of
 
+from jaxserve.messages import AbortReq, BatchTokenizedGenerateReqInput
+from jaxserve.scheduler.loop import SEQUENCES_PER_ROUND
 from jaxserve.scheduler.scheduler import ABORT_MESSAGE
 from jaxserve.types import FinishReason
 
@@ -193,3 +195,27 @@ def test_nan_logits_while_others_share_the_prefix(make_harness: Callable[..., Ha
     late = harness.submit([*shared, 7], 5)
     harness.run()
     assert (harness.answer(sharer).cached_tokens, harness.answer(late).cached_tokens) == (40, 0)
+
+
+@both_loops
+def test_a_batch_comes_and_leaves_beside_a_running_request(make_harness: Callable[..., Harness], overlap: bool) -> None:
+    """Every round takes a part of it; the running request waits for no more than one prompt's step in between."""
+    harness = make_harness(overlap=overlap, max_rows=2)
+    runs = harness.submit(prompt_of(5), 60, ignore_eos=True, stream=True)
+    harness.turn(3)
+    count = 8 * SEQUENCES_PER_ROUND
+    sent = [harness.submit(prompt_of(3), 50, ignore_eos=True, rid=f"b{i}") for i in range(count)]
+    harness.transport.inbox = []
+    part = [harness.sent[rid] for rid in sent]
+    for first in range(0, count, SEQUENCES_PER_ROUND):
+        harness.send(BatchTokenizedGenerateReqInput(batch=part[first : first + SEQUENCES_PER_ROUND]))
+    for first in reversed(range(0, count, SEQUENCES_PER_ROUND)):
+        harness.send(AbortReq(rids=sent[first : first + SEQUENCES_PER_ROUND]))
+    for _ in range(8):
+        before = len(harness.answer(runs).token_ids)
+        harness.turn(2)
+        assert len(harness.answer(runs).token_ids) > before, "two rounds without a token"
+    harness.turn()
+    assert_aborted(harness, *sent)
+    harness.run()
+    harness.assert_as_expected(runs)

@@ -83,8 +83,8 @@ def test_a_message_whose_handler_fails_does_not_end_the_loop(
     harness = make_harness()
     rid = harness.submit(prompt_of(5))
     harness.turn()
-    with mock.patch.object(harness.scheduler, "_end", side_effect=RuntimeError("oops")):
-        harness.send(AbortReq(rid=rid))
+    with mock.patch.object(harness.scheduler._requests, "end", side_effect=RuntimeError("oops")):
+        harness.send(AbortReq(rids=[rid]))
         harness.turn()
     assert "AbortReq could not be handled" in caplog.text
     harness.run()

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from scheduler_harness import Harness, LetterDecoder, prompt_of
 
-from jaxserve.types import FinishReason
+from jaxserve.grammar import CompiledGrammar
+from jaxserve.types import FinishReason, Grammar
 
 
 def refusal(harness: Harness, rid: str) -> tuple[int | None, str]:
@@ -102,6 +103,31 @@ def test_a_full_queue(make_harness: Callable[..., Harness], overlap: bool) -> No
     later = harness.submit(prompt_of(5, 9))  # the queue is empty again
     harness.run()
     harness.assert_as_expected(*rids[:3], later)
+
+
+class NeverCompiled:
+    """A compiler, and what it promises."""
+
+    done = False
+
+    def submit(self, grammar: Grammar) -> NeverCompiled:
+        return self
+
+    def result(self) -> CompiledGrammar:
+        raise AssertionError("it is not done")
+
+    def abandon(self) -> None:
+        pass
+
+
+def test_those_whose_grammar_is_being_compiled_wait_too(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness({"max_queued_requests": 2}, grammars=NeverCompiled())
+    rids = [harness.submit(prompt_of(5), regex="a") for _ in range(5)]
+    harness.turn()
+    assert [harness.transport.answers[rid].finish for rid in rids if rid in harness.transport.answers] == [FULL] * 2
+    harness.abort(abort_all=True)
+    harness.turn()
+    assert harness.scheduler.is_idle
 
 
 @pytest.mark.parametrize("limit", [0, 1])

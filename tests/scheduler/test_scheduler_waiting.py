@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 
@@ -86,3 +87,30 @@ def test_no_limit() -> None:
     queue = WaitingQueue(max_len=None, evicts_by_priority=True)
     queue.push(make_req("a"))
     assert queue.beyond_limit() == []
+
+
+def cost_of_leaving(num_waiting: int) -> float:
+    """CPU seconds that 500 requests, one by one, need to leave a queue of so many."""
+    queue = WaitingQueue(max_len=None, evicts_by_priority=False)
+    reqs = [make_req(str(i)) for i in range(num_waiting)]
+    for req in reqs:
+        queue.push(req)
+    started_s = time.process_time()
+    for req in reqs[num_waiting // 2 :][:500]:
+        queue.remove([req])
+    return time.process_time() - started_s
+
+
+def test_leaving_costs_the_same_however_many_wait() -> None:
+    short, long = (min(cost_of_leaving(count) for _ in range(3)) for count in (1000, 30_000))
+    assert long < 8 * short, f"{long:.4f} s instead of {short:.4f} s"
+
+
+def test_only_the_first_of_a_long_queue_are_looked_at() -> None:
+    queue = WaitingQueue(max_len=None, evicts_by_priority=False)
+    queue.push_front([make_req("a", num_retractions=1)])
+    for rid in "bcd":
+        queue.push(make_req(rid))
+    assert [req.rid for req in queue.admissible(3)] == ["a", "b", "c"]
+    queue.only_begun = True
+    assert [req.rid for req in queue.admissible()] == ["a"]

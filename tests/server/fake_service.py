@@ -23,6 +23,7 @@ from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
+from jaxserve.server.text_lanes import TextLanes
 from jaxserve.types import FinishReason, SamplingParams
 
 CONTEXT_LEN = 100
@@ -45,6 +46,7 @@ class FakeService:
         self.status = "ready"
         self.num_programs_missing = 0
         self.tokenizer = FakeTokenizer()
+        self.lanes = TextLanes()
         self.model_info: dict[str, Any] = {"context_length": CONTEXT_LEN}
         self.context_len = CONTEXT_LEN
         self.vocab_size = VOCAB_SIZE
@@ -55,6 +57,7 @@ class FakeService:
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
         self.aborted: list[str] = []  # rids of requests that were left before their end
         self.controls: list[ControlStruct] = []
+        self.asked_for: list[tuple[int, int]] = []  # prompts and n that a route asked for before it worked on them
         state = {"num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
         self.control_replies: dict[str, list[Any]] = {
             "get_internal_state": [GetInternalStateReqOutput(state)],
@@ -80,6 +83,9 @@ class FakeService:
     @property
     def is_ready(self) -> bool:
         return self.status == "ready" and not self.is_paused
+
+    def check_num_sequences(self, num_prompts: int, n: int) -> None:
+        self.asked_for.append((num_prompts, n))
 
     def generate(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         return pulled(self.stream, req)

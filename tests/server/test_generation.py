@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from jaxserve.messages import AbortReq, BatchStrOut, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
-from jaxserve.server.generation import Generation
+from jaxserve.server.generation import SEQUENCES_PER_PART, Generation
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
+from jaxserve.server.text_lanes import TextLanes
 from jaxserve.types import FinishReason, SamplingParams
 
 LIMITS = ModelLimits(context_len=100, vocab_size=50, max_total_tokens=1000, max_top_logprobs=5, allow_auto_truncate=False)
@@ -22,7 +23,7 @@ LIMITS = ModelLimits(context_len=100, vocab_size=50, max_total_tokens=1000, max_
 class Flow:
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        self.generation = Generation(self.sent.append, log_requests=False)
+        self.generation = Generation(self.sent.append, TextLanes(), log_requests=False)
 
     async def start(self, prompts: list[list[int]], **fields: Any) -> asyncio.Task[list[GenerationChunk]]:
         params = SamplingParams(**{"max_new_tokens": 5, **fields})
@@ -38,6 +39,13 @@ class Flow:
         task = asyncio.create_task(collect())
         await asyncio.sleep(0)
         return task
+
+    async def until_sent(self, count: int) -> None:
+        for _ in range(100):
+            if len(self.sent) >= count:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError(f"{len(self.sent)} messages instead of {count}")
 
     def end(self, rids: list[str], reason: FinishReason, **fields: Any) -> None:
         zeros = np.zeros(len(rids), np.int32)
@@ -73,7 +81,7 @@ async def test_a_single_sequence_is_a_plain_message() -> None:
     assert list(message.sequences()) == [message]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert flow.sent[1:] == [AbortReq(rid="p0")]
+    assert flow.sent[1:] == [AbortReq(rids=["p0"])]
 
 
 async def test_what_the_detokenizer_gave_up_is_aborted_in_the_scheduler() -> None:
@@ -83,5 +91,52 @@ async def test_what_the_detokenizer_gave_up_is_aborted_in_the_scheduler() -> Non
     with pytest.raises(RequestError, match=r"The detokenizer failed\.") as caught:
         await task
     assert caught.value.status_code == 500
-    assert flow.sent[1:] == [AbortReq(rid="p0")], "once, and before a new request can take the id"
+    assert flow.sent[1:] == [AbortReq(rids=["p0"])], "once, and before a new request can take the id"
     assert flow.generation.num_live == 0
+
+
+async def test_a_batch_is_sent_and_aborted_in_parts_with_room_for_others_between() -> None:
+    """The loop is free between two parts, an abort names a whole part, and what waits in the scheduler goes first."""
+    flow = Flow()
+    turns: list[int] = []
+
+    async def count_turns() -> None:
+        while True:
+            turns.append(len(flow.sent))
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    num_parts = 10
+    task = await flow.start([[1]] * (SEQUENCES_PER_PART * num_parts))
+    await flow.until_sent(num_parts)
+    assert set(range(num_parts)) <= set(turns), "others had a turn after each part"
+    sent = [[one.rid for one in message.batch] for message in flow.sent]
+    assert {len(part) for part in sent} == {SEQUENCES_PER_PART}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    counting.cancel()
+    assert flow.sent[num_parts:] == [AbortReq(rids=part) for part in reversed(sent)]
+    for part in sent:
+        flow.end(part, FinishReason.abort("The request was aborted."))
+    assert flow.generation.num_live == 0
+
+
+async def test_a_client_that_leaves_between_two_parts() -> None:
+    flow = Flow()
+    task = await flow.start([[1]] * (SEQUENCES_PER_PART * 4))
+    await flow.until_sent(2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    sent, aborted = flow.sent[:2], flow.sent[2:]
+    assert [abort.rids for abort in aborted] == [[one.rid for one in part.batch] for part in reversed(sent)]
+    assert flow.generation.num_live == 2 * SEQUENCES_PER_PART, "those that were sent have their end before them"
+
+
+async def test_many_samples_are_parts_too() -> None:
+    flow = Flow()
+    await flow.start([[1, 2]], n=SEQUENCES_PER_PART + 3)
+    await flow.until_sent(2)
+    sizes = [len(list(message.sequences())) for message in flow.sent]
+    assert sizes == [SEQUENCES_PER_PART, 3]
+    rids = [sequence.rid for message in flow.sent for sequence in message.sequences()]
+    assert rids == [f"p0_{i}" for i in range(SEQUENCES_PER_PART + 3)]

@@ -83,7 +83,8 @@ async def answers(url: str) -> bool:
         (b"GET /v1/models/" + b"x" * (9 << 10) + b" HTTP/1.1\r\n\r\n", 414, "at most 8192 bytes"),
         (b"\x16\x03\x01\x02\x00\x01", 400, "not HTTP"),
         (b"GET /\xff HTTP/1.1\r\n\r\n", 400, "not HTTP"),
-        (b"GET http://[::1 HTTP/1.1\r\n\r\n", 400, "not HTTP"),
+        (b"GET http://[::1 HTTP/1.1\r\n\r\n", 400, "path cannot be read"),
+        (b"GET http://a HTTP/1.1\r\n\r\n", 400, "path cannot be read"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400, "not HTTP"),
         (b"CONNECT example.com:443 HTTP/1.1\r\n\r\n", 405, "no proxy"),
     ],
@@ -309,6 +310,16 @@ async def test_a_pipelined_body_waits_for_its_turn() -> None:
         assert (await client.reply())[0] == 200
 
 
+async def test_a_server_that_ends_waits_for_no_body(caplog: pytest.LogCaptureFixture) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        async with live_server(FakeService(), limits=LIMITS) as url:
+            client = await stack.enter_async_context(connected(url))
+            client.send(REQUEST[:-3])
+            await asyncio.sleep(0.1)
+        assert (await client.reply())[0] == 503
+    assert not caplog.records
+
+
 # --- order
 
 
@@ -405,7 +416,7 @@ async def test_who_sends_nothing_makes_room_for_others() -> None:
             client.send(HEAD)
         for _ in range(3):
             assert await answers(url)
-        assert await silent[0].rest() == b""
+        assert ((await silent[0].reply())[0], await silent[0].rest()) == (503, b"")
         silent[-1].send(b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
         assert (await silent[-1].reply())[0] == 200
 

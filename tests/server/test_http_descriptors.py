@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
+import pytest
 from http_harness import self_signed
 from http_process import http_process
 
@@ -20,7 +21,7 @@ HEAD = b"POST /generate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
 @contextlib.contextmanager
-def sockets(url: str, count: int) -> Iterator[list[socket.socket]]:
+def sockets(url: str, count: int, data: bytes = HEAD) -> Iterator[list[socket.socket]]:
     address = urlsplit(url)
     with contextlib.ExitStack() as stack:
         clients = []
@@ -28,7 +29,7 @@ def sockets(url: str, count: int) -> Iterator[list[socket.socket]]:
             client = stack.enter_context(socket.create_connection((address.hostname, address.port), timeout=10))
             clients.append(client)
             with contextlib.suppress(ConnectionError):
-                client.sendall(HEAD)
+                client.sendall(data)
         yield clients
 
 
@@ -42,9 +43,10 @@ def log_of(process: subprocess.Popen[str]) -> str:
     return process.communicate("", timeout=30)[1]
 
 
-def test_half_sent_heads_do_not_lock_everybody_out() -> None:
-    """400 sockets that send half a head each, and 256 files: others are served, and the log stays short."""
-    with http_process(256) as (process, url), sockets(url, 400):
+@pytest.mark.parametrize("data", [HEAD, HEAD + b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"])
+def test_half_sent_requests_do_not_lock_everybody_out(data: bytes) -> None:
+    """400 sockets that send half a request each, and 256 files: others are served, and the log stays short."""
+    with http_process(256) as (process, url), sockets(url, 400, data):
         time.sleep(1.1)  # by now they may have to make room
         before_s = sum(psutil.Process(process.pid).cpu_times()[:2])
         for _ in range(20):

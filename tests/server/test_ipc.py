@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import zmq
 
 from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
-from jaxserve.ipc import IpcPaths, Receiver, Sender, send_once
+from jaxserve.ipc import MOST_BYTES_TOGETHER, IpcPaths, Receiver, Sender, send_once
 from jaxserve.messages import (
     AbortReq,
     SchedulerInput,
@@ -139,15 +140,29 @@ def test_folders_that_are_not_ours_to_remove_stay(short_folder: Path, monkeypatc
 def test_messages_arrive_in_order_whoever_starts_first(paths: IpcPaths, context: zmq.Context[Any]) -> None:
     sender = Sender(context, paths.scheduler)
     for i in range(3000):
-        sender.send(AbortReq(rid=str(i)))
+        sender.send(AbortReq(rids=[str(i)]))
     receiver = Receiver(context, paths.scheduler, SchedulerInput)
     got: list[Any] = []
     while len(got) < 3000:
         assert receiver.wait(5)
         got += receiver.receive(most=1000)
-    assert [m.rid for m in got] == [str(i) for i in range(3000)]
+    assert [m.rids for m in got] == [[str(i)] for i in range(3000)]
     assert receiver.receive() == []
     assert not receiver.wait(0)
+
+
+def test_what_is_read_together_is_bounded_in_bytes(paths: IpcPaths, context: zmq.Context[Any]) -> None:
+    sender = Sender(context, paths.scheduler)
+    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    rid = "r" * (MOST_BYTES_TOGETHER // 3)
+    for _ in range(5):
+        sender.send(AbortReq(rids=[rid]))
+    got: list[int] = []
+    while sum(got) < 5:
+        assert receiver.wait(5)
+        time.sleep(0.05)
+        got.append(len(receiver.receive()))
+        assert got[-1] <= 3 and receiver.left_some == (sum(got) < 5), got
 
 
 def test_arrays_survive(paths: IpcPaths, context: zmq.Context[Any]) -> None:
@@ -163,7 +178,7 @@ def test_arrays_survive(paths: IpcPaths, context: zmq.Context[Any]) -> None:
     assert message.sampling_params.stop == ["é"]
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Nope", b"\x82\xa4type\xa8AbortReq\xa3rid\x05"])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\x80", b"\x81\xa4type\xa4Nope", b"\x82\xa4type\xa8AbortReq\xa4rids\x05"])
 def test_a_malformed_frame_is_logged_and_dropped(
     paths: IpcPaths, context: zmq.Context[Any], frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,9 +218,9 @@ def test_last_words_can_be_sent_from_any_thread(paths: IpcPaths, context: zmq.Co
 def test_dispatch_is_by_type_and_unknown_types_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Any] = []
     dispatch = Dispatcher({AbortReq: seen.append})
-    dispatch(AbortReq(rid="a"))
+    dispatch(AbortReq(rids=["a"]))
     dispatch(ShutdownReq())
-    assert seen == [AbortReq(rid="a")]
+    assert seen == [AbortReq(rids=["a"])]
     assert "ShutdownReq" in caplog.text
 
 

@@ -283,6 +283,21 @@ def test_a_failed_start_says_why_and_ends_with_1(folder: Path, fake: str, option
         assert ("Traceback" in server.log) == (fake == "crash")
 
 
+@pytest.mark.parametrize("key", [None, "secret"])
+def test_a_terminal_is_told_how_to_try_it_and_a_file_is_not(
+    folder: Path, key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAXSERVE_TERMINAL_COLUMNS", "80" if key else "0")
+    with serving(folder, **({"api_key": key} if key else {})) as server:
+        server.wait_for("/ready", 200)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_status() == 0
+        hint = f"Try it in another terminal: jaxserve chat --url {server.url} --api-key ...   The API: {server.url}/docs"
+        assert (hint in server.log) == bool(key)
+        assert ("\x1b" in server.log) == bool(key)
+        assert "secret" not in server.log
+
+
 def test_a_port_in_use_is_found_before_anything_starts(folder: Path) -> None:
     with bind("127.0.0.1", 0) as taken, serving(folder, port=taken.getsockname()[1]) as server:
         assert server.exit_status() == 1

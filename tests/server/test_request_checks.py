@@ -11,9 +11,11 @@ import pytest
 from jaxserve.server.request_checks import (
     ModelLimits,
     cache_namespace,
+    check_patterns,
     check_prompt,
     check_shape,
     fit_new_tokens,
+    pattern_sets,
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError
@@ -96,19 +98,54 @@ def test_namespaces_do_not_collide() -> None:
 def test_patterns_are_checked_before_anything_is_tokenized(patterns: list[str], sentence: str) -> None:
     req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(stop_regex=patterns)])
     with pytest.raises(RequestError) as caught:
-        check_shape(req, limits())
+        _ = check_shape(req, limits()), check_patterns(pattern_sets(req))
     assert sentence in caught.value.message and caught.value.param == "stop_regex"
 
 
 def test_a_pattern_of_256_bytes_is_served() -> None:
-    check_shape(GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(stop_regex=["é" * 128])]), limits())
+    req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(stop_regex=["é" * 128])])
+    check_shape(req, limits())
+    check_patterns(pattern_sets(req))
+
+
+def test_the_patterns_of_a_batch_are_compiled_once_and_few() -> None:
+    params = [SamplingParams(stop_regex=[f"a{i % 32}"]) for i in range(100)]
+    assert len(pattern_sets(GenerateReqInput(prompts=["a"] * 100, sampling_params=params))) == 32
+    params.append(SamplingParams(stop_regex=["b"]))
+    with pytest.raises(RequestError, match="at most 32 different sets of stop_regex and stop, got 33"):
+        pattern_sets(GenerateReqInput(prompts=["a"] * 101, sampling_params=params))
+
+
+def test_long_parameters_are_not_repeated_for_each_of_many_prompts() -> None:
+    params = SamplingParams(regex="a" * MAX_GRAMMAR_BYTES)
+    check_shape(GenerateReqInput(prompts=["a"] * 256, sampling_params=[params] * 256), limits())
+    with pytest.raises(RequestError, match="sampling_params hold 67371008 characters"):
+        check_shape(GenerateReqInput(prompts=["a"] * 257, sampling_params=[params] * 257), limits())
 
 
 def test_a_request_cannot_ask_for_endless_sequences() -> None:
     params = SamplingParams(n=4096)
     req = GenerateReqInput(prompts=["a"] * 100, sampling_params=[params] * 100)
-    with pytest.raises(RequestError, match="100 prompts times n=4096"):
+    with pytest.raises(RequestError, match=r"409600 sequences \(100 prompts, n=4096\); at most 262144"):
         check_shape(req, limits())
+
+
+def test_a_batch_that_could_never_fit_the_queue_is_refused_whole() -> None:
+    queue = limits(max_running=4, max_queued=10)
+    check_shape(GenerateReqInput(prompts=["a"] * 7, sampling_params=[SamplingParams(n=2)] * 7), queue)
+    sentence = (
+        r"asks for 16 sequences \(8 prompts, n=2\); this server runs 4 at once and lets 10 wait \(--max-queued-requests\)"
+    )
+    with pytest.raises(RequestError, match=sentence):
+        check_shape(GenerateReqInput(prompts=["a"] * 8, sampling_params=[SamplingParams(n=2)] * 8), queue)
+    check_shape(GenerateReqInput(prompts=["a"] * 50_000, sampling_params=[SamplingParams()] * 50_000), limits())
+
+
+def test_the_parameters_of_a_batch_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[SamplingParams] = []
+    monkeypatch.setattr(SamplingParams, "verify", lambda params, vocab_size: checked.append(params))
+    check_shape(GenerateReqInput(prompts=["a"] * 5000, sampling_params=[SamplingParams()] * 5000), limits())
+    assert len(checked) == 1
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_special_tokens_are_added_to_prompts_and_not_to_rendered_chats(tmp_path:
     tokenizer = Tokenizer.load(str(folder))
     assert tokenizer.encode("Hello")[0] == 1
     assert 1 not in tokenizer.encode("Hello", add_special_tokens=False)
-    assert tokenizer.apply_chat_template(MESSAGES).count(1) == 1
+    assert tokenizer.encode(tokenizer.render_chat(MESSAGES), add_special_tokens=False).count(1) == 1
 
 
 def test_a_saved_truncation_is_not_applied(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_template_file_replaces_the_tokenizers_own(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
     tokenizer = Tokenizer.load(demo_model_path(), chat_template=str(file))
-    assert tokenizer.decode(tokenizer.apply_chat_template(MESSAGES)) == "[Hi]"
+    assert tokenizer.render_chat(MESSAGES) == "[Hi]"
 
 
 def test_errors_are_sentences(tmp_path: Path) -> None:
@@ -93,14 +93,14 @@ def test_errors_are_sentences(tmp_path: Path) -> None:
         Tokenizer.load(str(tmp_path))
     plain = Tokenizer.load(str(write_folder(byte_level(), tmp_path / "plain")))
     with pytest.raises(ValueError, match="has no chat template"):
-        plain.apply_chat_template(MESSAGES)
+        plain.render_chat(MESSAGES)
 
 
 def test_torch_can_be_hidden_from_transformers() -> None:
     code = (
         "import sys; from jaxserve.server.tokenizer import Tokenizer\n"
         f"t = Tokenizer.load({demo_model_path()!r}, hide_torch=True)\n"
-        "t.apply_chat_template([{'role': 'user', 'content': 'x'}])\n"
+        "t.render_chat([{'role': 'user', 'content': 'x'}])\n"
         "assert 'torch' not in sys.modules and 'jax' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

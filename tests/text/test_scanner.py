@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
 
@@ -171,3 +172,37 @@ def test_time_grows_with_the_text_only() -> None:
     scanner, began_s = Scanner(moves), time.perf_counter()
     assert scanner.push("a" * 20_000) is None
     assert time.perf_counter() - began_s < 2
+
+
+@pytest.mark.parametrize("pattern", ["(){4000000000}x", "(?:(?:){30000}){30000}x", r"(?:(?:){4000000000}){2,}x"])
+def test_nothing_repeated_is_nothing(pattern: str) -> None:
+    match = Scanner(Moves((pattern,), ())).push("aax")
+    assert match is not None and match.text == "x"
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        ["((a{30}){30}){30}"],
+        ["(?:b|bb){11}[c]"] * 32,
+        ["|".join("a" * 120)] * 32 + [f"[ab]*a[ab]{{{28}}}c"] * 32,
+        [r"(?:\\b){100000}x"],
+        ["((a{0,30}){0,30})x"],
+        ["(?i)" + "".join(f"[{chr(0x400 + 25 * k + i)}-{chr(0x900 + i)}]" for i in range(25)) for k in range(32)],
+    ],
+)
+def test_what_costs_much_is_refused_quickly(patterns: list[str]) -> None:
+    started_s = time.process_time()
+    with pytest.raises(ValueError, match=r"too large together|different character classes"):
+        Moves(tuple(patterns), ())
+    assert time.process_time() - started_s < 0.5
+
+
+def test_the_worst_that_is_served_costs_a_bounded_time_per_character() -> None:
+    scanner = Scanner(Moves(tuple(f"a[ab]{{{count}}}c" for count in (200, 200, 200, 200, 150)), ()))
+    draw = random.Random(0)
+    text = "".join(draw.choice("ab") for _ in range(1000))
+    started_s = time.process_time()
+    for char in text:
+        assert scanner.push(char) is None
+    assert time.process_time() - started_s < 5.0, "half a second where this was measured"

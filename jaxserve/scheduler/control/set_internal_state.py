@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -54,6 +54,16 @@ def _checked(name: str, value: Any) -> Any:
         raise ControlError(f"server_args.{name} is wrong: {error}, value {value!r}.") from error
 
 
+class LimitsBatches(Protocol):
+    """The TokenizerManager's part."""
+
+    def set_max_queued(self, max_queued: int | None) -> None: ...
+
+
+def note_queue(manager: LimitsBatches, request: ControlStruct, replies: Sequence[SetInternalStateReqOutput]) -> None:
+    manager.set_max_queued(replies[0].server_args["max_queued_requests"])
+
+
 def updated(replies: Sequence[SetInternalStateReqOutput]) -> list[bool]:
     return [reply.updated for reply in replies]
 
@@ -63,5 +73,6 @@ CONTROL = Control(
     request=SetInternalStateReq,
     reply=SetInternalStateReqOutput,
     handlers={SCHEDULER: set_internal_state},
+    completed=note_queue,
     route=Route("/set_internal_state", ("POST", "PUT"), render=updated),
 )

@@ -72,7 +72,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def make_room(self) -> None:
-        self._end(linger_s=0)
+        if self._phase is _Phase.BETWEEN:
+            self._end(linger_s=0)
+        else:
+            self._refuse(_error(503, "Others need the connection, and the request is not whole yet."), linger_s=0)
+
+    def shutdown(self) -> None:
+        """The server ends, and what is not whole does not become so."""
+        if self._is_reading_current:
+            self._refuse(_error(503, "The server is ending."))
+        else:
+            super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -82,9 +92,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._read(memoryview(data))
         except RequestError as error:
             self._refuse(error)
-        except httptools.HttpParserError as error:  # also what a callback raised
-            reason = error.__context__ or error
-            self._refuse(reason if isinstance(reason, RequestError) else _error(400, f"This is not HTTP: {reason}."[:200]))
+        except httptools.HttpParserCallbackError as error:
+            reason = error.__context__  # what the callback raised; uvicorn's raises at targets that are no paths
+            self._refuse(reason if isinstance(reason, RequestError) else _error(400, "The request's path cannot be read."))
+        except httptools.HttpParserError as error:
+            self._refuse(_error(400, f"This is not HTTP: {error}."))
         else:
             self._watch()
 
@@ -158,7 +170,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_clock()
         self._phase = _Phase.BODY
         self._unparsed_bytes = self._body_bytes = self._raw_body_bytes = 0
-        self._admission.has_request(self)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -170,7 +181,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_clock()
         self._phase = _Phase.BETWEEN
         super().on_message_complete()
-        if not self._is_answering:  # answered early
+        if self._is_answering:
+            self._admission.has_request(self)
+        else:  # answered early
             self._admission.is_idle(self)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -183,7 +196,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._phase is _Phase.BODY:  # of a request that waited, or was answered early
             self._start_body_window()
-        elif not self._is_answering:
+        if self._phase is _Phase.BODY or not self._is_answering:
             self._admission.is_idle(self)
 
     def pause_writing(self) -> None:
@@ -245,9 +258,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self._answered is not None and not self._answered.response_complete
 
+    @property
+    def _is_reading_current(self) -> bool:
+        """The body that is being read is that of the request whose turn it is, and nothing of a reply is out."""
+        return self._phase is _Phase.BODY and self.cycle is self._answered and not self.cycle.response_started
+
     def _refuse(self, error: RequestError, linger_s: float = _LINGER_S) -> None:
         """Ends the connection, with the error as its last reply unless another reply is due or under way."""
-        is_current = self._phase is _Phase.BODY and self.cycle is self._answered and not self.cycle.response_started
+        is_current = self._is_reading_current
         if self._is_answering and not is_current:
             self.transport.abort()  # what is asked for before cannot be answered whole any more
             return

@@ -1,7 +1,7 @@
 """What connections may cost before a request is known: how many there are, how large a head is, how long reading may take.
 
-`Admission` counts the connections of one server. Where no more fit, the one that has brought no request for longest makes room;
-it knows neither HTTP nor what a request asks for. The limits are applied in `bounded_protocol`.
+`Admission` counts the connections of one server. Where no more fit, the one that has brought no whole request for longest makes
+room; it knows neither HTTP nor what a request asks for. The limits are applied in `bounded_protocol`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ConnectionLimits:
     body_window_s: float = 30.0
     body_window_bytes: int = 16 << 10
     stall_timeout_s: float = 60.0  # a reader that takes nothing for so long of what waits for it
-    make_room_after_s: float = 1.0  # a connection that has brought no request for so long may have to make room
+    make_room_after_s: float = 1.0  # a connection that has brought no whole request for so long may have to make room
 
 
 class Connection(Protocol):
     def make_room(self) -> None:
-        """Closes; nothing is being answered."""
+        """Closes; no whole request is being answered."""
 
 
 class RareWarnings:
@@ -59,7 +59,7 @@ class RareWarnings:
 
 
 class Admission:
-    """Who is connected, and who of them has no request."""
+    """Who is connected, and who of them has no request that is whole."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -84,8 +84,9 @@ class Admission:
         return True
 
     def is_idle(self, connection: Connection) -> None:
-        """It waits for a request to be sent, or for the rest of a head."""
+        """It waits for a request, or for the rest of one."""
         if connection in self._open:
+            self._idle_since_s.pop(connection, None)  # it goes to the end
             self._idle_since_s[connection] = time.monotonic()
 
     def has_request(self, connection: Connection) -> None:
@@ -102,7 +103,8 @@ class Admission:
         if time.monotonic() - self._idle_since_s[longest_idle] < self.limits.make_room_after_s:
             return False
         self.warnings.warn(
-            "Closed a connection without a request, to make room: %d were open, the most there may be (--limit-concurrency).",
+            "Closed a connection without a whole request, to make room: %d were open, the most there may be "
+            "(--limit-concurrency).",
             len(self._open),
         )
         self.leave(longest_idle)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
+from jaxserve.server.text_lanes import TextLanes
 
 
 class TextTokenizer(Protocol):
@@ -23,6 +24,10 @@ class TextTokenizer(Protocol):
 
 
 class GenerationService(Protocol):
+    @property
+    def lanes(self) -> TextLanes:
+        """Where long texts are worked on."""
+
     @property
     def status(self) -> str:
         """starting, ready, draining or failed."""
@@ -52,6 +57,9 @@ class GenerationService(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    def check_num_sequences(self, num_prompts: int, n: int) -> None:
+        """Raises RequestError if one request may not have so many; to ask before anything is done for each prompt."""
 
     @property
     def num_live(self) -> int:
@@ -83,7 +91,7 @@ class GenerationService(Protocol):
         continue_final_message: bool = False,
         **kwargs: Any,
     ) -> list[int]:
-        """Raises RequestError if the template cannot render the messages."""
+        """Raises RequestError if the template cannot render the messages, or they are far too long. From any thread."""
 
 
 def service_of(request: Request) -> GenerationService:

@@ -47,8 +47,10 @@ _DOCS = generate_body(
 async def generate(request: Request) -> Response:
     """Generate from one prompt or many. `stream: true` answers with server-sent events."""
     args: ServerArgs = request.app.state.args
-    native = build_generate_request(await read_json_object(request), args.preferred_sampling_params)
     service = service_of(request)
+    native = build_generate_request(
+        await read_json_object(request), args.preferred_sampling_params, lambda count: service.check_num_sequences(count, 1)
+    )
     job = NativeJob(native, args, request.app.state.token_texts.__getitem__)
     if native.req.stream:
         stream = functools.partial(service.stream, native.req)

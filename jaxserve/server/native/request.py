@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxserve.server.native.foreign_fields import GENERATE
 from jaxserve.server.requests import GenerateReqInput, RequestError
-from jaxserve.types import SamplingParams
+from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 
 T = TypeVar("T")
 
@@ -29,6 +29,13 @@ KNOWN_FIELDS = frozenset(
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
 _STRING_OR_LIST = ("stop", "stop_regex")
+
+_MOST_ENTRIES = {
+    "stop": MAX_STOP_STRINGS,
+    "stop_regex": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "logit_bias": MAX_LOGIT_BIAS,
+}
 
 _TYPE_WORDS = {
     "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list",
@@ -43,12 +50,18 @@ class NativeRequest:
     return_text_in_logprobs: bool
 
 
-def build_generate_request(body: Mapping[str, Any], preferred_sampling_params: str | None = None) -> NativeRequest:
-    """`preferred_sampling_params` is the option of that name: JSON with defaults for fields the request leaves out."""
+def build_generate_request(
+    body: Mapping[str, Any],
+    preferred_sampling_params: str | None = None,
+    check_num_prompts: Callable[[int], None] = lambda count: None,
+) -> NativeRequest:
+    """`preferred_sampling_params` is the option of that name: JSON with defaults for fields the request leaves out.
+    `check_num_prompts` may refuse the request before anything is done for each of its prompts."""
     fields = {name: value for name, value in body.items() if value is not None}
     _check_names(fields)
     prompts, input_ids, is_batch = _prompts(fields)
     count = len(prompts if prompts is not None else input_ids or [])
+    check_num_prompts(count)
     defaults = json.loads(preferred_sampling_params) if preferred_sampling_params else {}
     params = _sampling_params(fields.get("sampling_params", {}), count, defaults)
     req = GenerateReqInput(
@@ -127,6 +140,9 @@ def parse_sampling_params(given: Any, defaults: Mapping[str, Any] | None = None)
     for name in _STRING_OR_LIST:
         if isinstance(values.get(name), str):
             values[name] = [values[name]]
+    for name, most in _MOST_ENTRIES.items():  # before anything is done for each
+        if isinstance(values.get(name), list | dict) and len(values[name]) > most:
+            raise RequestError(f"{name} may hold at most {most} entries, got {len(values[name])}.", param=name)
     if isinstance(values.get("json_schema"), Mapping):
         values["json_schema"] = _schema_text(values["json_schema"])
     return _convert(values, SamplingParams, "sampling_params")

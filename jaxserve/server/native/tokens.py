@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 from typing import Any
 
 import msgspec
@@ -16,6 +16,10 @@ from jaxserve.server.openai.params import check_model
 from jaxserve.server.requests import RequestError
 
 router = APIRouter(tags=["tokenizer"])
+
+# Of one request. Tokenizing takes a hundred times a text's memory and a second for some megabytes.
+_MOST_TOGETHER = 2 * 1024 * 1024
+_MOST_LISTS = 16384
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +76,8 @@ async def _conversation_tokens(body: TokenizeRequest, messages: list[dict[str, A
     if body.add_special_tokens:
         message = "add_special_tokens must not be true with messages: the chat template writes the special tokens."
         raise RequestError(message, param="add_special_tokens")
-    conversation = Conversation.checked(
+    conversation = await Conversation.checked(
+        service,
         messages,
         tools=body.tools,
         tool_choice=body.tool_choice,
@@ -90,10 +95,22 @@ async def _prompt_tokens(body: TokenizeRequest, service: GenerationService) -> A
         if getattr(body, field) is not None:
             raise RequestError(f"{field} needs messages instead of a prompt.", param=field)
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
-    encode, special = service.tokenizer.encode, body.add_special_tokens is not False
-    # Off the event loop: a long text takes a while, and other requests' tokens should not wait for it.
-    ids = await asyncio.to_thread(lambda: [encode(text, add_special_tokens=special) for text in texts])
+    num_chars = sum(map(len, texts))
+    _check_size("prompt", "texts", len(texts), _MOST_LISTS)
+    _check_size("prompt", "characters", num_chars, _most_together(service))
+    encode = functools.partial(service.tokenizer.encode, add_special_tokens=body.add_special_tokens is not False)
+    ids = await service.lanes.run_all(num_chars, [functools.partial(encode, text) for text in texts])
     return ids[0] if isinstance(body.prompt, str) else ids
+
+
+def _most_together(service: GenerationService) -> int:
+    """Characters, or tokens, of one request: enough for several prompts that fill the context."""
+    return max(_MOST_TOGETHER, 8 * service.context_len)
+
+
+def _check_size(field: str, what: str, count: int, most: int) -> None:
+    if count > most:
+        raise RequestError(f"{field} may hold at most {most} {what} in one request, got {count}.", param=field)
 
 
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
@@ -102,11 +119,18 @@ async def detokenize(request: Request) -> dict[str, Any]:
     """Token ids to text."""
     body, service = await read_struct(request, _detokenize_decoder), service_of(request)
     check_model(body.model, request.app.state.args)
-    single = all(isinstance(item, int) for item in body.tokens)
+    single = not body.tokens or isinstance(body.tokens[0], int)
     lists: list[Any] = [body.tokens] if single else list(body.tokens)
-    for ids in lists:
-        _check_ids(ids, service.vocab_size)
-    texts = await asyncio.to_thread(lambda: [service.decode(ids, body.skip_special_tokens) for ids in lists])
+    _check_size("tokens", "lists of tokens", len(lists), _MOST_LISTS)
+    num_tokens = sum(len(ids) for ids in lists if isinstance(ids, list))
+    _check_size("tokens", "tokens", num_tokens, _most_together(service))
+
+    def decode() -> list[str]:
+        for ids in lists:
+            _check_ids(ids, service.vocab_size)
+        return [service.decode(ids, body.skip_special_tokens) for ids in lists]
+
+    texts = await service.lanes.run(num_tokens + len(lists), decode)
     return {"text": texts[0] if single else texts}
 
 

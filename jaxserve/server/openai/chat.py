@@ -172,7 +172,8 @@ def _too_many_tokens(max_tokens: int, context_len: int) -> RequestError:
 
 
 async def _prompt_ids(body: ChatCompletionRequest, context: OpenAIContext) -> list[int]:
-    conversation = Conversation.checked(
+    conversation = await Conversation.checked(
+        context.service,
         body.messages,
         tools=body.tools,
         tool_choice=body.tool_choice,

@@ -69,8 +69,9 @@ class _Job:
         _check(body, args.max_top_logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = sampling_params(body, max_tokens, {}, service.vocab_size)
+        service.check_num_sequences(_num_prompts(body.prompt), params.n)
         prompts, input_ids = _prompts(body.prompt)
-        _check_ids(input_ids or [], service.vocab_size)
+        _check_ids(input_ids or [], service.vocab_size, service.context_len)
         num_prompts = len(prompts or input_ids or [])
         reply_id, rids = _rids(body, num_prompts)
         generate = GenerateReqInput(
@@ -87,7 +88,7 @@ class _Job:
         )
         echoes = [""] * num_prompts
         if body.echo:
-            echoes = prompts or [service.decode(ids, False) for ids in input_ids or []]
+            echoes = prompts or [service.decode(ids[: service.context_len], False) for ids in input_ids or []]
         usage = Usage(params.n, args.enable_cache_report)
         return _Job(body, context, generate, reply_id, int(time.time()), usage, echoes, {})
 
@@ -153,6 +154,11 @@ def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
             raise not_supported("echo", "together with logprobs (logprobs of the prompt) is not supported yet")
 
 
+def _num_prompts(prompt: str | list[Any]) -> int:
+    is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    return len(prompt) if is_batch else 1
+
+
 def _prompts(prompt: str | list[Any]) -> tuple[list[str] | None, list[list[int]] | None]:
     """(texts, None) or (None, token ids), one entry per prompt."""
     if isinstance(prompt, str):
@@ -168,8 +174,9 @@ def _prompts(prompt: str | list[Any]) -> tuple[list[str] | None, list[list[int]]
     raise RequestError("prompt must not mix strings, token ids and lists of token ids.", param="prompt")
 
 
-def _check_ids(prompts: list[list[int]], vocab_size: int) -> None:
+def _check_ids(prompts: list[list[int]], vocab_size: int, most_tokens: int) -> None:
     for ids in prompts:
+        ids = ids[:most_tokens]  # what is longer is refused for that
         if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
             wrong = min(ids) if min(ids) < 0 else max(ids)
             raise RequestError(f"prompt must hold token ids in [0, {vocab_size}), got {wrong}.", param="prompt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.openai.messages import template_messages, template_tools
 from jaxserve.server.requests import RequestError
+from jaxserve.server.text_lanes import INLINE_CHARS, LONG_CHARS
 
-# A conversation up to this length is rendered and tokenized on the loop, which is faster than waking a thread; a longer one
-# takes milliseconds that other streams should not wait for.
-INLINE_RENDER_CHARS = 2000
+# A message, content part or tool takes about as long to check and render as so many characters to tokenize.
+_CHARS_PER_PIECE = 50
 
 # Arguments of the functions between here and the template that are the server's business; all other names reach the template.
 _OWN_TEMPLATE_KWARGS = frozenset(
@@ -32,9 +31,11 @@ class Conversation:
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: dict[str, Any]
+    weight: int  # what it costs to render, in characters
 
     @staticmethod
-    def checked(
+    async def checked(
+        service: GenerationService,
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
@@ -45,7 +46,8 @@ class Conversation:
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> Conversation:
         """From a request's fields; raises RequestError."""
-        checked_messages = template_messages(messages)
+        weight = _weight(messages, tools or [], service.context_len)
+        checked_messages = await service.lanes.run(weight, functools.partial(template_messages, messages))
         if continue_final_message and checked_messages[-1]["role"] != "assistant":
             message = "continue_final_message needs a last message of the role assistant."
             raise RequestError(message, param="continue_final_message")
@@ -58,6 +60,7 @@ class Conversation:
             not continue_final_message if add_generation_prompt is None else add_generation_prompt,
             continue_final_message,
             _template_kwargs(chat_template_kwargs, reasoning_effort),
+            weight,
         )
 
     async def render(self, service: GenerationService) -> list[int]:
@@ -70,14 +73,42 @@ class Conversation:
             continue_final_message=self.continue_final_message,
             **self.template_kwargs,
         )
-        is_short = sum(len(message["content"]) for message in self.messages) <= INLINE_RENDER_CHARS
-        if is_short and self.tools is None and all(map(_is_small, self.template_kwargs.values())):
-            return render()
-        return await asyncio.to_thread(render)
+        is_small = all(map(_is_small, self.template_kwargs.values()))
+        return await service.lanes.run(self.weight if is_small else LONG_CHARS, render)
+
+
+def _weight(messages: list[dict[str, Any]], tools: list[dict[str, Any]], context_len: int) -> int:
+    """Characters, and something for each message, part and tool. Refuses more of those than the context has tokens, before
+    anything is done for each of them."""
+    _check_count("messages", len(messages), context_len)
+    _check_count("tools", len(tools), context_len)
+    num_pieces, num_chars = len(messages) + len(tools), 0
+    for message in messages:
+        content, calls = message.get("content"), message.get("tool_calls")
+        num_pieces += len(content) if isinstance(content, list) else 0
+        num_pieces += len(calls) if isinstance(calls, list) else 0
+        _check_count("messages", num_pieces, context_len)
+        parts = content if isinstance(content, list) else [content]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        num_chars += sum(len(text) for text in texts if isinstance(text, str))
+    if tools:  # templates write them out whole, whatever they hold
+        return LONG_CHARS
+    return num_chars + num_pieces * _CHARS_PER_PIECE
+
+
+def _check_count(field: str, count: int, context_len: int) -> None:
+    if count > context_len:
+        holds = "messages, content parts and tool calls" if field == "messages" else "tools"
+        raise RequestError(
+            f"{field} holds at least {count} {holds}: the input is longer than the model's context length "
+            f"({context_len} tokens).",
+            param=field,
+            code="context_length_exceeded",
+        )
 
 
 def _is_small(value: Any) -> bool:
-    return not isinstance(value, list | dict) and (not isinstance(value, str) or len(value) <= INLINE_RENDER_CHARS)
+    return not isinstance(value, list | dict) and (not isinstance(value, str) or len(value) <= INLINE_CHARS)
 
 
 def _template_kwargs(given: dict[str, Any] | None, reasoning_effort: str | float | None) -> dict[str, Any]:

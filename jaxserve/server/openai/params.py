@@ -10,7 +10,7 @@ from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
 from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import RequestError
-from jaxserve.types import SamplingParams
+from jaxserve.types import MAX_LOGIT_BIAS, SamplingParams
 
 # OpenAI's limit; each sample is a sequence of its own in the scheduler.
 MAX_CHOICES = 128
@@ -91,6 +91,8 @@ def _as_list(value: str | list[str] | None) -> list[str] | None:
 
 
 def _token_biases(biases: Mapping[str, float]) -> dict[int, float]:
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise RequestError(f"logit_bias may hold at most {MAX_LOGIT_BIAS} tokens, got {len(biases)}.", param="logit_bias")
     by_token = {}
     for key, bias in biases.items():
         # int() would also take "1_0" or " 1 ".

@@ -1,0 +1,98 @@
+"""Requests with more of something than could ever be served: refused by counting, before anything is done for each."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from fake_service import CONTEXT_LEN, FakeService
+from http_harness import app_client
+
+from jaxserve.server.native import request as native_request
+from jaxserve.server.openai import messages as openai_messages
+
+EMPTY: dict[str, Any] = {"role": "user", "content": ""}
+PART = {"type": "text", "text": ""}
+CALL = {"function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("messages", "num_pieces"),
+    [
+        ([EMPTY] * 50_000, 50_000),
+        ([{"role": "user", "content": [PART] * 50_000}], 50_001),
+        ([{"role": "assistant", "content": "", "tool_calls": [CALL] * 50_000}], 50_001),
+    ],
+)
+async def test_more_messages_than_the_context_has_tokens(path: str, messages: list[dict[str, Any]], num_pieces: int) -> None:
+    with mock.patch.object(openai_messages, "_template_message", side_effect=AssertionError("work is done for a message")):
+        async with app_client(FakeService()) as client:
+            reply = await client.post(path, json={"messages": messages})
+    assert reply.status_code == 400
+    sentence = (
+        f"messages holds at least {num_pieces} messages, content parts and tool calls: the input is longer than the model's "
+    )
+    assert f"{sentence}context length ({CONTEXT_LEN} tokens)." in reply.text
+
+
+async def test_as_many_messages_as_the_context_has_tokens_are_rendered_off_the_loop() -> None:
+    service = FakeService()
+    async with app_client(service) as client:
+        reply = await client.post("/v1/chat/completions", json={"messages": [EMPTY] * CONTEXT_LEN, "max_tokens": 1})
+    assert len(service.templated) == 1, reply.text
+
+
+async def test_many_tools() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    async with app_client(FakeService()) as client:
+        reply = await client.post("/v1/chat/completions", json={"messages": [EMPTY], "tools": [tool] * 1000})
+    assert reply.status_code == 400 and "tools holds at least 1000 tools" in reply.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "most"),
+    [
+        ("stop", ["a"] * 5000, "32 entries"),
+        ("stop_regex", ["a"] * 5000, "32 entries"),
+        ("stop_token_ids", [1] * 5000, "64 entries"),
+        ("logit_bias", {str(i): 1 for i in range(5000)}, "512"),
+    ],
+)
+async def test_lists_are_counted_before_they_are_read(field: str, value: Any, most: str) -> None:
+    async with app_client(FakeService()) as client:
+        chat = await client.post("/v1/chat/completions", json={"messages": [EMPTY], field: value})
+        with mock.patch.object(native_request, "_convert", wraps=native_request._convert) as convert:
+            native = await client.post("/generate", json={"text": "a", "sampling_params": {field: value}})
+    for reply in (chat, native):
+        assert reply.status_code == 400 and f"{field} may hold at most {most}" in reply.text, reply.text
+    assert "sampling_params" not in [call.args[2] for call in convert.call_args_list], "not even its types were looked at"
+
+
+async def test_the_number_of_prompts_is_checked_before_each_gets_its_parameters() -> None:
+    service = FakeService()
+    async with app_client(service) as client:
+        await client.post("/generate", json={"text": ["a"] * 3, "sampling_params": [{}] * 3})
+        await client.post("/v1/completions", json={"prompt": [[1], [2]], "n": 5, "max_tokens": 1})
+        await client.post("/v1/completions", json={"prompt": [1, 2, 3], "max_tokens": 1})
+    assert service.asked_for == [(3, 1), (2, 5), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        (
+            "/tokenize",
+            {"prompt": "a" * 2097153},
+            "prompt may hold at most 2097152 characters in one request, got 2097153",
+        ),
+        ("/tokenize", {"prompt": [""] * 20_000}, "prompt may hold at most 16384 texts in one request, got 20000"),
+        ("/detokenize", {"tokens": [1] * (1 << 21) + [1]}, "tokens may hold at most 2097152 tokens in one request"),
+        ("/detokenize", {"tokens": [[]] * 20_000}, "tokens may hold at most 16384 lists of tokens in one request, got 20000"),
+    ],
+)
+async def test_what_the_tokenizer_routes_take_is_bounded(path: str, body: dict[str, Any], sentence: str) -> None:
+    async with app_client(FakeService()) as client:
+        reply = await client.post(path, json=body)
+    assert reply.status_code == 400 and sentence in reply.text
