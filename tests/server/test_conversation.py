@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from fake_service import FakeService
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -19,14 +20,19 @@ HELLO = [{"role": "user", "content": "hello"}]
 THE_TEMPLATES = {"documents", "kwargs"}
 
 
+async def rendered(pipeline: Pipeline, messages: list[dict[str, Any]], kwargs: dict[str, Any] | None = None) -> list[int]:
+    conversation = await Conversation.checked(pipeline.manager, messages, chat_template_kwargs=kwargs)
+    return await conversation.render(pipeline.manager)
+
+
 @pytest.mark.parametrize(
     "function", [PreTrainedTokenizerBase.apply_chat_template, render_jinja_template, TokenizerManager.apply_chat_template]
 )
-def test_no_argument_of_ours_can_be_given(function: Any) -> None:
+async def test_no_argument_of_ours_can_be_given(function: Any) -> None:
     """Also not one that a newer transformers brings."""
     for name in inspect.signature(function).parameters.keys() - THE_TEMPLATES:
         with pytest.raises(RequestError, match="chat_template_kwargs must not hold"):
-            Conversation.checked(HELLO, chat_template_kwargs={name: 1})
+            await Conversation.checked(FakeService(), HELLO, chat_template_kwargs={name: 1})
 
 
 def deep(levels: int = 900) -> Any:
@@ -36,13 +42,13 @@ def deep(levels: int = 900) -> Any:
 @pytest.mark.parametrize("kwargs", [{"documents": 5}, {"documents": deep()}, {"bos_token": deep()}])
 async def test_what_a_template_raises_is_the_clients(pipeline: Pipeline, kwargs: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="chat template cannot render") as caught:
-        await Conversation.checked(HELLO, chat_template_kwargs=kwargs).render(pipeline.manager)
+        await rendered(pipeline, HELLO, kwargs)
     assert caught.value.status_code == 400
 
 
 @pytest.mark.parametrize("name", ["", "a b", "namespace", "raise_exception", "kwargs", "x" * 10_000])
 async def test_any_other_name_reaches_the_template(pipeline: Pipeline, name: str) -> None:
-    assert await Conversation.checked(HELLO, chat_template_kwargs={name: 1}).render(pipeline.manager)
+    assert await rendered(pipeline, HELLO, {name: 1})
 
 
 NO_OBJECTS = (r'{"a": "\ud800"}', '{"a": NaN}', '{"a": 1e999}', "{", "[" * 5000, '{"a": ' + "9" * 5000 + "}")
@@ -53,5 +59,4 @@ async def test_arguments_of_calls_that_are_no_json(pipeline: Pipeline, arguments
     """They were a model's: they are handed back as the text they are."""
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    conversation = Conversation.checked([*HELLO, message, *HELLO])
-    assert arguments[:10] in pipeline.manager.decode(await conversation.render(pipeline.manager), False)
+    assert arguments[:10] in pipeline.manager.decode(await rendered(pipeline, [*HELLO, message, *HELLO]), False)
