@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
+import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
-from live_server import LiveServer
+from live_server import LiveServer, environment
 
 MAX_TOKENS = 80
 
@@ -200,3 +203,11 @@ def test_plain_text_goes_on_and_ends(demo_server: LiveServer) -> None:
     assert texts["2 + 2 ="] == " 4"
     assert texts["Once upon a time"].startswith(" there was a little")
     assert texts["Once upon a time"].endswith("The end.")
+
+
+def test_make_demo() -> None:
+    demo = pathlib.Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+    result = subprocess.run([sys.executable, demo], env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    for shown in (GREETING, RADIX_CACHE, BEYOND_ANSWER, "Your name is Ada.", "came from the cache", "16 at once: 1024 tokens"):
+        assert shown in result.stdout, result.stdout
