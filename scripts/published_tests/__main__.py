@@ -2,7 +2,7 @@
 
     python -m scripts.published_tests --sglang PATH --sglang-jax PATH [--only WORD] [--out FOLDER]
 
-PATH is a checkout that you have; nothing is fetched. Needs `requests`, `openai` and `httpx`. Each file runs in a process of
+PATH is a checkout that you have; nothing is fetched. Needs `requests`, `tabulate` and `openai`. Each file runs in a process of
 its own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and where a
 test starts a server it gets ours with the demo model (`launch`, `checkpoint`). `files` has the files and the known reasons;
 what fails for none of those is listed as ours to look at, and makes the exit status 1.

@@ -1,4 +1,4 @@
-"""The demo model as foreign tests expect a model to be: with the ids and positions of a large one.
+"""The demo model as foreign tests expect a model to be: with the ids of a large one.
 
 Ids beyond its tokenizer's are never drawn: they have the embedding of a special token that no text of the training had.
 Their text is empty. What the model says is unchanged.
@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve.demo import demo_model_path
 
-_CHANGES = {"vocab_size": 131072, "max_position_embeddings": 16384}
+_VOCAB_SIZE = 131072
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -27,10 +27,10 @@ def make_large(folder: pathlib.Path) -> str:
         partial = folder / "model.partial"
         shutil.copytree(demo_model_path(), partial, dirs_exist_ok=True)
         config = json.loads((partial / "config.json").read_text())
-        (partial / "config.json").write_text(json.dumps(config | _CHANGES))
+        (partial / "config.json").write_text(json.dumps(config | {"vocab_size": _VOCAB_SIZE}))
         tensors = load_file(partial / "model.safetensors")
         embedding = tensors[_EMBEDDING]
-        more = np.repeat(embedding[-1:], _CHANGES["vocab_size"] - len(embedding), axis=0)
+        more = np.repeat(embedding[-1:], _VOCAB_SIZE - len(embedding), axis=0)
         tensors[_EMBEDDING] = np.concatenate([embedding, more])
         save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
         partial.rename(target)

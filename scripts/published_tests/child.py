@@ -24,7 +24,7 @@ from scripts.published_tests import launch, modules
 
 _REFUSED_CHARS = 300
 # Imported by their helpers, needed by few of the tests here.
-_OF_THEIR_HELPERS = ("aiohttp", "anthropic", "datasets", "pandas", "PIL", "tabulate", "torch")
+_OF_THEIR_HELPERS = ("aiohttp", "anthropic", "datasets", "pandas", "PIL", "torch")
 
 
 class _Refusals:
@@ -122,6 +122,7 @@ def main() -> None:
         spec.loader.exec_module(module)
         suite = unittest.defaultTestLoader.loadTestsFromModule(module)
         out.write(json.dumps({"planned": [_name(test) for test in _all_tests(suite)]}) + "\n")
+        out.flush()
         modules.loading_is_over()
         suite.run(_Recorder(out, refusals))
 

@@ -1,7 +1,8 @@
 """Which files of the two projects speak to a server, and what is known of tests that fail.
 
 Left out are files that need what no server on two CPU cores has (several devices, vision, LoRA adapters, quantized kernels,
-draft models) and unit tests of their own classes. A checkout has the files of its age: what is not there is passed over.
+draft models), unit tests of their own classes, and sglang-jax's test_server_pause_continue.py, which reads the state of its
+scheduler. A checkout has the files of its age: what is not there is passed over.
 """
 
 from __future__ import annotations
@@ -64,9 +65,18 @@ FILES: dict[str, tuple[str, ...]] = {
         "test/srt/test_features.py",
         "test/srt/test_penalty.py",
         "test/srt/test_retract_decode.py",
-        "test/srt/test_server_pause_continue.py",
     ),
 }
+
+# These use ids beyond the demo model's 2,048.
+LARGE_VOCABULARY = (
+    "test_cache_report.py",
+    "test_constrained_decoding.py",
+    "test_json_constrained.py",
+    "test_radix_attention.py",
+    "test_skip_tokenizer_init.py",
+    "test_srt_endpoint.py",
+)
 
 # What the server of a file is given besides, if the file does not say otherwise. Random weights: a model that goes on until it
 # is stopped, whatever it says. Pages of one token, SGLang's default: tests that count what they find in the cache.
@@ -100,8 +110,16 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"logprobs of prompt tokens are not supported", FEATURE),
     (r"cache_miss_count|KeyError: 'startup_time'", FEATURE),  # fields of their replies about their own machinery
     (r"Penalty should increase|Penalty should decrease|Negative penalty", MODEL),  # the demo model is sure of its words
+    (r"test_cache_salt_effectiveness: .* for salt2", MODEL),  # expects the count of its chat template (0, then 15 of 16 here)
+    (r"is longer than the model's context length \(16384", MODEL),  # 96,001 tokens
+    (
+        r"generate_custom_log_format: .*does not match|JSONDecodeError: Unterminated string",
+        MODEL,
+    ),  # babbles up to its last token
     (r"test_logprob_grammar: AssertionError: False", MODEL),  # " Yes" is no token of its vocabulary
     (r"detokenize_invalid_tokens: AssertionError: 400 != 500", PURPOSE),  # a client's mistake is no server error
     (r"test_retrieve_model: .* != ", PURPOSE),  # `root` of a model is its path
+    (r"'context_length_exceeded' != 400", PURPOSE),  # the code is OpenAI's
+    (r"not found in .*max_completion_tokens is too large", PURPOSE),  # the sentence is newer SGLang's
     (r"KeyError: 'object'", PURPOSE),  # errors stand in OpenAI's envelope on all routes
 )

@@ -17,7 +17,8 @@ from typing import Any
 import httpx
 
 from jaxserve.cli.serve import serve
-from scripts.published_tests.files import OPTIONS
+from jaxserve.demo import demo_model_path
+from scripts.published_tests.files import LARGE_VOCABULARY, OPTIONS
 from scripts.published_tests.modules import NotOursError
 
 _OF_THEIR_DEVICES = """
@@ -30,7 +31,10 @@ _OF_SOME_TESTS = """
     --enable-custom-logit-processor --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers
     --enable-return-hidden-states --enable-torch-compile --reasoning-parser --tool-call-parser
 """
-_SMALL = (("--max-running-requests", "8"),)  # steps of many rows and a large vocabulary take seconds on two cores
+_SMALL = (
+    ("--max-running-requests", "8"),  # steps of many rows and a large vocabulary take seconds on two cores
+    ("--json-model-override-args", '{"max_position_embeddings": 16384}'),
+)
 _LEFT_OUT = frozenset((_OF_THEIR_DEVICES + _OF_SOME_TESTS).split())
 
 
@@ -69,9 +73,10 @@ def popen_launch_server(
 ) -> subprocess.Popen[bytes]:
     """With the arguments of theirs. The server goes by the name of the model the test asks for."""
     options = translate(other_args or ())
-    for option, default in (*_SMALL, *OPTIONS.get(pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name, ())):
+    file = pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name
+    for option, default in (*_SMALL, *OPTIONS.get(file, ())):
         options += [] if option in options else [option, default]
-    path = os.environ["PUBLISHED_TESTS_MODEL"]
+    path = os.environ["PUBLISHED_TESTS_MODEL"] if file in LARGE_VOCABULARY else demo_model_path()
     command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", path, "--served-model-name", str(model)]
     command += ["--port", base_url.rpartition(":")[2].rstrip("/"), *(["--api-key", api_key] if api_key else []), *options]
     out, error = return_stdout_stderr or (None, None)
