@@ -20,6 +20,7 @@ from jaxserve.scheduler.control.release_memory_occupation import (
     ReleaseMemoryOccupationReqInput,
     ReleaseMemoryOccupationReqOutput,
 )
+from jaxserve.scheduler.control.set_internal_state import SetInternalStateReq
 from jaxserve.scheduler.control.update_weights_from_disk import (
     ServedWeights,
     UpdateWeightFromDiskReqInput,
@@ -154,6 +155,14 @@ async def test_values_that_python_let_through_are_refused_before_anything_happen
         await workers.client.ask(FlushCacheReqInput(timeout_s=-1.0))
     assert not workers.asked
     assert not workers.is_paused
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, "\ud800"])
+async def test_values_that_no_message_can_hold_are_refused(value: Any) -> None:
+    workers = Workers()
+    with pytest.raises(RequestError, match="set_internal_state is wrong"):
+        await workers.client.ask(SetInternalStateReq(server_args={"max_queued_requests": value}))
+    assert not workers.asked
 
 
 # --- what follows from a declaration

@@ -35,11 +35,11 @@ class ControlClient:
     async def ask(self, request: ControlStruct) -> list[Any]:
         """The replies of all workers that handle it, by rank. Raises RequestError if one of them refuses or fails."""
         control = control_of(type(request))
-        body = pack(request)
         try:
+            body = pack(request)
             unpack(body, control.request)  # structs made in Python were never checked
             local = self._handle_here(control, request)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:  # the latter: no message can hold it
             raise RequestError(f"{control.name} is wrong: {error}") from error
         except ControlError as error:
             raise _refusal(str(error), error.status_code) from error
