@@ -24,6 +24,7 @@ _MEANT = (
     "released",
     "is busy",
     "too many",
+    "paused",  # by an operator: /ready
 )
 
 
