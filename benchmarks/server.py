@@ -38,6 +38,13 @@ class Server:
         return json.loads(connection.getresponse().read())["internal_states"][0]
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _is_ready(port: int, path: str) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
@@ -61,9 +68,7 @@ def serve(*options: str, env: dict[str, str] | None = None) -> Iterator[Server]:
 @contextlib.contextmanager
 def serve_command(command: Sequence[str], *, ready_path: str, env: dict[str, str] | None = None) -> Iterator[Server]:
     """A server of any make, once `ready_path` answers 200. It is given --port, and a process group to end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     started_s = time.perf_counter()
     process = subprocess.Popen([*command, "--port", str(port)], env=os.environ | (env or {}), start_new_session=True)
     try:

@@ -18,14 +18,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
+from benchmarks.server import free_port
 from jaxserve.demo import demo_model_path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def status(port: int, path: str) -> int:

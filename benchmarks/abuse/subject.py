@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,17 +19,12 @@ from typing import Any
 import psutil
 
 from benchmarks.abuse.connection import exchange, get
+from benchmarks.server import free_port
 
 _START_TIMEOUT_S = 300.0
 # What must not stand in a log, whatever clients send.
 _TRACES = ("Traceback (most recent call last)", "was never retrieved", "was never awaited", "Exception ignored")
 _ADDRESS = re.compile("0x[0-9a-f]+")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclasses.dataclass

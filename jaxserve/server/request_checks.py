@@ -100,7 +100,7 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
             f"sampling_params must have one entry per prompt: got {len(req.sampling_params)} for {req.num_prompts} prompts.",
             param="sampling_params",
         )
-    distinct_params = {id(params): params for params in req.sampling_params}.values()
+    distinct_params = _distinct(req.sampling_params)
     for params in distinct_params:
         try:
             params.verify(limits.vocab_size)
@@ -125,6 +125,11 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     _check_params_size(req.sampling_params, distinct_params)
 
 
+def _distinct(all_params: list[SamplingParams]) -> Collection[SamplingParams]:
+    """Each object once: the prompts of a batch mostly share theirs."""
+    return {id(params): params for params in all_params}.values()
+
+
 def _check_params_size(all_params: list[SamplingParams], distinct_params: Collection[SamplingParams]) -> None:
     """They go to the scheduler once for each prompt."""
     times = Counter(map(id, all_params))
@@ -144,8 +149,7 @@ def _text_size(params: SamplingParams) -> int:
 
 def pattern_sets(req: GenerateReqInput) -> list[PatternSet]:
     """What `check_patterns` is to be asked for, each once. Every process that works on the request compiles them."""
-    params_by_id = {id(params): params for params in req.sampling_params}
-    sets = {(tuple(params.stop_regex), tuple(params.stop)) for params in params_by_id.values() if params.stop_regex}
+    sets = {(tuple(params.stop_regex), tuple(params.stop)) for params in _distinct(req.sampling_params) if params.stop_regex}
     if len(sets) > _MOST_PATTERN_SETS:
         raise RequestError(
             f"A request may have at most {_MOST_PATTERN_SETS} different sets of stop_regex and stop, got {len(sets)}.",
