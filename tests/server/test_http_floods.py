@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 from unittest import mock
 
+import httpx
 import pytest
 from fake_service import CONTEXT_LEN, FakeService
-from http_harness import app_client
+from http_harness import app_client, live_server, until
 
+from jaxserve.server.http import limits
 from jaxserve.server.native import request as native_request
 from jaxserve.server.openai import messages as openai_messages
 
@@ -96,3 +100,41 @@ async def test_what_the_tokenizer_routes_take_is_bounded(path: str, body: dict[s
     async with app_client(FakeService()) as client:
         reply = await client.post(path, json=body)
     assert reply.status_code == 400 and sentence in reply.text
+
+
+async def test_bodies_that_are_being_read_have_a_sum() -> None:
+    """Where there is room for one of the largest, a second is refused meanwhile; small ones are not, nor later ones."""
+    mib = 1 << 20
+    json_type = {"content-type": "application/json"}
+    large = b'{"text": "x"}' + b" " * (4 * mib - 100)
+
+    def slow(go_on: asyncio.Event, sent: list[int]) -> Any:
+        async def chunks() -> Any:
+            for start in range(0, len(large), mib // 4):
+                if start >= 3.5 * mib:
+                    await go_on.wait()
+                yield large[start : start + mib // 4]
+                sent.append(start)
+
+        return chunks()
+
+    with mock.patch.object(limits, "LARGE_BODIES_AT_ONCE", 1):
+        async with contextlib.AsyncExitStack() as stack:
+            url = await stack.enter_async_context(live_server(FakeService(), max_body_size_mb=4))
+            client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, headers=json_type))
+            go_on, sent = asyncio.Event(), [0]
+            first = asyncio.create_task(client.post("/generate", content=slow(go_on, sent)))
+            await until(lambda: sent[-1] >= 3.25 * mib)
+            refused = await client.post("/generate", content=large)
+            assert refused.status_code == 503, refused.text
+            assert "being read hold 4 MiB" in refused.json()["error"]["message"]
+            assert (await client.post("/generate", json={"text": "x"})).status_code == 200
+            go_on.set()
+            assert (await first).status_code == 200
+            assert (await client.post("/generate", content=large)).status_code == 200
+            go_on.clear()
+            left = asyncio.create_task(client.post("/generate", content=slow(go_on, sent := [0])))
+            await until(lambda: sent[-1] >= 3.25 * mib)
+            left.cancel()
+            await asyncio.sleep(0.1)
+            assert (await client.post("/generate", content=large)).status_code == 200

@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse
 
 from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route, first_failure
 from jaxserve.scheduler.control.registry import controls
-from jaxserve.server.http.body import decode_struct
+from jaxserve.server.http.body import decode_struct, read_bytes
 from jaxserve.server.http.docs import json_body, query_parameters
 from jaxserve.server.http.service import service_of
 
@@ -55,7 +55,7 @@ def _endpoint(control: Control, route: Route) -> Callable[[Request], Awaitable[R
         if route.fields_from == "query":
             raw = json.dumps(dict(request.query_params)).encode()
         else:
-            raw = await request.body()
+            raw = await read_bytes(request)
         replies = await service_of(request).control(decode_struct(raw if raw.strip() else b"{}", decoder))
         return _response(route, replies)
 

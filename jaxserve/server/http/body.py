@@ -34,9 +34,14 @@ _UNKNOWN = re.compile(r"contains unknown field `(?P<field>[^`]*)`")
 NO_FOREIGN_FIELDS = ForeignFields()
 
 
+async def read_bytes(request: Request) -> bytes:
+    """The body. Not `request.body()`, which the request would keep as long as its reply streams."""
+    return b"".join([chunk async for chunk in request.stream()])
+
+
 async def read_json_bytes(request: Request) -> bytes:
     """The body of a request that must have one (that it says to be JSON was checked, see `content_type`)."""
-    raw = await request.body()
+    raw = await read_bytes(request)
     if not raw.strip():
         raise RequestError("The request body is empty; a JSON object is expected.")
     return raw
