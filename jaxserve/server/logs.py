@@ -57,6 +57,7 @@ def configure_logging(level: str, process: str | None = None) -> None:
     logging.captureWarnings(True)
     sys.excepthook = _log_uncaught
     threading.excepthook = _log_uncaught_of_thread
+    sys.unraisablehook = _log_unraisable
     for chatty in ("jax", "absl", "httpx", "urllib3", "filelock", "asyncio"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, getattr(logging, level.upper())))
 
@@ -89,3 +90,9 @@ def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: Tr
 def _log_uncaught_of_thread(hook: threading.ExceptHookArgs) -> None:
     if hook.exc_value is not None and not issubclass(hook.exc_type, SystemExit):
         _log_uncaught(hook.exc_type, hook.exc_value, hook.exc_traceback)
+
+
+def _log_unraisable(hook: sys.UnraisableHookArgs) -> None:
+    """Of a destructor, for example. Not the hook's object: it may be half gone, and is kept alive by who keeps it."""
+    error = (hook.exc_type, hook.exc_value, hook.exc_traceback) if hook.exc_value is not None else None
+    logging.getLogger(__name__).error(hook.err_msg or "An error where none can be raised.", exc_info=error)

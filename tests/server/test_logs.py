@@ -66,6 +66,14 @@ CASES = {
         thread.start()
         thread.join()
     """,
+    "an exception that Python cannot raise": """
+        class Thing:
+            def __repr__(self):
+                return FORGED
+            def __del__(self):
+                raise ValueError(FORGED)
+        Thing()
+    """,
     "a task's exception": """
         async def work():
             raise ValueError(FORGED)
