@@ -100,7 +100,7 @@ device-wheels:   ## collect the wheels that benchmarks.device carries to a machi
 	@du -sm $(DEVICE_WHEELS) | awk '{ print $$1 " MiB of wheels in " $$2; exit $$1 > 64 }'
 
 device-programs: .venv-aot/.installed  ## compile what benchmarks.device carries to an H200 in .device-programs
-	.venv-aot/bin/python -m benchmarks.device.carried
+	.venv-aot/bin/python -m benchmarks.device.carry
 
 device-dry-run: device-wheels .venv-device/.installed  ## run every section of benchmarks.device in such a machine's environment, on the CPU
 	rm -rf .device-dry-run

@@ -1,28 +1,21 @@
 """Programs that were compiled for an H200 without one: are they taken there, and are they as right and fast as its own?
 
-    python -m benchmarks.device.carried [--out .device-programs]
-
-fills the folder, without a GPU (`make device-programs`); the sections `parity` and `model` each have a case that loads it.
+The sections `parity` and `model` each have a case that loads them. `benchmarks.device.carry` makes them.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from benchmarks.device.case import NotHereError, Numbers
-from benchmarks.device.driver import Plan, server_args
+from benchmarks.device.driver import Plan
 from benchmarks.device.machine import ROOT
 
 FOLDER = ROOT / ".device-programs"
-_ENVIRONMENT = "environment.txt"  # that the programs were compiled for
-_TARGET = "h200"
+ENVIRONMENT = "environment.txt"  # that the programs were compiled for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +28,7 @@ class Carried:
     @staticmethod
     def copy(plan: Plan, folder: Path) -> Carried:
         """NotHereError if the folder has none for this model."""
-        source = _of_model(folder, plan)
+        source = of_model(folder, plan)
         if not source.is_dir():
             raise NotHereError("no programs were carried: make device-programs")
         copied = Path(tempfile.mkdtemp()) / "programs"
@@ -57,41 +50,14 @@ class Carried:
         if not anew:
             return numbers
         here = environment(make_mesh(1)).splitlines()
-        there = (Path(self.plan.compiled) / _ENVIRONMENT).read_text().splitlines()
+        there = (Path(self.plan.compiled) / ENVIRONMENT).read_text().splitlines()
         differences = [f"{line} (there: {other})" for line, other in zip(here, there, strict=True) if line != other]
         return {**numbers, "status": "failed", "reason": f"compiled here: {', '.join(anew)}; differs: {differences}"}
 
 
-def _of_model(folder: Path, plan: Plan) -> Path:
+def of_model(folder: Path, plan: Plan) -> Path:
     return folder / Path(plan.model).name
 
 
 def _entries(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_ino for path in (folder / "executables").glob("*.program")}
-
-
-def fill(folder: Path, target: Any, plans: Iterable[Plan]) -> None:
-    from jaxserve.aot.carry import fill_cache_for
-    from jaxserve.executor.environment import environment
-    from jaxserve.executor.mesh import make_mesh
-
-    for plan in plans:
-        own = _of_model(folder, plan)
-        print(f"{own}: {fill_cache_for(target, server_args(plan), str(own))}", flush=True)
-        (own / _ENVIRONMENT).write_text(environment(make_mesh(1, list(target.devices()))))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    folder = parser.parse_args().out
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from benchmarks.device import model, parity
-    from benchmarks.device.case import Setting
-    from jaxserve.aot.targets import parse_target
-
-    fill(folder, parse_target(_TARGET), (parity.carried_plan(Setting()), model.carried_plan(Setting())))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.device import parity
-from benchmarks.device.carried import fill
+from benchmarks.device.carry import fill
 from benchmarks.device.case import NotHereError, Setting
 from jaxserve.aot import carry
 
