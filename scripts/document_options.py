@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 
+from jaxserve.cli.options import spellings
 from jaxserve.config import ServerArgs
 
 
@@ -35,7 +36,8 @@ def options_page() -> str:
         choices = field.metadata["choices"]
         help_text = field.metadata["help"] + (f" One of {', '.join(choices)}." if choices else "")
         default = "" if field.default in (None, "") else f"`{field.default}`"
-        lines.append(f"| `--{field.name.replace('_', '-')}` | {default} | {help_text.replace('|', chr(92) + '|')} |")
+        names = ", ".join(f"`{name}`" for name in spellings(field.name))
+        lines.append(f"| {names} | {default} | {help_text.replace('|', chr(92) + '|')} |")
     return "\n".join(lines)
 
 

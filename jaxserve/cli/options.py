@@ -45,6 +45,11 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def spellings(name: str) -> list[str]:
+    """An option under its own name, then under its others."""
+    return [flag(name), *(flag(alias) for alias, known in ALIASES.items() if known == name)]
+
+
 def server_options(without: Collection[str] = (), defaults: Mapping[str, Any] | None = None) -> Callable[[F], F]:
     """A decorator that adds an option for every ServerArgs field but those named; `defaults` replace those of the fields."""
     hints = typing.get_type_hints(ServerArgs)
@@ -79,7 +84,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[
     click_type = click.Choice(choices) if choices else kind
     # "" and None say nothing in a help page; the help text says what they mean.
     shown = default not in (None, "")
-    names = (name, *(flag(alias) for alias, known in ALIASES.items() if known == field.name))
+    names = spellings(field.name)
     return click.option(*names, field.name, type=click_type, default=default, show_default=shown, help=help_text)
 
 
