@@ -2,10 +2,12 @@
 
     python -m scripts.published_tests --sglang PATH --sglang-jax PATH [--only WORD] [--out FOLDER]
 
-PATH is a checkout that you have; nothing is fetched. Needs `requests`, `tabulate` and `openai`. Each file runs in a process of
-its own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and where a
-test starts a server it gets ours with the demo model (`launch`, `checkpoint`). `files` has the files and the known reasons;
-what fails for none of those is listed as ours to look at, and makes the exit status 1.
+PATH is a checkout that you have; nothing is fetched. Needs `requests`, `tabulate`, `openai` and `aiohttp`. Each file runs in a
+process of its own (`child`), in which `sglang` and `sgl_jax` are made up but for the checkout's test helpers (`modules`), and
+where a test starts a server it gets ours with the demo model (`launch`, `checkpoint`). `files` has the files and the known
+reasons; what fails for none of those is listed as ours to look at, and makes the exit status 1. A run that was interrupted goes
+on with the same `--out`: a file whose results lie there is not run again. For a second run beside one set CUDA_VISIBLE_DEVICES
+to another digit: the tests choose their port by it.
 """
 
 from __future__ import annotations
@@ -29,13 +31,26 @@ from scripts.published_tests.files import BUG, FILES, RULES
 Record = dict[str, Any]
 
 
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def records_of(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Path, timeout_s: float) -> list[Record]:
+    """A record per test of the file. A file whose records lie in `folder` is not run again."""
+    kept = folder / f"{package}-{name.replace('/', '-')}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(run_file(package, checkout, name, folder, timeout_s)))
+    records: list[Record] = json.loads(kept.read_text())
+    return records
+
+
 def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Path, timeout_s: float) -> list[Record]:
-    """A record per test of the file. Tests that did not come to a result have the reason of their class or file."""
+    """Tests that did not come to a result have the reason of their class or file."""
     stem = f"{package}-{name.replace('/', '-')}"
     results = folder / f"{stem}.jsonl"
     log = str(folder / f"{stem}.server.log")
     env = os.environ | {
         "PUBLISHED_TESTS_FILE": name, "PUBLISHED_TESTS_LOG": log, "PUBLISHED_TESTS_MODEL": make_large(folder),
+        "PYTHONPATH": f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}",
     }  # fmt: skip
     command = [
         sys.executable,
@@ -47,7 +62,10 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
         str(results),
     ]
     with (folder / f"{stem}.log").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+        # In the folder: some tests leave files where they run.
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True
+        )  # fmt: skip
         try:
             process.wait(timeout_s)
             ending = f"the file ended with status {process.returncode}"
@@ -99,14 +117,14 @@ def main() -> int:
     parser.add_argument("--timeout-s", type=float, default=290, help="for a file")
     parser.add_argument("--out", type=pathlib.Path, help="folder for results and logs; default: a fresh one")
     options = parser.parse_args()
-    folder = options.out or pathlib.Path(tempfile.mkdtemp(prefix="published-tests-"))
+    folder = (options.out or pathlib.Path(tempfile.mkdtemp(prefix="published-tests-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     groups: dict[tuple[str, str], collections.Counter[str]] = {}
     for package, checkout in (("sglang", options.sglang), ("sgl_jax", options.sglang_jax)):
         for name in FILES[package] if checkout else ():
             if options.only in name and (checkout / name).is_file():
                 counts = groups.setdefault((package, name), collections.Counter())
-                for record in run_file(package, checkout.resolve(), name, folder, options.timeout_s):
+                for record in records_of(package, checkout.resolve(), name, folder, options.timeout_s):
                     group = record["outcome"] if record["outcome"] in ("passed", "skipped") else group_of(record, name)
                     counts[group] += 1
                     if group not in ("passed", "skipped"):

@@ -19,7 +19,7 @@ import httpx
 from jaxserve.cli.serve import serve
 from jaxserve.demo import demo_model_path
 from scripts.published_tests.files import LARGE_VOCABULARY, OPTIONS
-from scripts.published_tests.modules import NotOursError
+from scripts.published_tests.modules import NotOursError, is_port_available
 
 _OF_THEIR_DEVICES = """
     --attention-backend --cuda-graph-bs-decode --cuda-graph-max-bs --cuda-graph-max-bs-decode --decode-attention-backend
@@ -73,12 +73,15 @@ def popen_launch_server(
 ) -> subprocess.Popen[bytes]:
     """With the arguments of theirs. The server goes by the name of the model the test asks for."""
     options = translate(other_args or ())
+    port = int(base_url.rpartition(":")[2].rstrip("/"))
+    if not is_port_available(port):
+        raise RuntimeError(f"port {port} is in use: another run? CUDA_VISIBLE_DEVICES=1 gives this one other ports")
     file = pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name
     for option, default in (*_SMALL, *OPTIONS.get(file, ())):
         options += [] if option in options else [option, default]
     path = os.environ["PUBLISHED_TESTS_MODEL"] if file in LARGE_VOCABULARY else demo_model_path()
     command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", path, "--served-model-name", str(model)]
-    command += ["--port", base_url.rpartition(":")[2].rstrip("/"), *(["--api-key", api_key] if api_key else []), *options]
+    command += ["--port", str(port), *(["--api-key", api_key] if api_key else []), *options]
     out, error = return_stdout_stderr or (None, None)
     with open(pathlib.Path(os.environ["PUBLISHED_TESTS_LOG"]), "ab") as log:
         log.write(f"\n$ {' '.join(command)}\n".encode())
