@@ -25,7 +25,7 @@ import sys
 import tempfile
 from typing import Any
 
-from scripts.published_tests.checkpoint import make_large
+from scripts.published_tests.checkpoint import make_large, make_other
 from scripts.published_tests.files import BUG, FILES, RULES
 
 Record = dict[str, Any]
@@ -50,7 +50,7 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
     log = str(folder / f"{stem}.server.log")
     env = os.environ | {
         "PUBLISHED_TESTS_FILE": name, "PUBLISHED_TESTS_LOG": log, "PUBLISHED_TESTS_MODEL": make_large(folder),
-        "PYTHONPATH": f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}",
     }  # fmt: skip
     command = [
         sys.executable,
@@ -61,8 +61,9 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
         str(checkout / name),
         str(results),
     ]
+    make_other(folder)
     with (folder / f"{stem}.log").open("wb") as output:
-        # In the folder: some tests leave files where they run.
+        # In the folder: the other model is there, and some tests leave files where they run.
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True
         )  # fmt: skip

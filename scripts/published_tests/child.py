@@ -111,6 +111,8 @@ def main() -> None:
     modules.install(package, pathlib.Path(checkout) / "python", _OF_THEIR_HELPERS)
     helpers = importlib.import_module(f"{package}.test.test_utils")
     helpers.popen_launch_server = launch.popen_launch_server
+    helpers.STDOUT_FILENAME = str(pathlib.Path(results).with_suffix(".stdout"))  # /tmp's would be another run's too
+    helpers.STDERR_FILENAME = str(pathlib.Path(results).with_suffix(".stderr"))
     helpers.kill_process_tree = sys.modules[f"{package}.srt.utils"].kill_process_tree
     sys.path.insert(0, str(pathlib.Path(file).parent))
     refusals = _Refusals()

@@ -55,6 +55,19 @@ def loading_is_over() -> None:
     _Anything.is_loading = False
 
 
+def _keep_from_fetching() -> None:
+    """Tests reach our server on this machine and nothing else."""
+    original = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in (None, "", "localhost", "127.0.0.1", "0.0.0.0", "::1"):
+            raise NotOursError(f"fetches from {name}")
+        return original(host, *args, **kwargs)
+
+    socket.getaddrinfo = getaddrinfo
+
+
 def _kill_process_tree(parent_pid: int, include_parent: bool = True, skip_pid: int | None = None, **_: Any) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(parent_pid)
@@ -83,14 +96,23 @@ def _tokenizer(*_: Any, **__: Any) -> Any:
 
 
 class _Environment:
-    """SGLang's environment variables: setting them changes nothing in our server."""
+    """SGLang's environment variables: what tests set is for `launch` to translate."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         @contextlib.contextmanager
         def override(value: Any = None) -> Iterator[None]:
+            before = self.now
+            self.now = {**before, name: value}
             yield
+            self.now = before
 
         return types.SimpleNamespace(override=override, get=lambda default=None: default, set=lambda value: None)
+
+
+environment = _Environment()
 
 
 _REAL: dict[str, dict[str, Any]] = {
@@ -105,7 +127,7 @@ _REAL: dict[str, dict[str, Any]] = {
     "srt.utils.network": {"is_port_available": is_port_available},
     "srt.utils.hf_transformers_utils": {"get_tokenizer": _tokenizer},
     "srt.hf_transformers_utils": {"get_tokenizer": _tokenizer},
-    "srt.environ": {"envs": _Environment()},
+    "srt.environ": {"envs": environment},
     "utils": {"is_in_ci": lambda: False, "normalize_base_url": lambda url, *_: url},
 }
 
@@ -159,6 +181,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install(package: str, python_root: pathlib.Path, also_missing: Sequence[str]) -> None:
     """`also_missing`: other packages that helpers import at their beginning and that need not be there."""
+    _keep_from_fetching()
     sys.meta_path.insert(0, Finder(package, python_root))
     for name in also_missing:
         if importlib.util.find_spec(name) is None:
