@@ -32,6 +32,8 @@ Record = dict[str, Any]
 
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+_NOT_DONE = "not done within"
+_NO_RESULT = "no result"
 
 
 def records_of(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Path, timeout_s: float) -> list[Record]:
@@ -44,25 +46,36 @@ def records_of(package: str, checkout: pathlib.Path, name: str, folder: pathlib.
 
 
 def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Path, timeout_s: float) -> list[Record]:
-    """Tests that did not come to a result have the reason of their class or file."""
+    """Tests that did not come to a result have the reason of their class or file. After one that hangs the others go on."""
+    lines: list[Record] = []
+    while True:
+        planned, more, ending = _run_child(package, checkout, name, folder, timeout_s, [line["test"] for line in lines])
+        lines += more
+        left = [record["test"] for record in complete(planned, lines, _NO_RESULT) if record["reason"] == _NO_RESULT]
+        if not (left and ending.startswith(_NOT_DONE)):
+            return complete(planned, lines, ending)
+        lines += complete(left[:1], [], ending)
+
+
+def _run_child(
+    package: str, checkout: pathlib.Path, name: str, folder: pathlib.Path, timeout_s: float, skip: list[str]
+) -> tuple[list[str], list[Record], str]:
+    """All tests of the file, the records of those it ran, and how it ended."""
     stem = f"{package}-{name.replace('/', '-')}"
     results = folder / f"{stem}.jsonl"
-    log = str(folder / f"{stem}.server.log")
-    env = os.environ | {
-        "PUBLISHED_TESTS_FILE": name, "PUBLISHED_TESTS_LOG": log, "PUBLISHED_TESTS_MODEL": make_large(folder),
-        "HF_HUB_OFFLINE": "1", "PYTHONPATH": f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}",
-    }  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.published_tests.child",
-        package,
-        str(checkout),
-        str(checkout / name),
-        str(results),
-    ]
+    results.unlink(missing_ok=True)
     make_other(folder)
-    with (folder / f"{stem}.log").open("wb") as output:
+    env = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "PUBLISHED_TESTS_FILE": name,
+        "PUBLISHED_TESTS_LOG": str(folder / f"{stem}.server.log"),
+        "PUBLISHED_TESTS_MODEL": make_large(folder),
+        "PUBLISHED_TESTS_SKIP": json.dumps(skip),
+        "PYTHONPATH": f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    module = "scripts.published_tests.child"
+    command = [sys.executable, "-m", module, package, str(checkout), str(checkout / name), str(results)]
+    with (folder / f"{stem}.log").open("ab") as output:
         # In the folder: the other model is there, and some tests leave files where they run.
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True
@@ -71,12 +84,12 @@ def run_file(package: str, checkout: pathlib.Path, name: str, folder: pathlib.Pa
             process.wait(timeout_s)
             ending = f"the file ended with status {process.returncode}"
         except subprocess.TimeoutExpired:
-            ending = f"not done within {timeout_s:g} s"
+            ending = f"{_NOT_DONE} {timeout_s:g} s"
         finally:
             _kill_group(process)
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     planned = lines.pop(0)["planned"] if lines else ["(whole file)"]
-    return complete(planned, lines, ending)
+    return planned, lines, ending
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -115,7 +128,9 @@ def main() -> int:
     parser.add_argument("--sglang", type=pathlib.Path, help="a checkout of sgl-project/sglang")
     parser.add_argument("--sglang-jax", type=pathlib.Path, help="a checkout of sgl-project/sglang-jax")
     parser.add_argument("--only", default="", help="run only files whose path holds this")
-    parser.add_argument("--timeout-s", type=float, default=290, help="for a file")
+    parser.add_argument(
+        "--timeout-s", type=float, default=290, help="for a file, and again for what is left after a test that hangs"
+    )
     parser.add_argument("--out", type=pathlib.Path, help="folder for results and logs; default: a fresh one")
     options = parser.parse_args()
     folder = (options.out or pathlib.Path(tempfile.mkdtemp(prefix="published-tests-"))).resolve()
