@@ -42,7 +42,7 @@ _OF_ENVIRONMENT: dict[str, Callable[[Any], list[str]]] = {
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": lambda _: _lack("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"),
     "SGLANG_REQ_RUNNING_TIMEOUT": lambda value: ["--request-running-timeout-s", str(value)],
     "SGLANG_REQ_WAITING_TIMEOUT": lambda value: ["--request-waiting-timeout-s", str(value)],
-    "SGLANG_TEST_RETRACT": lambda _: ["--max-total-tokens", "4096", "--schedule-conservativeness", "0.1"],
+    "SGLANG_TEST_RETRACT": lambda _: ["--max-total-tokens", "2048", "--schedule-conservativeness", "0.02"],
 }
 _SMALL = (
     ("--max-running-requests", "8"),  # steps of many rows and a large vocabulary take seconds on two cores
