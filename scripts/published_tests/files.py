@@ -147,7 +147,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"uses pandas|uses \S*run_eval|MMLU|mmlu", MODEL),  # scores
     (r"uses \S+ of SGLang itself", THEIRS),
     (r"There is no endpoint", FEATURE),
-    (r"'391' not found|'yellow' not found|looks like gibberish", MODEL),
+    (r"concurrent answers correct|'391' not found|'yellow' not found|looks like gibberish", MODEL),
     (r"enable_thinking.* unexpectedly None|reasoning content is not included", FEATURE),  # a reasoning parser
     (r"separate_reasoning_true.*len\(.*reasoning_content", FEATURE),  # the same
     (r"test_weight_version_comprehensive", FEATURE),  # /get_weight_version, and /update_weight_version
@@ -156,7 +156,10 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"ended at its start with .*--schedule-policy routing-key", OPTION),
     (r"is not supported|unknown field|does not serve", FEATURE),
     (r"logprobs of prompt tokens are not supported", FEATURE),
-    (r"cache_miss_count|KeyError: 'startup_time'", FEATURE),  # fields of their replies about their own machinery
+    (
+        r"cache_miss_count|KeyError: '(startup_time|waiting_queue_size)'",
+        FEATURE,
+    ),  # fields of their replies about their own machinery
     (r"Penalty should (increase|decrease|reduce)|Negative penalty", MODEL),  # the demo model is sure of its words
     (r"test_cache_salt_effectiveness: .* for salt2", MODEL),  # expects the count of its chat template (0, then 15 of 16 here)
     (r"is longer than the model's context length \(16384", MODEL),  # 96,001 tokens

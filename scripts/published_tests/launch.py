@@ -37,12 +37,12 @@ def _lack(name: str) -> NoReturn:
     raise NotOursError(f"needs the option {name}")
 
 
-# Environment variables of theirs that are options here. One forces retractions: a small cache does so too.
+# Environment variables of theirs: options here, or nothing we have. The last one forces retractions.
 _OF_ENVIRONMENT: dict[str, Callable[[Any], list[str]]] = {
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": lambda _: _lack("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"),
     "SGLANG_REQ_RUNNING_TIMEOUT": lambda value: ["--request-running-timeout-s", str(value)],
     "SGLANG_REQ_WAITING_TIMEOUT": lambda value: ["--request-waiting-timeout-s", str(value)],
-    "SGLANG_TEST_RETRACT": lambda _: ["--max-total-tokens", "2048", "--schedule-conservativeness", "0.02"],
+    "SGLANG_TEST_RETRACT": lambda _: _lack("SGLANG_TEST_RETRACT"),
 }
 _SMALL = (
     ("--max-running-requests", "8"),  # steps of many rows and a large vocabulary take seconds on two cores
