@@ -106,8 +106,10 @@ class _Environment:
         def override(value: Any = None) -> Iterator[None]:
             before = self.now
             self.now = {**before, name: value}
-            yield
-            self.now = before
+            try:
+                yield
+            finally:
+                self.now = before
 
         return types.SimpleNamespace(override=override, get=lambda default=None: default, set=lambda value: None)
 
