@@ -144,7 +144,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"test_update_weights_non_blocking: not done within", PURPOSE),  # weights stay while requests are paused in place
     (r"uses anthropic", FEATURE),  # /v1/messages
     (r"stop_token_ids must lie in \[0, 2048\)", MODEL),  # ids of a Llama
-    (r"uses pandas|uses \S*run_eval|MMLU|mmlu", MODEL),  # scores
+    (r"uses pandas|uses \S*run_eval|fetches from openaipublic|MMLU|mmlu", MODEL),  # scores
     (r"uses \S+ of SGLang itself", THEIRS),
     (r"There is no endpoint", FEATURE),
     (r"concurrent answers correct|'391' not found|'yellow' not found|looks like gibberish", MODEL),
