@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE = "ServiceUnavailableError"
 QUEUE_FULL_MESSAGE = "The request queue is full."
+GAVE_WAY_MESSAGE = "The request is aborted by a higher priority request."
 
 
 class Requests:

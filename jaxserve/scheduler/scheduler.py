@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,7 +50,7 @@ from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
 from jaxserve.scheduler.req import Req, RequestState
-from jaxserve.scheduler.requests import QUEUE_FULL_MESSAGE, UNAVAILABLE, Requests
+from jaxserve.scheduler.requests import GAVE_WAY_MESSAGE, QUEUE_FULL_MESSAGE, UNAVAILABLE, Requests
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
@@ -65,6 +65,7 @@ from jaxserve.types import FinishReason
 logger = logging.getLogger(__name__)
 
 ABORT_MESSAGE = "The request was aborted."
+ABORT_MESSAGE_OF_WAITING = "Abort in waiting queue"  # SGLang's words, which clients look for
 
 
 class OutputSink(Protocol):
@@ -260,7 +261,7 @@ class Scheduler:
 
     def _on_abort(self, message: AbortReq) -> None:
         live = self._requests.live
-        self._requests.end([live[rid] for rid in message.rids if rid in live], FinishReason.abort(ABORT_MESSAGE))
+        self._abort([live[rid] for rid in message.rids if rid in live])
 
     def _on_shutdown(self, message: ShutdownReq) -> None:
         self._requests.is_closed = True
@@ -271,8 +272,14 @@ class Scheduler:
     def abort(self, rid_prefix: str) -> None:
         """Ends every request whose rid begins so."""
         wanted = [req for rid, req in self._requests.live.items() if rid.startswith(rid_prefix)]
-        self._requests.end(wanted, FinishReason.abort(ABORT_MESSAGE))
+        self._abort(wanted)
         self._outputs.flush()
+
+    def _abort(self, reqs: Sequence[Req]) -> None:
+        waiting = [req for req in reqs if req.state is RequestState.WAITING]
+        others = [req for req in reqs if req.state is not RequestState.WAITING]
+        self._requests.end(waiting, FinishReason.abort(ABORT_MESSAGE_OF_WAITING))
+        self._requests.end(others, FinishReason.abort(ABORT_MESSAGE))
 
     def flush_cache(self) -> bool:
         """Whether nothing used the cache, so that it is empty now. Requests that a pause keeps waiting do not use it."""
@@ -354,7 +361,10 @@ class Scheduler:
         """After everybody was tried: only who has to wait takes a place in the queue."""
         refused = self._waiting.beyond_limit(not_counted=self._prefill.deferred)
         if refused:
-            self._requests.end(refused, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
+            gave_way = self._waiting.gave_way(refused)
+            self._requests.end(list(gave_way), FinishReason.abort(GAVE_WAY_MESSAGE, 503, UNAVAILABLE))
+            found_it_full = [req for req in refused if req not in gave_way]
+            self._requests.end(found_it_full, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
             self._outputs.flush()
 
     def _plan_decode(self) -> ScheduleBatch | NeedsResults | None:

@@ -57,6 +57,14 @@ class WaitingQueue:
             return heapq.nsmallest(excess, queued, key=lambda req: req.urgency)
         return list(itertools.islice(queued, excess))
 
+    def gave_way(self, refused: Sequence[Req]) -> set[Req]:
+        """Of those beyond the limit, who stood here before a more urgent one came that stays."""
+        if not self._evicts_by_priority:
+            return set()
+        gone = set(refused)
+        newest = next((req.arrival for req in reversed(self._fresh) if req not in gone), -1)
+        return {req for req in refused if req.arrival < newest}
+
     def push_front(self, reqs: Sequence[Req]) -> None:
         """Puts retracted requests before all others; those and the ones retracted earlier stand in the order they arrived."""
         self._begun = dict.fromkeys(sorted([*self._begun, *reqs], key=lambda req: req.arrival))

@@ -11,15 +11,15 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import httpx
 
 from jaxserve.cli.serve import serve
 from jaxserve.demo import demo_model_path
 from scripts.published_tests.files import LARGE_VOCABULARY, OPTIONS
-from scripts.published_tests.modules import NotOursError
+from scripts.published_tests.modules import NotOursError, environment, is_port_available
 
 _OF_THEIR_DEVICES = """
     --attention-backend --cuda-graph-bs-decode --cuda-graph-max-bs --cuda-graph-max-bs-decode --decode-attention-backend
@@ -31,6 +31,19 @@ _OF_SOME_TESTS = """
     --enable-custom-logit-processor --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers
     --enable-return-hidden-states --enable-torch-compile --reasoning-parser --tool-call-parser
 """
+
+
+def _lack(name: str) -> NoReturn:
+    raise NotOursError(f"needs the option {name}")
+
+
+# Environment variables of theirs: options here, or nothing we have. The last one forces retractions.
+_OF_ENVIRONMENT: dict[str, Callable[[Any], list[str]]] = {
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": lambda _: _lack("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"),
+    "SGLANG_REQ_RUNNING_TIMEOUT": lambda value: ["--request-running-timeout-s", str(value)],
+    "SGLANG_REQ_WAITING_TIMEOUT": lambda value: ["--request-waiting-timeout-s", str(value)],
+    "SGLANG_TEST_RETRACT": lambda _: _lack("SGLANG_TEST_RETRACT"),
+}
 _SMALL = (
     ("--max-running-requests", "8"),  # steps of many rows and a large vocabulary take seconds on two cores
     ("--json-model-override-args", '{"max_position_embeddings": 16384}'),
@@ -56,7 +69,7 @@ def translate(theirs: Sequence[Any]) -> list[str]:
             name = next((full for full in sorted({*known, *_LEFT_OUT}) if full.startswith(name)), name)
         keep = name in known and name not in _LEFT_OUT
         if not keep and name not in _LEFT_OUT:
-            raise NotOursError(f"needs the option {name}")
+            _lack(name)
         ours += [name, *([value] if value else [])] if keep else []
     return ours
 
@@ -73,12 +86,17 @@ def popen_launch_server(
 ) -> subprocess.Popen[bytes]:
     """With the arguments of theirs. The server goes by the name of the model the test asks for."""
     options = translate(other_args or ())
+    for variable, value in (os.environ | (env or {}) | environment.now).items():
+        options += _OF_ENVIRONMENT[variable](value) if variable in _OF_ENVIRONMENT else []
+    port = int(base_url.rpartition(":")[2].rstrip("/"))
+    if not is_port_available(port):
+        raise RuntimeError(f"port {port} is in use: another run? CUDA_VISIBLE_DEVICES=1 gives this one other ports")
     file = pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name
     for option, default in (*_SMALL, *OPTIONS.get(file, ())):
         options += [] if option in options else [option, default]
     path = os.environ["PUBLISHED_TESTS_MODEL"] if file in LARGE_VOCABULARY else demo_model_path()
     command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", path, "--served-model-name", str(model)]
-    command += ["--port", base_url.rpartition(":")[2].rstrip("/"), *(["--api-key", api_key] if api_key else []), *options]
+    command += ["--port", str(port), *(["--api-key", api_key] if api_key else []), *options]
     out, error = return_stdout_stderr or (None, None)
     with open(pathlib.Path(os.environ["PUBLISHED_TESTS_LOG"]), "ab") as log:
         log.write(f"\n$ {' '.join(command)}\n".encode())

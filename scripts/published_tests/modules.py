@@ -55,6 +55,19 @@ def loading_is_over() -> None:
     _Anything.is_loading = False
 
 
+def _keep_from_fetching() -> None:
+    """Tests reach our server on this machine and nothing else."""
+    original = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in (None, "", "localhost", "127.0.0.1", "0.0.0.0", "::1"):
+            raise NotOursError(f"fetches from {name}")
+        return original(host, *args, **kwargs)
+
+    socket.getaddrinfo = getaddrinfo
+
+
 def _kill_process_tree(parent_pid: int, include_parent: bool = True, skip_pid: int | None = None, **_: Any) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = psutil.Process(parent_pid)
@@ -70,7 +83,7 @@ def _retry(function: Callable[[], Any], *_: Any, **__: Any) -> Any:
     return function()
 
 
-def _is_port_available(port: int) -> bool:
+def is_port_available(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
@@ -83,14 +96,25 @@ def _tokenizer(*_: Any, **__: Any) -> Any:
 
 
 class _Environment:
-    """SGLang's environment variables: setting them changes nothing in our server."""
+    """SGLang's environment variables: what tests set is for `launch` to translate."""
+
+    def __init__(self) -> None:
+        self.now: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         @contextlib.contextmanager
         def override(value: Any = None) -> Iterator[None]:
-            yield
+            before = self.now
+            self.now = {**before, name: value}
+            try:
+                yield
+            finally:
+                self.now = before
 
         return types.SimpleNamespace(override=override, get=lambda default=None: default, set=lambda value: None)
+
+
+environment = _Environment()
 
 
 _REAL: dict[str, dict[str, Any]] = {
@@ -102,12 +126,20 @@ _REAL: dict[str, dict[str, Any]] = {
         **{f"is_{what}": lambda: False for what in ("hip", "cuda", "npu", "xpu", "blackwell", "sm100_supported", "in_ci")},
     },
     "srt.utils.common_utils": {"retry": _retry, "get_bool_env_var": lambda name, default="false": False},
-    "srt.utils.network": {"is_port_available": _is_port_available},
+    "srt.utils.network": {"is_port_available": is_port_available},
     "srt.utils.hf_transformers_utils": {"get_tokenizer": _tokenizer},
     "srt.hf_transformers_utils": {"get_tokenizer": _tokenizer},
-    "srt.environ": {"envs": _Environment()},
+    "srt.environ": {"envs": environment},
     "utils": {"is_in_ci": lambda: False, "normalize_base_url": lambda url, *_: url},
 }
+
+
+def _complete_transformers() -> None:
+    """With names that the version here has no longer and `test.runners` of older checkouts imports."""
+    import transformers
+
+    if not hasattr(transformers, "AutoModelForVision2Seq"):
+        transformers.AutoModelForVision2Seq = made_up("transformers.AutoModelForVision2Seq")  # type: ignore[attr-defined]
 
 
 class _MadeUpModule(types.ModuleType):
@@ -133,6 +165,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if rest.split(".")[0] == "test" and rest not in ("test", "test.ci.ci_register", "test.run_eval"):
             for file in (self._root / f"{name.replace('.', '/')}.py", self._root / name.replace(".", "/") / "__init__.py"):
                 if file.is_file():
+                    if rest == "test.runners":
+                        _complete_transformers()
                     inner = [str(file.parent)] if file.name == "__init__.py" else None
                     return importlib.util.spec_from_file_location(name, file, submodule_search_locations=inner)
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -149,6 +183,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def install(package: str, python_root: pathlib.Path, also_missing: Sequence[str]) -> None:
     """`also_missing`: other packages that helpers import at their beginning and that need not be there."""
+    _keep_from_fetching()
     sys.meta_path.insert(0, Finder(package, python_root))
     for name in also_missing:
         if importlib.util.find_spec(name) is None:

@@ -93,8 +93,9 @@ def test_a_full_queue_gives_up_its_least_urgent(make_harness: Callable[..., Harn
         harness.submit(prompt_of(5), rid=rid, priority=priority)
     harness.run()
     full = FinishReason.abort("The request queue is full.", 503, "ServiceUnavailableError")
+    gave_way = FinishReason.abort("The request is aborted by a higher priority request.", 503, "ServiceUnavailableError")
     assert harness.answer("running").times.num_retractions == 0
-    assert harness.answer("b").finish == full and harness.answer("d").finish == full
+    assert harness.answer("b").finish == gave_way and harness.answer("d").finish == full
     harness.assert_as_expected("a", "c")
 
 

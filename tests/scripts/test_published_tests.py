@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.published_tests.__main__ import complete, group_of
+from scripts.published_tests import __main__ as runner
+from scripts.published_tests.__main__ import complete, group_of, records_of
 from scripts.published_tests.files import BUG, FEATURE, OPTION
-from scripts.published_tests.launch import translate
+from scripts.published_tests.launch import popen_launch_server, translate
 from scripts.published_tests.modules import NotOursError
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -112,3 +114,33 @@ def test_tests_without_a_result_have_the_end_of_their_file_as_reason() -> None:
     [record] = complete(["A.b"], [], "not done within 5 s")
     assert record["outcome"] == "failed"
     assert record["reason"] == "not done within 5 s"
+
+
+def test_a_server_is_not_started_where_another_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(RuntimeError, match=f"port {port} is in use"):
+            popen_launch_server("model", f"http://127.0.0.1:{port}", 1)
+
+
+def test_a_file_with_results_is_not_run_again(tmp_path: Path) -> None:
+    record = {"test": "A.b", "outcome": "passed", "reason": "", "where": "", "refused": []}
+    (tmp_path / "madeup-test-x.py.json").write_text(json.dumps([record]))
+    assert records_of("madeup", tmp_path / "missing", "test/x.py", tmp_path, 1) == [record]
+
+
+def test_after_one_that_hangs_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = ["A.a", "B.hangs", "B.b", "C.c"]
+    rounds = iter([(["A.a"], "not done within 5 s"), (["B.b", "C.*"], "the file ended with status 0")])
+    skipped = []
+
+    def run_child(*args: object) -> tuple[list[str], list[runner.Record], str]:
+        skipped.append(args[-1])
+        tests, ending = next(rounds)
+        return planned, [{"test": test, "outcome": "passed", "reason": ""} for test in tests], ending
+
+    monkeypatch.setattr(runner, "_run_child", run_child)
+    records = runner.run_file("madeup", tmp_path, "test/x.py", tmp_path, 5)
+    assert [record["test"] for record in records] == planned
+    assert [record["reason"] for record in records] == ["", "not done within 5 s", "", ""]
+    assert skipped == [[], ["A.a", "B.hangs"]]

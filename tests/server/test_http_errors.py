@@ -125,8 +125,8 @@ async def test_both_envelopes() -> None:
     flat = {key: openai[key] for key in ("message", "type", "param", "code")}
     assert (openai["object"], flat["type"], flat["param"], flat["code"]) == ("error", "BadRequestError", "n", 400)
     assert openai["error"] == flat
-    assert native["error"]["type"] == "BadRequestError"
-    assert native["error"]["code"] == 400
+    assert (native["object"], native["type"], native["code"]) == ("error", "BadRequestError", 400)
+    assert native["error"] == {key: native[key] for key in ("message", "type", "code")}
 
 
 async def test_names_from_behind_the_routes_become_openais() -> None:

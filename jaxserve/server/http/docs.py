@@ -120,7 +120,7 @@ def _limited(field: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
 
 def _envelope(native: bool) -> str:
     if native:
-        return "An error of a path that does not begin with /v1/. `code` is the status."
+        return "An error of a path that does not begin with /v1/: an object, and the same keys beside it. `code` is the status."
     return "An error of a path below /v1/: OpenAI's object, and the same keys beside it, as SGLang has them."
 
 

@@ -1,7 +1,8 @@
 """How an error looks on the wire, in each protocol's shape.
 
-Routes raise RequestError (or let one pass through); the handlers here turn it into a reply. Paths below /v1/ get the OpenAI
-envelope, everything else SGLang's native one. An unexpected exception becomes a 500 without its details, which go to the log.
+Routes raise RequestError (or let one pass through); the handlers here turn it into a reply: OpenAI's nested object, which its
+clients read, next to SGLang's flat keys, which SGLang's clients read. An unexpected exception becomes a 500 without its
+details, which go to the log.
 """
 
 from __future__ import annotations
@@ -46,21 +47,18 @@ def uses_openai_envelope(path: str) -> bool:
 
 
 def error_body(path: str, error: RequestError) -> dict[str, Any]:
-    """OpenAI's nested object, which its clients read, next to SGLang's flat keys, which SGLang's clients read."""
     message = error.message
     if len(message) > _MAX_MESSAGE_CHARS:
         message = message[:_MAX_MESSAGE_CHARS] + "..."
-    if not uses_openai_envelope(path):
-        return {"error": {"message": message, "type": error.err_type, "code": error.status_code}}
-    param = _OPENAI_NAMES.get(error.param or "", error.param)
-    if param != error.param:
-        message = re.sub(rf"\b{error.param}\b", str(param), message)
-    fields = {
-        "message": message,
-        "type": error.err_type,
-        "param": param,
-        "code": error.code if error.code is not None else error.status_code,
-    }
+    fields: dict[str, Any]
+    if uses_openai_envelope(path):
+        param = _OPENAI_NAMES.get(error.param or "", error.param)
+        if param != error.param:
+            message = re.sub(rf"\b{error.param}\b", str(param), message)
+        code = error.code if error.code is not None else error.status_code
+        fields = {"message": message, "type": error.err_type, "param": param, "code": code}
+    else:
+        fields = {"message": message, "type": error.err_type, "code": error.status_code}
     return {"object": "error", **fields, "error": fields}
 
 
