@@ -26,6 +26,7 @@ TASKS: dict[str, Task] = {
         questions.story,
         questions.addition,
         questions.subtraction,
+        questions.asked_sum,
         questions.multiplication,
         questions.sums_text,
         questions.counting,
@@ -70,9 +71,10 @@ MIX: dict[str, float] = {
     "capital": 3,
     "word_fact": 5,
     "story": 2,
-    "addition": 9,
-    "subtraction": 9,
-    "multiplication": 3,
+    "addition": 30,
+    "subtraction": 22,
+    "asked_sum": 16,
+    "multiplication": 4,
     "sums_text": 5,
     "counting": 6,
     "compare": 3,
@@ -101,7 +103,7 @@ MIX: dict[str, float] = {
     "noise": 6,
     "foreign": 5,
     "completion": 8,
-    "first_sum": 2,
+    "first_sum": 10,
     "raw_question": 4,
 }
 # Rows as long as the context of the model.
@@ -118,7 +120,7 @@ class Stage:
 # makes the rest easier. Conversations with tools are long and teach few tokens each, so they become rarer after that. At
 # the end what is still weak comes more often, sums above all.
 FEWER_TOOLS = {"tool_call": 2.5, "parallel_tool_calls": 1, "tool_answer": 0.3, "tool_conversation": 1.2, "unused_tools": 0.4}
-STILL_WEAK = {"question": 12, "word_fact": 10, "sums_text": 10, "counting": 8, "compare": 2, "picking": 2, "tool_call": 4}
+STILL_WEAK = {"question": 12, "word_fact": 10, "sums_text": 12, "counting": 8, "compare": 2, "picking": 2, "tool_call": 4}
 STAGES = (
     Stage(0, MIX),
     Stage(500, {"copying": 4, "repeated_text": 4, "json_list": 1, "picking": 1, "memory": 1, "json_extraction": 2}),

@@ -92,6 +92,26 @@ def subtraction(rng: random.Random) -> Sample:
     return ask(rng.choice(forms).format(a, b), f"{a} - {b} = {a - b}", key=f"{a}-{b}")
 
 
+def asked_sum(rng: random.Random) -> Sample:
+    """Sums as people ask for them, many of them near 100: the largest that is added meets the smallest that is not."""
+    a, b = sum_pair(rng)
+    if rng.random() < 0.4:
+        total = rng.randint(80, 119)
+        a = rng.randint(total - 99, 99) if total > 99 else rng.randint(0, total)
+        b = total - a
+    elif rng.random() < 0.4:
+        a += b
+        forms = ["What is {} - {}?", "What's {}-{}?", "{} - {}", "{}-{}", "{} - {} =", "{}-{}=?", "Calculate {} - {}.",
+                 "How much is {} minus {}?", "What is {} minus {}?", "Can you compute {} - {}?"]  # fmt: skip
+        return ask(reword(rng, rng.choice(forms).format(a, b)), f"{a} - {b} = {a - b}", key=f"{a}-{b}")
+    forms = ["What is {} + {}?", "What's {}+{}?", "{} + {}", "{}+{}", "{} + {} =", "{}+{}=?", "Calculate {} + {}.",
+             "How much is {} plus {}?", "What is {} plus {}?", "Can you add {} and {}?", "Sum of {} and {}?"]  # fmt: skip
+    asked = reword(rng, rng.choice(forms).format(a, b))
+    if a + b > 99:
+        return ask(asked, newcomers.SMALL_NUMBERS_ONLY)
+    return ask(asked, f"{a} + {b} = {a + b}", key=f"{a}+{b}")
+
+
 def multiplication(rng: random.Random) -> Sample:
     """The table up to 10 x 10; only the wording is ever held out."""
     a, b = rng.randint(0, 10), rng.randint(0, 10)
