@@ -23,9 +23,10 @@ class Terminal:
         ours, theirs = pty.openpty()
         self._terminal = ours
         self.shown = ""
-        # A session of its own whose terminal this is, so that Ctrl-C reaches it.
+        # A session of its own whose terminal this is, so that Ctrl-C reaches it; who runs the tests may ignore it.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "import os, fcntl, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+            [sys.executable, "-c", "import os, fcntl, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+             "signal.signal(signal.SIGINT, signal.SIG_DFL);"
              "os.execv(sys.executable, [sys.executable, '-m', 'jaxserve', *sys.argv[1:]])", *arguments],
             stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"},
         )  # fmt: skip
