@@ -25,6 +25,10 @@ from benchmarks.abuse.report import as_table, make_report, write
 from benchmarks.abuse.subject import Subject
 from jaxserve.demo import demo_model_path
 
+# A KV pool takes memory as it is used: a small one has all of its early, and what grows after that grows for another reason.
+# It is full all the time, too.
+_SMALL_POOL = ("--max-total-tokens", "32768")
+
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -65,7 +69,7 @@ def main() -> int:
     options = parse()
     folder = options.out or pathlib.Path(tempfile.mkdtemp(prefix="abuse-"))
     folder.mkdir(parents=True, exist_ok=True)
-    subject = Subject(folder, ["--model-path", options.model_path, *options.serve_options])
+    subject = Subject(folder, ["--model-path", options.model_path, *_SMALL_POOL, *options.serve_options])
     mix = Mix(subject, options.seed, options.crowd, min(options.round_s, 15 * options.minutes))
     try:
         asyncio.run(run(mix, options.minutes, not options.no_kills))
