@@ -183,5 +183,4 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"test_finish_stop_(eos|str): .*Expected matched_stop", MODEL),  # a Llama's end; an answer of many lines
     (r"'context_length_exceeded' != 400", PURPOSE),  # the code is OpenAI's
     (r"not found in .*max_completion_tokens is too large", PURPOSE),  # the sentence is newer SGLang's
-    (r"KeyError: 'object'", PURPOSE),  # errors stand in OpenAI's envelope on all routes
 )

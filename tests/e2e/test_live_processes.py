@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -30,6 +30,17 @@ def family(server: LiveServer) -> list[psutil.Process]:
 def assert_gone(processes: list[psutil.Process], timeout_s: float = 10) -> None:
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     assert not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE], alive
+
+
+def submit_held(server: LiveServer, pool: Executor, count: int) -> list[Future[httpx.Response]]:
+    """Requests of 300 tokens that the scheduler has and, paused, does not begin: none is over before the test goes on."""
+    assert server.post("/pause_generation", {"mode": "in_place"}).status_code == 200
+    request = {"text": "hello", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+    replies = [pool.submit(server.post, "/generate", request) for _ in range(count)]
+    deadline_s = time.monotonic() + 30
+    while (state := server.internal_state())["num_waiting_reqs"] < count:
+        assert time.monotonic() < deadline_s, state
+    return replies
 
 
 def test_health_says_503_until_ready(options: list[str], tmp_path: Path) -> None:
@@ -55,13 +66,11 @@ def test_sigterm_lets_running_requests_finish(options: list[str], tmp_path: Path
     server = launch(tmp_path / "log", *options)
     wait_ready(server)
     processes = family(server)
-    request = {"text": "hello", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        running = [pool.submit(server.post, "/generate", request) for _ in range(3)]
-        while server.internal_state()["num_running_reqs"] < 3:
-            time.sleep(0.01)
+    with ThreadPoolExecutor(3) as pool:
+        replies = submit_held(server, pool, 3)
+        assert server.post("/continue_generation", {}).status_code == 200
         server.process.send_signal(signal.SIGTERM)
-        for reply in running:
+        for reply in replies:
             assert reply.result().json()["meta_info"]["completion_tokens"] == 300
     assert server.process.wait(30) == 0
     assert_gone(processes)
@@ -72,11 +81,8 @@ def test_a_dead_worker_ends_the_server_with_its_reason(options: list[str], tmp_p
     server = launch(tmp_path / "log", *options)
     wait_ready(server)
     processes = family(server)
-    request = {"text": "hello", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(server.post, "/generate", request)
-        while server.internal_state()["num_running_reqs"] < 1:
-            time.sleep(0.01)
+    with ThreadPoolExecutor(1) as pool:
+        [pending] = submit_held(server, pool, 1)
         server.workers()[worker].kill()
         reply = pending.result()
         assert reply.status_code in (500, 503)

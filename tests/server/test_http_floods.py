@@ -15,6 +15,7 @@ from http_harness import app_client, live_server, until
 from jaxserve.server.http import limits
 from jaxserve.server.native import request as native_request
 from jaxserve.server.openai import messages as openai_messages
+from jaxserve.server.requests import RequestError
 
 EMPTY: dict[str, Any] = {"role": "user", "content": ""}
 PART = {"type": "text", "text": ""}
@@ -138,3 +139,41 @@ async def test_bodies_that_are_being_read_have_a_sum() -> None:
             left.cancel()
             await asyncio.sleep(0.1)
             assert (await client.post("/generate", content=large)).status_code == 200
+
+
+async def test_only_who_brings_much_is_refused_for_the_sum() -> None:
+    """While a refusal cannot be sent, others of any size are served."""
+    mib = 1 << 20
+    served: list[bytes] = []
+    statuses: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            while (message := await receive())["more_body"]:
+                pass
+        except RequestError as error:
+            statuses.append(error.status_code)
+            await can_be_sent.wait()
+        else:
+            served.append(message["body"])
+
+    async def request(*pieces: bytes) -> None:
+        messages = iter([{"type": "http.request", "body": p, "more_body": i + 1 < len(pieces)} for i, p in enumerate(pieces)])
+
+        async def receive() -> Any:
+            return next(messages)
+
+        await limited({"type": "http", "path": "/", "headers": []}, receive, mock.AsyncMock())
+
+    can_be_sent = asyncio.Event()
+    limited = limits.BodyLimitMiddleware(app, max_body_size_mb=4)
+    with mock.patch.object(limits, "LARGE_BODIES_AT_ONCE", 0):
+        refused = asyncio.create_task(request(b"x" * 2 * mib, b""))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await request(b"small")
+            await request(b"x" * mib, b"end")
+        assert (served, statuses) == ([b"small", b"end"], [503])
+        assert not refused.done()
+        can_be_sent.set()
+        await refused

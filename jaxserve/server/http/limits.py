@@ -52,7 +52,8 @@ class BodyLimitMiddleware:
                     raise self._too_large(f"more than {self._limit_bytes} bytes")
                 # A whole body is decoded and dropped before anything else is read.
                 set_large(max(received - SMALL_BODY_BYTES, 0) if message.get("more_body") else 0)
-                if self._large_bytes > LARGE_BODIES_AT_ONCE * self._limit_bytes:
+                if large and self._large_bytes > LARGE_BODIES_AT_ONCE * self._limit_bytes:
+                    set_large(0)  # it is dropped; sending the refusal may take a while
                     raise self._too_many()
             return message
 
