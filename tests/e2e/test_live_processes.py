@@ -32,13 +32,13 @@ def assert_gone(processes: list[psutil.Process], timeout_s: float = 10) -> None:
     assert not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE], alive
 
 
-def submit_held(server: LiveServer, pool: Executor, count: int) -> list[Future[httpx.Response]]:
-    """Requests of 300 tokens that the scheduler has and, paused, does not begin: none is over before the test goes on."""
-    assert server.post("/pause_generation", {"mode": "in_place"}).status_code == 200
+def submit_running(server: LiveServer, pool: Executor, count: int) -> list[Future[httpx.Response]]:
+    """Requests of 300 tokens that run, so slowly that none is over before the test goes on."""
+    assert server.post("/slow_down", {"forward_sleep_time": 0.1}).status_code == 200
     request = {"text": "hello", "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
     replies = [pool.submit(server.post, "/generate", request) for _ in range(count)]
-    deadline_s = time.monotonic() + 30
-    while (state := server.internal_state())["num_waiting_reqs"] < count:
+    deadline_s = time.monotonic() + 25
+    while (state := server.internal_state())["num_running_reqs"] < count:
         assert time.monotonic() < deadline_s, state
     return replies
 
@@ -67,8 +67,8 @@ def test_sigterm_lets_running_requests_finish(options: list[str], tmp_path: Path
     wait_ready(server)
     processes = family(server)
     with ThreadPoolExecutor(3) as pool:
-        replies = submit_held(server, pool, 3)
-        assert server.post("/continue_generation", {}).status_code == 200
+        replies = submit_running(server, pool, 3)
+        assert server.post("/slow_down", {"forward_sleep_time": None}).status_code == 200
         server.process.send_signal(signal.SIGTERM)
         for reply in replies:
             assert reply.result().json()["meta_info"]["completion_tokens"] == 300
@@ -82,7 +82,7 @@ def test_a_dead_worker_ends_the_server_with_its_reason(options: list[str], tmp_p
     wait_ready(server)
     processes = family(server)
     with ThreadPoolExecutor(1) as pool:
-        [pending] = submit_held(server, pool, 1)
+        [pending] = submit_running(server, pool, 1)
         server.workers()[worker].kill()
         reply = pending.result()
         assert reply.status_code in (500, 503)

@@ -141,7 +141,10 @@ async def test_bodies_that_are_being_read_have_a_sum() -> None:
             assert (await client.post("/generate", content=large)).status_code == 200
 
 
-async def test_only_who_brings_much_is_refused_for_the_sum() -> None:
+@pytest.mark.parametrize(("at_once", "refused_mib", "status", "other_mib"), [(0, [2], 503, 1), (1, [3, 2], 413, 4)])
+async def test_only_who_brings_much_is_refused_for_the_sum(
+    at_once: int, refused_mib: list[int], status: int, other_mib: int
+) -> None:
     """While a refusal cannot be sent, others of any size are served."""
     mib = 1 << 20
     served: list[bytes] = []
@@ -167,13 +170,13 @@ async def test_only_who_brings_much_is_refused_for_the_sum() -> None:
 
     can_be_sent = asyncio.Event()
     limited = limits.BodyLimitMiddleware(app, max_body_size_mb=4)
-    with mock.patch.object(limits, "LARGE_BODIES_AT_ONCE", 0):
-        refused = asyncio.create_task(request(b"x" * 2 * mib, b""))
+    with mock.patch.object(limits, "LARGE_BODIES_AT_ONCE", at_once):
+        refused = asyncio.create_task(request(*(b"x" * n * mib for n in refused_mib), b""))
         await asyncio.sleep(0)
         async with asyncio.timeout(10):
             await request(b"small")
-            await request(b"x" * mib, b"end")
-        assert (served, statuses) == ([b"small", b"end"], [503])
+            await request(b"x" * (other_mib * mib - 3), b"end")
+        assert (served, statuses) == ([b"small", b"end"], [status])
         assert not refused.done()
         can_be_sent.set()
         await refused

@@ -47,14 +47,17 @@ class BodyLimitMiddleware:
             message = await receive()
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
-                # What is raised passes through the route that is reading and becomes the reply in the error handlers.
-                if received > self._limit_bytes:
-                    raise self._too_large(f"more than {self._limit_bytes} bytes")
                 # A whole body is decoded and dropped before anything else is read.
                 set_large(max(received - SMALL_BODY_BYTES, 0) if message.get("more_body") else 0)
-                if large and self._large_bytes > LARGE_BODIES_AT_ONCE * self._limit_bytes:
-                    set_large(0)  # it is dropped; sending the refusal may take a while
-                    raise self._too_many()
+                refusal = None
+                if received > self._limit_bytes:
+                    refusal = self._too_large(f"more than {self._limit_bytes} bytes")
+                elif large and self._large_bytes > LARGE_BODIES_AT_ONCE * self._limit_bytes:
+                    refusal = self._too_many()
+                if refusal is not None:
+                    set_large(0)  # what came is dropped; sending the refusal may take a while
+                    # It passes through the route that is reading and becomes the reply in the error handlers.
+                    raise refusal
             return message
 
         try:
