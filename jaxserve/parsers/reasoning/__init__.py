@@ -1,0 +1,1 @@
+"""Formats in which models think before they answer, one file each."""

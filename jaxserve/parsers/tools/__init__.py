@@ -1,0 +1,1 @@
+"""Formats in which models call tools, one file each."""
