@@ -6,7 +6,7 @@ import dataclasses
 
 from jaxserve.parsers.base import Parser
 from jaxserve.parsers.generator import GeneratorParser
-from jaxserve.parsers.reader import Read, Tags
+from jaxserve.parsers.reader import CutOffError, Read, Tags
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,10 @@ class _Parser(GeneratorParser):
 
     def _message(self) -> Read[None]:
         space = yield from self.reader.space()
-        begins = yield from self.reader.accept(self._tags.begin)
+        try:
+            begins = yield from self.reader.accept(self._tags.begin)
+        except CutOffError:
+            begins = ""
         if begins or self._is_open:
             self.out.tag()
             yield from self._thoughts()
