@@ -81,9 +81,7 @@ class Generation:
         runs."""
         check_shape(req, limits)
         sets = pattern_sets(req)
-        call = LiveCall(
-            sink, req.num_sequences, return_logprob=req.return_logprob, received_s=time.time(), log_end=self._log_requests
-        )
+        call = LiveCall(sink, req.num_sequences, received_s=time.time(), log_end=self._log_requests)
         sequences = self._register(req, call)
         try:
             if sets:
@@ -193,17 +191,17 @@ class Generation:
 def _to_scheduler_form(
     req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, room: int
 ) -> TokenizedGenerateReqInput:
-    n = req.num_samples
+    n, options = req.num_samples, req.options[prompt]
     first, *others = [sample_params(req.sampling_params[prompt], s.index % n, room) for s in sequences]
     return TokenizedGenerateReqInput(
         rid=sequences[0].rid,
         input_ids=ids,
         sampling_params=first,
         stream=req.stream,
-        return_logprob=req.return_logprob,
-        top_logprobs_num=req.top_logprobs_num if req.return_logprob else 0,
-        priority=req.priority,
-        extra_key=cache_namespace(req.extra_key, req.cache_salt),
+        return_logprob=options.return_logprob,
+        top_logprobs_num=options.top_logprobs_num if options.return_logprob else 0,
+        priority=options.priority,
+        extra_key=cache_namespace(options.extra_key, options.cache_salt),
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],

@@ -24,12 +24,9 @@ logger = logging.getLogger(__name__)
 class LiveCall:
     """One request: where its chunks go."""
 
-    __slots__ = ("_log_end", "_sink", "_unfinished", "received_s", "return_logprob")
+    __slots__ = ("_log_end", "_sink", "_unfinished", "received_s")
 
-    def __init__(
-        self, sink: ChunkSink, num_sequences: int, *, return_logprob: bool, received_s: float, log_end: bool = False
-    ) -> None:
-        self.return_logprob = return_logprob
+    def __init__(self, sink: ChunkSink, num_sequences: int, *, received_s: float, log_end: bool = False) -> None:
         self.received_s = received_s  # Unix time
         self._sink = sink
         self._unfinished = num_sequences  # sequences whose last chunk has not arrived
@@ -100,7 +97,7 @@ class LiveTable:
             if sequence is None or sequence.call is None:
                 continue  # its client left
             call, ids = sequence.call, token_ids[start:end]
-            logprobs = _token_logprobs(ids, all_logprobs[i]) if call.return_logprob and i in all_logprobs else []
+            logprobs = _token_logprobs(ids, all_logprobs[i]) if i in all_logprobs else []
             meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
             if hold:

@@ -47,24 +47,38 @@ class RequestError(Exception):
         self.code = code  # OpenAI's machine-readable code, such as model_not_found
 
 
+class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be asked for beside sampling parameters, for each prompt of a request apart. Immutable: prompts share them.
+
+    The names, types and defaults are those of the fields of /generate, which take one value for all prompts or a list of them.
+    """
+
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    logprob_start_len: int = -1
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+
+
 @dataclasses.dataclass(kw_only=True)
 class GenerateReqInput:
     """One or many prompts. Exactly one of `prompts` and `input_ids` is set; both are lists, one entry per prompt.
 
-    `sampling_params` has one entry per prompt; all share the same n. Prompt i's samples are sequences i*n .. i*n+n-1.
+    So are `sampling_params`, which all share the same n, and `options`. Prompt i's samples are sequences i*n .. i*n+n-1.
     """
 
     prompts: list[str] | None = None
     input_ids: list[list[int]] | None = None
     sampling_params: list[SamplingParams]
     rids: list[str] | None = None  # one per prompt; drawn if absent; sample j of n > 1 gets the suffix _j
+    options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
     stream: bool = False
-    return_logprob: bool = False
-    top_logprobs_num: int = 0
-    priority: int | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
     is_health_check: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            self.options = [PromptOptions()] * self.num_prompts
 
     @property
     def num_prompts(self) -> int:
@@ -74,6 +88,10 @@ class GenerateReqInput:
     def num_samples(self) -> int:
         """n: sequences per prompt."""
         return self.sampling_params[0].n
+
+    def options_of(self, sequence: int) -> PromptOptions:
+        """Those of the prompt that a sequence belongs to."""
+        return self.options[sequence // self.num_samples]
 
     @property
     def num_sequences(self) -> int:

@@ -147,12 +147,12 @@ class FakeService:
             self.num_live -= len(live)
 
     def _chunk(self, req: GenerateReqInput, index: int, rid: str, prompt: list[int], step: int) -> GenerationChunk:
-        params = req.sampling_params[index // req.num_samples]
+        params, options = req.sampling_params[index // req.num_samples], req.options_of(index)
         letter = string.ascii_lowercase[(step - 1) % 26]
         reason = self._reason(params, letter, step)
         text = letter if reason is None or reason.type == "length" or params.no_stop_trim else ""
-        top = [(ord(letter), -0.5), (ord("z"), -1.5)][: req.top_logprobs_num]
-        logprobs = [TokenLogprob(ord(letter), -0.5, top)] if req.return_logprob else []
+        top = [(ord(letter), -0.5), (ord("z"), -1.5)][: options.top_logprobs_num]
+        logprobs = [TokenLogprob(ord(letter), -0.5, top)] if options.return_logprob else []
         meta = {"e2e_latency": 0.25} if reason else {}
         return GenerationChunk(index, rid, text, [ord(letter)], logprobs, len(prompt), step, 3, reason, meta)
 

@@ -124,7 +124,7 @@ async def test_every_sampling_field_arrives() -> None:
     assert params.logit_bias == {9: -3}
     assert (params.no_stop_trim, params.ignore_eos) == (True, True)
     assert (params.skip_special_tokens, params.spaces_between_special_tokens) == (False, False)
-    assert (request.priority, request.extra_key, request.cache_salt) == (4, "k", "s")
+    assert (request.options[0].priority, request.options[0].extra_key, request.options[0].cache_salt) == (4, "k", "s")
 
 
 async def test_the_models_defaults_are_for_chat_only() -> None:

@@ -79,6 +79,23 @@ async def test_logprobs_with_text() -> None:
     assert meta["output_top_logprobs"][1] == [[-0.5, 98, "b"], [-1.5, 122, "z"]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompts_of_a_batch_ask_for_different_things(stream: bool) -> None:
+    body = {
+        "text": ["a", "b", "c"],
+        "sampling_params": {"max_new_tokens": 1, "n": 2},
+        "return_logprob": [True, False, True],
+        "top_logprobs_num": [2, 2, 0],
+        "stream": stream,
+    }
+    async with app_client(FakeService()) as client:
+        reply = await client.post("/generate", json=body)
+    replies = sorted(events_of(reply.text), key=lambda one: one["index"]) if stream else reply.json()
+    metas = [one["meta_info"] for one in replies]
+    assert ["output_token_logprobs" in meta for meta in metas] == [True, True, False, False, True, True]
+    assert ["output_top_logprobs" in meta for meta in metas] == [True, True, False, False, False, False]
+
+
 async def test_preferred_sampling_params_fill_what_is_left_out() -> None:
     async with app_client(FakeService(), preferred_sampling_params='{"max_new_tokens": 2, "temperature": 0.5}') as client:
         one = (await client.post("/generate", json={"text": "x"})).json()
@@ -95,7 +112,7 @@ async def test_preferred_sampling_params_fill_what_is_left_out() -> None:
         ({"text": "a", "sampling_params": {"max_new_tokenz": 1}}, "max_new_tokenz"),
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"text": "a", "image_data": "x"}, "image_data"),
-        ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": [True, True]}, "return_logprob"),
         ({"text": "x" * 200}, "tokens"),
     ],
 )

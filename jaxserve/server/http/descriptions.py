@@ -91,7 +91,7 @@ FIELDS: dict[str, str] = {
     "include_usage": "End the stream with an event that holds the usage.",
     "continuous_usage_stats": "Put the usage so far into each event.",
     "include_obfuscation": "Not served; only false is taken.",
-    "return_logprob": "Tell the logprob of each generated token.",
+    "return_logprob": "Tell the logprob of each generated token. Like the next ones: one value, or one for each prompt.",
     "top_logprobs_num": "Tell so many likeliest alternatives of each token, up to --max-top-logprobs; needs return_logprob.",
     "return_text_in_logprobs": "Put the tokens' text beside their ids.",
     "logprob_start_len": "Only -1 with return_logprob: logprobs of the prompt are not served.",

@@ -22,7 +22,8 @@ class NativeEvents:
 
     def __init__(self, job: NativeJob) -> None:
         self._job = job
-        self._replies = job.streamed() if job.native.req.return_logprob else None
+        with_logprobs = any(options.return_logprob for options in job.native.req.options)
+        self._replies = job.streamed() if with_logprobs else None
         self._outputs: dict[int, _OutputJson] = {}  # by sequence
 
     def push(self, chunk: GenerationChunk) -> bytes:

@@ -64,11 +64,11 @@ class GrowingReplies:
         return [self._replies[index].to_dict() for index in sorted(self._replies)]
 
     def _begin(self, index: int) -> GenerateReply:
-        req = self._job.native.req
+        options = self._job.native.req.options_of(index)
         return GenerateReply(
             weight_version=self._job.args.weight_version,
-            return_logprob=req.return_logprob,
-            top_logprobs_num=req.top_logprobs_num,
+            return_logprob=options.return_logprob,
+            top_logprobs_num=options.top_logprobs_num,
             token_text=self._job.token_text if self._job.native.return_text_in_logprobs else None,
             index=index if self._with_index else None,
         )

@@ -35,7 +35,7 @@ from jaxserve.server.openai.params import (
 )
 from jaxserve.server.openai.protocol import ChatCompletionRequest
 from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, new_rid
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, new_rid
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
@@ -69,16 +69,19 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
     params = sampling_params(body, max_tokens, defaults, service.vocab_size)
     prompt_ids = await _prompt_ids(body, context)
     reply_id = rid_of(body) or f"chatcmpl-{new_rid()}"
-    generate = GenerateReqInput(
-        input_ids=[prompt_ids],
-        sampling_params=[params],
-        rids=[reply_id],
-        stream=bool(body.stream),
+    options = PromptOptions(
         return_logprob=bool(body.logprobs),
         top_logprobs_num=body.top_logprobs or 0,
         priority=body.priority,
         extra_key=body.extra_key,
         cache_salt=body.cache_salt,
+    )
+    generate = GenerateReqInput(
+        input_ids=[prompt_ids],
+        sampling_params=[params],
+        rids=[reply_id],
+        options=[options],
+        stream=bool(body.stream),
     )
     return ChatJob(body, context, generate, reply_id, int(time.time()), Usage(params.n, args.enable_cache_report), prompt_ids)
 

@@ -28,7 +28,7 @@ from jaxserve.server.openai.logprobs import CompletionLogprobs
 from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import CompletionRequest
 from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -74,17 +74,20 @@ class _Job:
         _check_ids(input_ids or [], service.vocab_size, service.context_len)
         num_prompts = len(prompts or input_ids or [])
         reply_id, rids = _rids(body, num_prompts)
-        generate = GenerateReqInput(
-            prompts=prompts,
-            input_ids=input_ids,
-            sampling_params=[params] * num_prompts,
-            rids=rids,
-            stream=bool(body.stream),
+        options = PromptOptions(
             return_logprob=body.logprobs is not None,
             top_logprobs_num=body.logprobs or 0,
             priority=body.priority,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
+        )
+        generate = GenerateReqInput(
+            prompts=prompts,
+            input_ids=input_ids,
+            sampling_params=[params] * num_prompts,
+            rids=rids,
+            options=[options] * num_prompts,
+            stream=bool(body.stream),
         )
         echoes = [""] * num_prompts
         if body.echo:
