@@ -89,7 +89,8 @@ class Generation:
             prompts = req.input_ids
             if prompts is None:
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)
-            await self._send_request(req, sequences, await _check_prompts(prompts, limits), limits)
+            req.prompt_ids = await _check_prompts(prompts, limits)
+            await self._send_request(req, sequences, limits)
             yield
         finally:
             self._leave(sequences)
@@ -132,10 +133,10 @@ class Generation:
         self,
         req: GenerateReqInput,
         sequences: list[LiveSequence],
-        prompts: list[np.ndarray],
         limits: ModelLimits,
     ) -> None:
         """One message for each part, with one entry per prompt in it."""
+        prompts = req.prompt_ids
         rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, prompts, strict=True)]
         if self._log_requests:
             rids, lens = [s.rid for s in sequences], [len(ids) for ids in prompts]
@@ -200,6 +201,9 @@ def _to_scheduler_form(
         stream=req.stream,
         return_logprob=options.return_logprob,
         top_logprobs_num=options.top_logprobs_num if options.return_logprob else 0,
+        logprob_start_len=options.logprob_start_len if options.return_logprob else -1,
+        token_ids_logprob=list(options.token_ids_logprob) if options.return_logprob and options.token_ids_logprob else None,
+        return_hidden_states=options.return_hidden_states,
         priority=options.priority,
         extra_key=cache_namespace(options.extra_key, options.cache_salt),
         more_samples=[

@@ -40,7 +40,13 @@ _FIELDS = {
     "return_logprob": _for_each({"type": "boolean", "default": False}),
     "top_logprobs_num": _for_each({"type": "integer", "default": 0, "minimum": 0}),
     "logprob_start_len": _for_each({"type": "integer", "default": -1}),
+    "token_ids_logprob": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]},
+    },
     "return_text_in_logprobs": {"type": "boolean", "default": False},
+    "return_prompt_token_ids": {"type": "boolean", "default": False},
+    "return_hidden_states": _for_each({"enum": [False, True, "last"], "default": False}),
     "priority": _for_each({"type": "integer"}),
     "extra_key": _TEXTS,
     "cache_salt": _TEXTS,

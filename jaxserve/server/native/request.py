@@ -21,9 +21,8 @@ from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestErr
 from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
 
 _OPTIONS = {field.name: field for field in msgspec.structs.fields(PromptOptions)}
-KNOWN_FIELDS = frozenset(
-    {"text", "input_ids", "sampling_params", "rid", "stream", "return_text_in_logprobs", *_OPTIONS}
-)  # fmt: skip
+_SHOWN = ("return_text_in_logprobs", "return_prompt_token_ids")  # what shapes replies alone
+KNOWN_FIELDS = frozenset({"text", "input_ids", "sampling_params", "rid", "stream", *_SHOWN, *_OPTIONS})
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
@@ -47,6 +46,7 @@ class NativeRequest:
     req: GenerateReqInput
     is_list: bool  # the reply is a list: several prompts, or n > 1
     return_text_in_logprobs: bool
+    return_prompt_token_ids: bool
 
 
 def build_generate_request(
@@ -71,8 +71,8 @@ def build_generate_request(
         options=_options(fields, count),
         stream=_convert(fields.get("stream", False), bool, "stream"),
     )
-    with_text = _convert(fields.get("return_text_in_logprobs", False), bool, "return_text_in_logprobs")
-    return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), return_text_in_logprobs=with_text)
+    shown = {name: _convert(fields.get(name, False), bool, name) for name in _SHOWN}
+    return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), **shown)
 
 
 def _prompts(fields: dict[str, Any]) -> tuple[list[str] | None, list[list[int]] | None, bool]:

@@ -49,7 +49,7 @@ class Sequence:
 
     texts: list[str] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)  # of the prompt first, if they were asked for
     last: GenerationChunk | None = None
 
     @property
@@ -74,6 +74,7 @@ async def gather(chunks: AsyncGenerator[GenerationChunk, None], usage: Usage) ->
             sequence = sequences[chunk.index]
             sequence.texts.append(chunk.text)
             sequence.token_ids.extend(chunk.token_ids)
+            sequence.logprobs.extend(chunk.input_logprobs or ())
             sequence.logprobs.extend(chunk.logprobs)
             sequence.last = chunk
     return [sequences[index] for index in sorted(sequences)]

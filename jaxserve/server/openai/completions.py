@@ -77,6 +77,7 @@ class _Job:
         options = PromptOptions(
             return_logprob=body.logprobs is not None,
             top_logprobs_num=body.logprobs or 0,
+            logprob_start_len=0 if body.echo else -1,
             priority=body.priority,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
@@ -139,22 +140,21 @@ class _Events(ChoiceEvents):
             text = job.echoes[chunk.index // job.generate.num_samples] + text
         if not (text or chunk.logprobs or chunk.finish_reason or (self._with_ids and chunk.token_ids)):
             return  # a token that completes no character yet
-        logprobs = job.shape_logprobs(chunk.index, chunk.logprobs) if chunk.logprobs else None
+        entries = [*(chunk.input_logprobs or ()), *chunk.logprobs]
+        logprobs = job.shape_logprobs(chunk.index, entries) if entries else None
         fields = self._writer.text_fields(text)
         yield self._writer.choice(chunk, fields, logprobs, chunk.finish_reason, self._ids(chunk), self._usage)
 
 
 def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
     check_stream_options(body)
-    check(body.max_tokens is None or body.max_tokens >= 1, "max_tokens", "at least 1", body.max_tokens)
+    check(body.max_tokens is None or body.max_tokens >= 0, "max_tokens", "at least 0", body.max_tokens)
     if body.best_of not in (None, body.num_choices):
         raise not_supported(
             "best_of", f"must equal n={body.num_choices}, got {body.best_of}; ranking samples is not supported yet"
         )
     if body.logprobs is not None:
         check(0 <= body.logprobs <= max_top_logprobs, "logprobs", f"in [0, {max_top_logprobs}]", body.logprobs)
-        if body.echo:
-            raise not_supported("echo", "together with logprobs (logprobs of the prompt) is not supported yet")
 
 
 def _num_prompts(prompt: str | list[Any]) -> int:
