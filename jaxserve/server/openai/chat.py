@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from jaxserve.parsers.base import Tool
+from jaxserve.parsers.message import MessageParser
 from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import unless_disconnected
@@ -39,6 +41,9 @@ from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestE
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ChatCompletionRequest)
+
+# By so many last tokens of a prompt a format sees whether the answer begins inside thinking.
+_TAIL_TOKENS = 64
 
 # As SGLang's: every delta has reasoning_content, which OpenAI's client offers as an attribute only then; role and content stand
 # where they say something.
@@ -80,7 +85,9 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
         extra_key=body.extra_key,
         cache_salt=body.cache_salt,
     )
-    return ChatJob(body, context, generate, reply_id, int(time.time()), Usage(params.n, args.enable_cache_report), prompt_ids)
+    usage = Usage(params.n, args.enable_cache_report)
+    is_open = _begins_in_thinking(prompt_ids, context)
+    return ChatJob(body, context, generate, reply_id, int(time.time()), usage, prompt_ids, [], is_open)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +101,12 @@ class ChatJob:
     created_s: int
     usage: Usage
     prompt_ids: list[int]
+    tools: list[Tool]  # those that may be called
+    is_open: bool  # the prompt ends inside thinking
+
+    def message_parser(self) -> MessageParser:
+        """A new one, for one choice."""
+        return self.context.message_format.parser(self.tools, is_open=self.is_open)
 
     async def reply(self) -> bytes:
         chunks = self.context.service.generate(self.generate)
@@ -191,6 +204,11 @@ async def _prompt_ids(body: ChatCompletionRequest, context: OpenAIContext) -> li
         check(bool(body.input_ids), "input_ids", "a list of at least one token id", body.input_ids)
         return body.input_ids
     return await conversation.render(context.service)
+
+
+def _begins_in_thinking(prompt_ids: list[int], context: OpenAIContext) -> bool:
+    reasoning = context.message_format.reasoning
+    return reasoning is not None and reasoning.is_open(context.service.decode(prompt_ids[-_TAIL_TOKENS:], False))
 
 
 def _meta_info(last: GenerationChunk) -> dict[str, Any]:
