@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.parsers.base import Parser, Tool
+from jaxserve.parsers.json_calls import JsonCallParser
+from jaxserve.parsers.reader import Read, Tags
 
 
 class JsonArrayFormat:
     keeps_special_tokens = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
-        raise NotImplementedError
+        return _Parser(tools)
 
     def structural_tag(self, tools: Sequence[Tool], *, at_least_one: bool, stop_after_first: bool) -> dict[str, Any]:
         assert at_least_one, "an array is no text in which calls could stand"
@@ -40,3 +42,16 @@ class JsonArrayFormat:
         brackets = [{"type": "const_string", "value": bracket} for bracket in "[]"]
         elements = [brackets[0], array, brackets[1]]
         return {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+
+
+class _Parser(JsonCallParser):
+    begins, ends = Tags("["), Tags("]")
+
+    def call(self, tag: str) -> Read[None]:
+        while True:
+            yield from self.reader.space()
+            yield from self.call_object()
+            yield from self.reader.space()
+            if not (yield from self.reader.accept(",")):
+                break
+        yield from self.reader.expect("]")

@@ -18,7 +18,7 @@ class OpenAIContext:
     args: ServerArgs
     texts: TokenTexts
     started_s: int  # Unix time; the model's `created`
-    message_format: MessageFormat = dataclasses.field(default_factory=MessageFormat)
+    message_format: MessageFormat
 
 
 def context_of(request: Request) -> OpenAIContext:
