@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
 from jaxserve.parsers.json_calls import JsonCallParser
 from jaxserve.parsers.reader import Read, Tags
@@ -21,27 +22,11 @@ class JsonArrayFormat:
     def structural_tag(self, tools: Sequence[Tool], *, at_least_one: bool, stop_after_first: bool) -> dict[str, Any]:
         assert at_least_one, "an array is no text in which calls could stand"
         calls = [
-            {
-                "type": "tag",
-                "begin": f'{{"name": {json.dumps(tool["function"]["name"])}, "parameters": ',
-                "content": {
-                    "type": "json_schema",
-                    "json_schema": {"type": "object", **(tool["function"].get("parameters") or {})},
-                },
-                "end": "}",
-            }
+            grammar.tag(f'{{"name": {json.dumps(grammar.name_of(tool))}, "parameters": ', grammar.arguments(tool), "}")
             for tool in tools
         ]
-        array = {
-            "type": "tags_with_separator",
-            "tags": calls,
-            "separator": ", ",
-            "at_least_one": True,
-            "stop_after_first": stop_after_first,
-        }
-        brackets = [{"type": "const_string", "value": bracket} for bracket in "[]"]
-        elements = [brackets[0], array, brackets[1]]
-        return {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+        array = grammar.tags_with_separator(calls, ", ", stop_after_first=stop_after_first)
+        return grammar.structural_tag(grammar.sequence(grammar.const("["), array, grammar.const("]")))
 
 
 class _Parser(JsonCallParser):
