@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from jaxserve.types import FinishReason, SamplingParams
+from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 T = TypeVar("T")
 
@@ -91,6 +91,7 @@ class TokenizedGenerateReqInput(Message):
     return_hidden_states: bool | Literal["last"] = False
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
+    thinking: Thinking | None = None  # the output thinks first, and is not held to its grammar meanwhile
     more_samples: list[Sample] = []
 
     def sequences(self) -> Iterator[TokenizedGenerateReqInput]:

@@ -206,6 +206,7 @@ def _to_scheduler_form(
         return_hidden_states=options.return_hidden_states,
         priority=options.priority,
         extra_key=cache_namespace(options.extra_key, options.cache_salt),
+        thinking=req.thinking,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from jaxserve.messages import HiddenStates
-from jaxserve.types import FinishReason, SamplingParams
+from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 # HTTP status -> SGLang's name of the error.
 ERR_TYPES = {
@@ -78,6 +78,7 @@ class GenerateReqInput:
     rids: list[str] | None = None  # one per prompt; drawn if absent; sample j of n > 1 gets the suffix _j
     options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
     stream: bool = False
+    thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
     is_health_check: bool = False
     prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)  # int32, of each prompt, once they are tokenized
 

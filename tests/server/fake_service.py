@@ -1,4 +1,5 @@
-"""A GenerationService one can compute by hand: token j of every sequence is the letter chr(97 + j % 26)."""
+"""A GenerationService one can compute by hand: token j of every sequence is the letter chr(97 + j % 26), unless a script says
+what it is."""
 
 from __future__ import annotations
 
@@ -32,6 +33,7 @@ from jaxserve.types import FinishReason, SamplingParams
 CONTEXT_LEN = 100
 VOCAB_SIZE = 1000
 BOS = 1
+EOS = 2
 
 
 class FakeTokenizer:
@@ -56,6 +58,7 @@ class FakeService:
         self.generation_defaults: dict[str, Any] = {}
         self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.num_live = 0
+        self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
         self.aborted: list[str] = []  # rids of requests that were left before their end
@@ -79,6 +82,7 @@ class FakeService:
         self.healthy = True
         self.step_s = 0.0  # time between tokens
         self.endless = False  # ignore max_new_tokens
+        self.script: list[str] | None = None  # the text of each chunk of every sequence, which then ends by itself
         self.fail_after: tuple[int, FinishReason] | None = None  # end every sequence so after that many tokens
         self.crash: Exception | None = None
         self.steps = 0
@@ -152,6 +156,8 @@ class FakeService:
 
     def _chunk(self, req: GenerateReqInput, index: int, rid: str, prompt: list[int], step: int) -> GenerationChunk:
         params, options = req.sampling_params[index // req.num_samples], req.options_of(index)
+        if self.script is not None:
+            return self._scripted(req, index, rid, len(prompt), self.script[:step], is_last=step == len(self.script))
         letter = string.ascii_lowercase[(step - 1) % 26]
         reason = self._reason(params, letter, step)
         text = letter if reason is None or reason.type == "length" or params.no_stop_trim else ""
@@ -167,6 +173,15 @@ class FakeService:
             states = np.array([[step, 0.5]], np.float32)
             chunk.hidden_states = HiddenStates(prompt=states) if step == 1 else HiddenStates(outputs=states)
         return chunk
+
+    def _scripted(
+        self, req: GenerateReqInput, index: int, rid: str, prompt_len: int, texts: list[str], *, is_last: bool
+    ) -> GenerationChunk:
+        ids = [ord(char) for char in texts[-1]]
+        logprobs = [TokenLogprob(id_, -0.5, []) for id_ in ids] if req.options_of(index).return_logprob else []
+        reason = FinishReason.stop(EOS) if is_last else None
+        count = sum(map(len, texts))
+        return GenerationChunk(index, rid, texts[-1], ids, logprobs, prompt_len, count, 3, reason, {}, "v1")
 
     def _reason(self, params: SamplingParams, letter: str, step: int) -> FinishReason | None:
         if self.fail_after and step >= self.fail_after[0]:
