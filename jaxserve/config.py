@@ -56,8 +56,14 @@ class ServerArgs:
         "(org/name), or demo: the built-in model.",
     )
     revision: str | None = arg(None, "Branch, tag or commit of a model on the Hugging Face Hub; default: main.")
+    download_dir: str | None = arg(None, "Folder for what is fetched from the Hugging Face Hub; default: HF_HOME's cache.")
     tokenizer_path: str | None = arg(None, "Folder or name of the tokenizer, if it is not the model's.")
+    tokenizer_mode: str = arg("auto", "Which kind of tokenizer is loaded: transformers has one of each.", choices=("auto",))
+    skip_tokenizer_init: bool = arg(
+        False, "Run without a tokenizer: requests bring input_ids, replies hold output_ids; what needs a text is refused."
+    )
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
+    model_impl: str = arg("auto", "Whose code the model runs: jaxserve's.", choices=("auto",))
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
     dtype: str = arg(
         "auto",
@@ -268,6 +274,11 @@ class ServerArgs:
     def of(options: Mapping[str, Any]) -> ServerArgs:
         """With options under any of their names. ValueError for one that is unknown or given twice."""
         return ServerArgs(**by_field(options))
+
+    @property
+    def follows_grammars(self) -> bool:
+        """Requests may constrain their output."""
+        return self.grammar_backend != "none" and not self.skip_tokenizer_init
 
     @property
     def effective_tokenizer_path(self) -> str:

@@ -24,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 HTTP_ONLY = frozenset(
     ("served_model_name", "host", "port", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
      "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
-     "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage",
+     "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage", "skip_tokenizer_init",
      "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
 )  # fmt: skip
 

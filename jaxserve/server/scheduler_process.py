@@ -124,7 +124,7 @@ def serve(
         transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
         watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
         grammars = None
-        if args.grammar_backend != "none":
+        if args.follows_grammars:
             spec = runner.spec
             timeout_s = args.grammar_compile_timeout_s
             grammars = GrammarCompiler(tokenizer_json, spec.vocab_size, spec.eos_token_ids, timeout_s=timeout_s)
