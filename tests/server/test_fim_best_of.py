@@ -75,4 +75,4 @@ async def test_best_of_draws_more_than_it_returns() -> None:
     with_logprobs = await complete(service, best_of=2, logprobs=0)
     assert with_logprobs["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
     await complete(service, best_of=1)
-    assert not service.requests[-1].return_logprob
+    assert not service.requests[-1].options[0].return_logprob
