@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -41,6 +42,7 @@ from jaxserve.server.request_checks import (
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
+from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.tokenizer import Tokenizer
@@ -67,6 +69,7 @@ class Generation:
         self._send = send
         self._log_requests = log_requests
         self._live = LiveTable()
+        self.sessions = Sessions()
 
     @property
     def num_live(self) -> int:
@@ -75,7 +78,12 @@ class Generation:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, req: GenerateReqInput, sink: ChunkSink, tokenizer: Tokenizer | None, limits: ModelLimits
+        self,
+        req: GenerateReqInput,
+        sink: ChunkSink,
+        tokenizer: Tokenizer | None,
+        limits: ModelLimits,
+        bos_token_id: int | None = None,
     ) -> AsyncIterator[None]:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
         runs. The tokenizer is needed for prompts that are texts."""
@@ -90,7 +98,7 @@ class Generation:
             if prompts is None:
                 assert tokenizer is not None, "texts need a tokenizer"
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)
-            req.prompt_ids = await _check_prompts(prompts, limits)
+            req.prompt_ids = await _check_prompts(self._with_sessions(req, sequences, prompts, limits, bos_token_id), limits)
             await self._send_request(req, sequences, limits)
             yield
         finally:
@@ -129,6 +137,28 @@ class Generation:
         for sequence in sequences:
             self._live.add(sequence)
         return sequences
+
+    def _with_sessions(
+        self,
+        req: GenerateReqInput,
+        sequences: list[LiveSequence],
+        prompts: list[list[int]],
+        limits: ModelLimits,
+        bos_token_id: int | None,
+    ) -> list[list[int]]:
+        """The prompts, those of sessions behind what the sessions have. What is replaced there is aborted."""
+        prompts, limits = list(prompts), dataclasses.replace(limits, allow_auto_truncate=False)
+        for index, (options, sequence) in enumerate(zip(req.options, sequences, strict=False)):
+            params = options.session_params
+            if params is None:
+                continue
+            new_ids = check_prompt(prompts[index], limits)
+            sequence.turn, replaced = self.sessions.begin(params, sequence.rid, new_ids, bos_token_id)
+            prompts[index] = sequence.turn.prompt_ids().tolist()
+            if replaced:
+                self._send(AbortReq(rids=replaced))
+            check_prompt(prompts[index], limits)
+        return prompts
 
     async def _send_request(
         self,

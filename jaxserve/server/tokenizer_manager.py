@@ -45,6 +45,7 @@ from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
 from jaxserve.server.request_checks import ModelLimits, encode_prompt, without_tokenizer
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.tokenizer import Tokenizer
@@ -232,7 +233,8 @@ class TokenizerManager:
         if not before_ready and self.status != "ready":
             raise self._closed()
         tokenizer = None if req.prompts is None else self.tokenizer
-        return self._generation.stream(req, sink, tokenizer, self.limits)
+        bos_token_id = None if self._tokenizer is None else self._tokenizer.bos_token_id
+        return self._generation.stream(req, sink, tokenizer, self.limits, bos_token_id)
 
     def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]:
         """The chunks of all sequences as they come, for a reader on the loop: see `pulled`."""
@@ -245,6 +247,10 @@ class TokenizerManager:
             "failed": f"The server has failed: {self.failure}",
         }
         return _unavailable(reasons[self.status])
+
+    @property
+    def sessions(self) -> Sessions:
+        return self._generation.sessions
 
     def abort_unsent(self, rid_prefix: str) -> None:
         """The part of an abort that no worker can do: requests that are still being tokenized."""
