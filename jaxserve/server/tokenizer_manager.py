@@ -36,6 +36,7 @@ from jaxserve.messages import (
     WorkerReady,
 )
 from jaxserve.models import generation_defaults
+from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -195,7 +196,8 @@ class TokenizerManager:
     @property
     def thinking_end(self) -> str | None:
         """The tag with which the model's thinking ends; None: not known."""
-        return None
+        name = self.args.reasoning_parser
+        return None if name is None else REASONING_FORMATS[name].end
 
     @property
     def model_info(self) -> dict[str, Any]:
@@ -206,6 +208,8 @@ class TokenizerManager:
             "tokenizer_path": args.effective_tokenizer_path,
             "served_model_name": args.effective_served_model_name,
             "is_generation": True,
+            "reasoning_parser": args.reasoning_parser,
+            "tool_call_parser": args.tool_call_parser,
             "preferred_sampling_params": json.loads(preferred) if preferred else None,
             "context_length": limits.context_len if limits else None,
             "vocab_size": limits.vocab_size if limits else None,
