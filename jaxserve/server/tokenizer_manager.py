@@ -295,6 +295,9 @@ class TokenizerManager:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.tokenizer.token_bytes(token_id)
+
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
