@@ -61,6 +61,7 @@ class Intake:
             device_stop_ids=own_stop_ids if sampling.ignore_eos else np.concatenate([self._eos, own_stop_ids]),
             stop_text=self._stop_text(message),
             logprobs=self._logprobs(message),
+            thinking=message.thinking,
             queue_entry_s=self._wall_clock(),
             waiting_since_s=self._clock(),
         )

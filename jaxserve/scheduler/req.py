@@ -13,10 +13,10 @@ import enum
 import numpy as np
 
 from jaxserve.cache.manager import Lease
-from jaxserve.grammar import Matcher
+from jaxserve.grammar import Matcher, ThinkingMatcher
 from jaxserve.messages import OutputLogprobs
 from jaxserve.scheduler.stops import StopMatcher
-from jaxserve.types import FinishReason, SamplingParams
+from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
@@ -84,7 +84,8 @@ class Req:
     )  # int32: own_stop_ids and, unless ignored, eos
     stop_text: StopMatcher | None = None  # set if there are stop strings or patterns
     logprobs: LogprobBuffer | None = None  # set if logprobs are returned
-    matcher: Matcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
+    thinking: Thinking | None = None  # what comes before its grammar
+    matcher: Matcher | ThinkingMatcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
 
     state: RequestState = RequestState.WAITING
     lease: Lease | None = None  # from admission to release

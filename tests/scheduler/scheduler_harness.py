@@ -37,7 +37,7 @@ from jaxserve.scheduler.control.registry import control_of, controls
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
-from jaxserve.types import FinishReason, ForwardMode, SamplingParams
+from jaxserve.types import FinishReason, ForwardMode, SamplingParams, Thinking
 
 
 class Clock:
@@ -177,6 +177,7 @@ class Harness:
         top_logprobs_num: int = 0,
         priority: int | None = None,
         extra_key: str | None = None,
+        thinking: Thinking | None = None,
         **sampling: Any,
     ) -> str:
         rid = f"r{len(self.sent)}" if rid is None else rid
@@ -189,6 +190,7 @@ class Harness:
             top_logprobs_num=top_logprobs_num,
             priority=priority,
             extra_key=extra_key,
+            thinking=thinking,
         )
         self.sent.setdefault(rid, message)
         self.transport.inbox.append(message)
