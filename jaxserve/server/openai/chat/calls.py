@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxserve.config import ServerArgs
 from jaxserve.parsers.base import ToolFormat
-from jaxserve.parsers.json_array import JsonArrayFormat
+from jaxserve.parsers.tools.json_array import JsonArrayFormat
 from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.openai.constraints import with_calls
 from jaxserve.server.openai.tool_choice import ToolChoice
