@@ -36,7 +36,7 @@ from jaxserve.messages import (
     WorkerReady,
 )
 from jaxserve.models import generation_defaults
-from jaxserve.parsers.message import message_format
+from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -203,8 +203,8 @@ class TokenizerManager:
     @property
     def thinking_end(self) -> str | None:
         """The tag with which the model's thinking ends; None: not known."""
-        reasoning = message_format(self.args.reasoning_parser, None).reasoning
-        return None if reasoning is None else reasoning.end
+        name = self.args.reasoning_parser
+        return None if name is None else REASONING_FORMATS[name].end
 
     @property
     def model_info(self) -> dict[str, Any]:
