@@ -10,6 +10,7 @@ import pytest
 from fake_service import FakeService
 from http_harness import app_client
 
+from jaxserve.server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
 from jaxserve.server.native.tokens import TokenizeRequest
 from jaxserve.server.openai.foreign_fields import CHAT, COMPLETION
 from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -28,6 +29,8 @@ TARGETS = {
     ),
     "/tokenize": ({"prompt": "x"}, TokenizeRequest.__struct_fields__),
     "/detokenize": ({"tokens": [5]}, ("tokens", "skip_special_tokens")),
+    "/parse_function_call": ({"text": "x", "tool_call_parser": "glm45"}, ParseFunctionCallRequest.__struct_fields__),
+    "/separate_reasoning": ({"text": "x", "reasoning_parser": "qwen3"}, SeparateReasoningRequest.__struct_fields__),
     "/set_internal_state": ({"server_args": {}}, ("server_args",)),
     "/slow_down": ({}, ("forward_sleep_time",)),
     "/abort_request": ({"rid": "x"}, ("rid", "abort_all")),

@@ -26,7 +26,7 @@ from jaxserve.server.http.docs import DocumentedApp
 from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
 from jaxserve.server.http.service import GenerationService
-from jaxserve.server.native import generate, tokens
+from jaxserve.server.native import generate, parsing, tokens
 from jaxserve.server.openai import chat, completions, models, protocol
 from jaxserve.server.openai.context import OpenAIContext
 from jaxserve.server.token_texts import TokenTexts
@@ -36,6 +36,8 @@ from jaxserve.server.version import package_version
 _BODIES: tuple[type[msgspec.Struct], ...] = (
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
+    parsing.ParseFunctionCallRequest,
+    parsing.SeparateReasoningRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
 )
@@ -60,6 +62,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         health.router,
         generate.router,
         tokens.router,
+        parsing.router,
         models.router,
         completions.router,
         chat.router,

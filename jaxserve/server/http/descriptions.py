@@ -116,6 +116,9 @@ FIELDS: dict[str, str] = {
     "add_special_tokens": "Add the tokenizer's special tokens (default true for prompts).",
     "add_generation_prompt": "End with the beginning of an answer (default true).",
     "tokens": "Token ids, or a list of lists of them.",
+    "tool_call_parser": "How the model calls tools, as the option; null: that of --tool-call-parser.",
+    "reasoning_parser": "How the model marks its thinking, as the option; null: that of --reasoning-parser.",
+    "return_blocks": "Tell the parts in their order, too.",
     # control
     "abort_all": "End all requests.",
     "mode": "What becomes of running requests.",
@@ -138,6 +141,11 @@ FIELDS: dict[str, str] = {
 # Where a field means something else.
 FIELDS_OF: dict[str, dict[str, str]] = {
     "AbortRequest": {"rid": "What the ids of the requests to end begin with."},
+    "ParseFunctionCallRequest": {
+        "text": "What a model wrote.",
+        "tools": "Functions that it could call, as in chat completions.",
+    },
+    "SeparateReasoningRequest": {"text": "What a model wrote."},
     "CompletionRequest": {"logprobs": "Tell each token's logprob and so many alternatives, up to --max-top-logprobs."},
     "ChatCompletionRequest": {"logprobs": "Tell each token's logprob."},
 }
@@ -146,6 +154,12 @@ FIELDS_OF: dict[str, dict[str, str]] = {
 EXAMPLES: dict[str, dict[str, Any]] = {
     "TokenizeRequest": {"prompt": "The capital of France is"},
     "DetokenizeRequest": {"tokens": [1, 2, 3]},
+    "ParseFunctionCallRequest": {
+        "text": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}],
+        "tool_call_parser": "qwen25",
+    },
+    "SeparateReasoningRequest": {"text": "<think>\nHm.\n</think>\n\nParis", "reasoning_parser": "qwen3"},
     "CompletionRequest": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
     "ChatCompletionRequest": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
     "AbortRequest": {"abort_all": True},
