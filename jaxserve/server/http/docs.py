@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 
 from jaxserve.server.http.descriptions import EXAMPLES, FIELDS, FIELDS_OF, LIMITS
 from jaxserve.server.http.docs_page import page
-from jaxserve.server.http.errors import error_body, uses_openai_envelope
+from jaxserve.server.http.envelopes import ENVELOPES, envelope_of
 from jaxserve.server.requests import ERR_TYPES, RequestError
 from jaxserve.types import SamplingParams
 
@@ -106,9 +106,9 @@ def _schemas(structs: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
         if struct in EXAMPLES:
             described["example"] = EXAMPLES[struct]
     schemas[SamplingParams.__name__]["description"] = "How to draw tokens and when to stop."
-    for native, name in ((True, "Error"), (False, "OpenAIError")):
-        example = error_body("/generate" if native else "/v1/models", RequestError("One sentence.", param="temperature"))
-        schemas[name] = {"type": "object", "example": example, "description": _envelope(native)}
+    for envelope in ENVELOPES:
+        example = envelope.body(RequestError("One sentence.", param="temperature"))
+        schemas[envelope.name] = {"type": "object", "example": example, "description": envelope.description}
     return dict(schemas)
 
 
@@ -116,12 +116,6 @@ def _limited(field: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
     if "anyOf" in limits:
         field = {key: value for key, value in field.items() if key not in ("type", "items", "anyOf")}
     return {**field, **limits}
-
-
-def _envelope(native: bool) -> str:
-    if native:
-        return "An error of a path that does not begin with /v1/: an object, and the same keys beside it. `code` is the status."
-    return "An error of a path below /v1/: OpenAI's object, and the same keys beside it, as SGLang has them."
 
 
 def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
@@ -134,7 +128,7 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
         return
     if needs_key:
         operation["security"] = [{"key": []}]
-    reference = {"$ref": _REF_TEMPLATE.format(name="OpenAIError" if uses_openai_envelope(path) else "Error")}
+    reference = {"$ref": _REF_TEMPLATE.format(name=envelope_of(path).name)}
     for status in sorted(_error_statuses(operation, path)):
         description = f"{ERR_TYPES[status]}: {_ERRORS[status]}"
         responses[str(status)] = {"description": description, "content": {"application/json": {"schema": reference}}}
