@@ -1,0 +1,80 @@
+"""POST /v1/messages and /v1/messages/count_tokens.
+
+    body -> MessagesRequest -> ChatCompletionRequest -> the chat route's plan -> chunks -> MessageParser -> blocks
+
+The model's name, its sampling defaults, its template, tools and grammars are the chat route's business; what a message looks
+like on the wire is that of this package.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from jaxserve.parsers.pieces import CallBegin
+from jaxserve.server.anthropic.conversation import chat_request, num_pieces
+from jaxserve.server.anthropic.events import MessageEvents
+from jaxserve.server.anthropic.foreign_fields import REQUEST
+from jaxserve.server.anthropic.protocol import CountTokensRequest, MessagesRequest
+from jaxserve.server.anthropic.reply import content_blocks, message, stop_reason, usage
+from jaxserve.server.http.body import read_struct
+from jaxserve.server.http.connection import unless_disconnected
+from jaxserve.server.http.docs import json_body
+from jaxserve.server.http.event_stream import EventStream
+from jaxserve.server.message import whole_message
+from jaxserve.server.openai.chat import ChatJob, plan
+from jaxserve.server.openai.context import OpenAIContext, context_of
+from jaxserve.server.openai.conversation import CHARS_PER_PIECE, check_count
+from jaxserve.server.openai.params import check
+from jaxserve.server.requests import new_rid
+
+router = APIRouter(tags=["anthropic"])
+_decoder = msgspec.json.Decoder(MessagesRequest)
+_count_decoder = msgspec.json.Decoder(CountTokensRequest)
+
+
+@router.post("/v1/messages", response_class=Response, openapi_extra=json_body(MessagesRequest))
+async def messages(request: Request) -> Response:
+    """Anthropic's Messages."""
+    body, context = await read_struct(request, _decoder, REQUEST), context_of(request)
+    check(body.max_tokens >= 0, "max_tokens", "at least 0", body.max_tokens)
+    job = await _plan(body, context, f"msg_{new_rid()}")
+    _limit_tokens(job, body.max_tokens)
+    shows_thinking = body.thinking is None or body.thinking.display != "omitted"
+    if body.stream:
+        writer = MessageEvents(job.reply_id, body.model, job.message_parser(), body.max_tokens, shows_thinking=shows_thinking)
+        return EventStream(writer, functools.partial(context.service.stream, job.generate))
+    reply = await unless_disconnected(request.receive, _reply(job, body, shows_thinking))
+    return Response(reply, media_type="application/json")
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=json_body(CountTokensRequest))
+async def count_tokens(request: Request) -> dict[str, int]:
+    """How many tokens the prompt of such a message has. Nothing is generated."""
+    body = await read_struct(request, _count_decoder, REQUEST)
+    job = await _plan(body, context_of(request), None)
+    return {"input_tokens": len(job.prompt_ids)}
+
+
+async def _plan(body: CountTokensRequest, context: OpenAIContext, rid: str | None) -> ChatJob:
+    count, service = num_pieces(body), context.service
+    check_count("messages", count, service.context_len)  # before anything is done for each of them
+    chat = await service.lanes.run(count * CHARS_PER_PIECE, functools.partial(chat_request, body, rid))
+    return await plan(chat, context)
+
+
+def _limit_tokens(job: ChatJob, max_tokens: int) -> None:
+    """To what the context has room for: clients of this protocol ask for as many as Anthropic's models can write."""
+    room = job.context.service.context_len - len(job.prompt_ids)
+    if room > 0:  # else the prompt is refused, or shortened where that is allowed
+        job.generate.sampling_params[0].max_new_tokens = min(max_tokens, room)
+
+
+async def _reply(job: ChatJob, body: MessagesRequest, shows_thinking: bool) -> bytes:
+    whole = await whole_message(job.context.service.generate(job.generate), job.message_parser())
+    stop = stop_reason(whole.last, body.max_tokens, has_calls=any(isinstance(piece, CallBegin) for piece in whole.pieces))
+    content = content_blocks(whole.pieces, shows_thinking=shows_thinking)
+    used = usage(whole.last, whole.last.completion_tokens)
+    return msgspec.json.encode(message(job.reply_id, body.model, content, stop, used))
