@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from jaxserve.types import FinishReason, SamplingParams
+from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 T = TypeVar("T")
 
@@ -88,6 +88,7 @@ class TokenizedGenerateReqInput(Message):
     top_logprobs_num: int = 0
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
+    thinking: Thinking | None = None  # the output thinks first, and is not held to its grammar meanwhile
     more_samples: list[Sample] = []
 
     def sequences(self) -> Iterator[TokenizedGenerateReqInput]:

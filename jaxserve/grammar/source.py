@@ -27,6 +27,8 @@ def to_llguidance(grammar: Grammar) -> str:
         return _of_schema(grammar.text)
     if grammar.kind == "regex":
         return _of_regex(grammar.text)
+    if grammar.kind == "structural_tag":
+        raise GrammarError("structural_tag is not supported yet.")
     return str(LLMatcher.grammar_from_lark(lark.to_lark(ebnf.parse(grammar.text))))
 
 

@@ -132,7 +132,8 @@ class Engine:
             return await asyncio.wrap_future(self._submit(self._whole(job)))
 
     def _job(self, **body: Any) -> NativeJob:
-        native = build_generate_request(body, self.server_args.preferred_sampling_params)
+        thinking_end = self._pipeline.manager.thinking_end
+        native = build_generate_request(body, self.server_args.preferred_sampling_params, thinking_end)
         return NativeJob(native, self.server_args, self._token_texts.__getitem__)
 
     async def _whole(self, job: NativeJob) -> Reply | list[Reply]:

@@ -204,6 +204,7 @@ def _to_scheduler_form(
         top_logprobs_num=req.top_logprobs_num if req.return_logprob else 0,
         priority=req.priority,
         extra_key=cache_namespace(req.extra_key, req.cache_salt),
+        thinking=req.thinking,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],

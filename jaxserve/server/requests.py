@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from jaxserve.types import FinishReason, SamplingParams
+from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 # HTTP status -> SGLang's name of the error.
 ERR_TYPES = {
@@ -64,6 +64,7 @@ class GenerateReqInput:
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
     is_health_check: bool = False
 
     @property

@@ -193,6 +193,11 @@ class TokenizerManager:
         self.limits.check_num_sequences(num_prompts, n)
 
     @property
+    def thinking_end(self) -> str | None:
+        """The tag with which the model's thinking ends; None: not known."""
+        return None
+
+    @property
     def model_info(self) -> dict[str, Any]:
         args, limits = self.args, self._limits
         preferred = args.preferred_sampling_params

@@ -53,6 +53,7 @@ class FakeService:
         self.generation_defaults: dict[str, Any] = {}
         self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.num_live = 0
+        self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
         self.aborted: list[str] = []  # rids of requests that were left before their end

@@ -13,7 +13,8 @@ from jaxserve.server.request_checks import MOST_SAMPLES
 from jaxserve.types import MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_STOP_REGEX_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-_GRAMMAR = f"of up to {MAX_GRAMMAR_BYTES // 1024} KiB; at most one of json_schema, regex and ebnf"
+_JSON = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
+_GRAMMAR = f"of up to {MAX_GRAMMAR_BYTES // 1024} KiB; at most one of json_schema, regex, ebnf and structural_tag"
 
 _SAMPLING_LIMITS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"minimum": 0},
@@ -31,7 +32,8 @@ _SAMPLING_LIMITS: dict[str, dict[str, Any]] = {
     "n": {"minimum": 1, "maximum": MOST_SAMPLES},
     "stream_interval": {"minimum": 1},
     "logit_bias": {"maxProperties": MAX_LOGIT_BIAS},
-    "json_schema": {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]},
+    "json_schema": _JSON,
+    "structural_tag": _JSON,
 }
 
 _OPENAI_LIMITS: dict[str, dict[str, Any]] = {
@@ -78,6 +80,7 @@ FIELDS: dict[str, str] = {
     "json_schema": f"A JSON schema that the output must match, as an object or a string {_GRAMMAR}.",
     "regex": f"A regular expression that the whole output must match, {_GRAMMAR}.",
     "ebnf": f"A grammar in xgrammar's EBNF that the output must match, {_GRAMMAR}.",
+    "structural_tag": f"A structural tag that the output must match, as an object or a string {_GRAMMAR}.",
     # the request
     "model": 'The served model\'s name, "default" or nothing.',
     "text": "A prompt or a list of prompts; exactly one of text and input_ids.",
@@ -99,6 +102,7 @@ FIELDS: dict[str, str] = {
     "priority": "Larger goes first, with --enable-priority-scheduling.",
     "extra_key": "Requests share cached prefixes only with those of the same key.",
     "cache_salt": "As extra_key; both may be given.",
+    "require_reasoning": "The output begins with thinking: a grammar applies behind it. Needs --reasoning-parser.",
     "return_token_ids": "Tell the generated token ids.",
     "return_prompt_token_ids": "Tell the prompt's token ids.",
     "return_meta_info": "Tell what meta_info of /generate tells.",

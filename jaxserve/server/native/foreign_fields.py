@@ -13,7 +13,7 @@ GENERATE = ForeignFields(
          "return_flat_raw_output_top_logprobs", "return_flat_raw_top_logprobs_b64", "return_hidden_states",
          "return_routed_experts", "routed_experts_start_len", "return_indexer_topk", "return_prompt_token_ids",
          "return_entropy", "return_bytes", "lora_path", "lora_id", "custom_logit_processor", "positional_embed_overrides",
-         "watermark", "require_reasoning", "max_thinking_tokens", "background", "bootstrap_host", "bootstrap_port",
+         "watermark", "max_thinking_tokens", "background", "bootstrap_host", "bootstrap_port",
          "bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "routed_dp_rank", "data_parallel_rank",
          "disagg_prefill_dp_rank", "kv_hints", "multi_item_delimiter_indices", "token_indices_to_pool"),
         OFF,

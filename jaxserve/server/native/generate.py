@@ -36,6 +36,7 @@ _FIELDS = {
     "priority": {"type": "integer"},
     "extra_key": {"type": "string"},
     "cache_salt": {"type": "string"},
+    "require_reasoning": {"type": "boolean", "default": False},
 }
 _DOCS = generate_body(
     _FIELDS, {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
@@ -49,7 +50,10 @@ async def generate(request: Request) -> Response:
     args: ServerArgs = request.app.state.args
     service = service_of(request)
     native = build_generate_request(
-        await read_json_object(request), args.preferred_sampling_params, lambda count: service.check_num_sequences(count, 1)
+        await read_json_object(request),
+        args.preferred_sampling_params,
+        service.thinking_end,
+        lambda count: service.check_num_sequences(count, 1),
     )
     job = NativeJob(native, args, request.app.state.token_texts.__getitem__)
     if native.req.stream:

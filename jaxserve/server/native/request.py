@@ -17,18 +17,20 @@ import numpy as np
 
 from jaxserve.server.native.foreign_fields import GENERATE
 from jaxserve.server.requests import GenerateReqInput, RequestError
-from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams, Thinking
 
 T = TypeVar("T")
 
 KNOWN_FIELDS = frozenset(
     {"text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "top_logprobs_num",
-     "return_text_in_logprobs", "logprob_start_len", "priority", "extra_key", "cache_salt"}
+     "return_text_in_logprobs", "logprob_start_len", "priority", "extra_key", "cache_salt", "require_reasoning"}
 )  # fmt: skip
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
 _STRING_OR_LIST = ("stop", "stop_regex")
+# Sampling fields that hold JSON, as a text or as it is.
+_TEXT_OR_OBJECT = ("json_schema", "structural_tag")
 
 _MOST_ENTRIES = {
     "stop": MAX_STOP_STRINGS,
@@ -53,9 +55,11 @@ class NativeRequest:
 def build_generate_request(
     body: Mapping[str, Any],
     preferred_sampling_params: str | None = None,
+    thinking_end: str | None = None,
     check_num_prompts: Callable[[int], None] = lambda count: None,
 ) -> NativeRequest:
     """`preferred_sampling_params` is the option of that name: JSON with defaults for fields the request leaves out.
+    `thinking_end` is the tag with which the model's thinking ends, if the server knows it.
     `check_num_prompts` may refuse the request before anything is done for each of its prompts."""
     fields = {name: value for name, value in body.items() if value is not None}
     _check_names(fields)
@@ -75,6 +79,7 @@ def build_generate_request(
         priority=_optional(fields, "priority", int),
         extra_key=_one_for_all(fields, "extra_key", str, None),
         cache_salt=_one_for_all(fields, "cache_salt", str, None),
+        thinking=_thinking(fields, thinking_end),
     )
     with_text = _convert(fields.get("return_text_in_logprobs", False), bool, "return_text_in_logprobs")
     return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), return_text_in_logprobs=with_text)
@@ -87,6 +92,18 @@ def _check_names(fields: dict[str, Any]) -> None:
         raise RequestError(
             "logprob_start_len must be -1: logprobs of prompt tokens are not supported.", param="logprob_start_len"
         )
+
+
+def _thinking(fields: dict[str, Any], end: str | None) -> Thinking | None:
+    """With require_reasoning the output begins with thinking, whether or not the prompt has opened it."""
+    if not _convert(fields.get("require_reasoning", False), bool, "require_reasoning"):
+        return None
+    if end is None:
+        raise RequestError(
+            "require_reasoning is not available: this server does not know how the model's thinking ends (--reasoning-parser).",
+            param="require_reasoning",
+        )
+    return Thinking(begin=None, end=end)
 
 
 def _prompts(fields: dict[str, Any]) -> tuple[list[str] | None, list[list[int]] | None, bool]:
@@ -143,18 +160,19 @@ def parse_sampling_params(given: Any, defaults: Mapping[str, Any] | None = None)
     for name, most in _MOST_ENTRIES.items():  # before anything is done for each
         if isinstance(values.get(name), list | dict) and len(values[name]) > most:
             raise RequestError(f"{name} may hold at most {most} entries, got {len(values[name])}.", param=name)
-    if isinstance(values.get("json_schema"), Mapping):
-        values["json_schema"] = _schema_text(values["json_schema"])
+    for name in _TEXT_OR_OBJECT:
+        if isinstance(values.get(name), Mapping):
+            values[name] = _json_text(values[name], name)
     return _convert(values, SamplingParams, "sampling_params")
 
 
-def _schema_text(schema: Mapping[str, Any]) -> str:
+def _json_text(value: Mapping[str, Any], name: str) -> str:
     try:
-        return json.dumps(schema, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        raise RequestError("json_schema is nested too deeply.", param="json_schema") from None
+        raise RequestError(f"{name} is nested too deeply.", param=name) from None
     except TypeError as error:  # an Engine's caller may pass anything
-        raise RequestError(f"json_schema must be JSON: {error}.", param="json_schema") from None
+        raise RequestError(f"{name} must be JSON: {error}.", param=name) from None
 
 
 def _one_for_all(fields: dict[str, Any], name: str, kind: type[T], default: Any) -> Any:
