@@ -65,6 +65,8 @@ class GenerateReqInput:
     extra_key: str | None = None
     cache_salt: str | None = None
     thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
+    # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
+    cuts_new_tokens: bool = False
     is_health_check: bool = False
 
     @property

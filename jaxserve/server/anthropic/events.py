@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from jaxserve.parsers.base import Parser
 from jaxserve.parsers.pieces import CallBegin, Piece
-from jaxserve.server.anthropic.reply import EMPTY_BLOCK, SIGNATURE, begun_block, message, stop_reason, usage
+from jaxserve.server.anthropic.protocol import MessagesRequest
+from jaxserve.server.anthropic.reply import EMPTY_BLOCK, SIGNATURE, begun_block, begun_usage, final_usage, message, stop_reason
 from jaxserve.server.http.envelopes import ANTHROPIC
+from jaxserve.server.openai.chat import ChatJob
 from jaxserve.server.requests import GenerationChunk, RequestError, raise_if_failed
 
 _encode = msgspec.json.encode
@@ -32,12 +33,11 @@ def _event(name: str, fields: dict[str, Any]) -> bytes:
 class MessageEvents:
     """An EventWriter of one message."""
 
-    def __init__(self, message_id: str, model: str, parser: Parser, max_tokens: int, *, shows_thinking: bool) -> None:
-        self._message_id = message_id
-        self._model = model
-        self._parser = parser
-        self._max_tokens = max_tokens
-        self._shows_thinking = shows_thinking
+    def __init__(self, job: ChatJob, body: MessagesRequest) -> None:
+        self._job = job
+        self._body = body
+        self._parser = job.message_parser()
+        self._shows_thinking = body.shows_thinking
         self._index = -1  # of the block that came last
         self._kind: str | None = None  # the type of the block that is open
         self._before_text = b""  # what comes before a text of that block, in its deltas
@@ -45,10 +45,11 @@ class MessageEvents:
 
     def push(self, chunk: GenerationChunk) -> bytes:
         raise_if_failed(chunk)
+        self._job.usage.add(chunk)
         events = []
         if not self._has_begun:
             self._has_begun = True
-            begun = message(self._message_id, self._model, [], None, usage(chunk, 0))
+            begun = message(self._job.reply_id, self._body.model, [], None, begun_usage(chunk))
             events = [_event("message_start", {"message": begun}), _event("ping", {})]
         events += self._of_pieces(self._parser.feed(chunk.text))
         if chunk.finish_reason is not None:
@@ -94,6 +95,6 @@ class MessageEvents:
         if self._index < 0:
             yield self._start_block(EMPTY_BLOCK)
         yield from self._stop_block()
-        stop = stop_reason(last, self._max_tokens, has_calls=self._has_calls)
+        stop = stop_reason(last, self._body.max_tokens, has_calls=self._has_calls)
         delta = {"stop_reason": stop.reason, "stop_sequence": stop.sequence}
-        yield _event("message_delta", {"delta": delta, "usage": usage(last, last.completion_tokens)})
+        yield _event("message_delta", {"delta": delta, "usage": final_usage(last, self._job.usage)})

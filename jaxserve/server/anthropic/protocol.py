@@ -72,3 +72,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: float | None = None
     top_k: Int32 | None = None
     top_p: float | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        return self.thinking is None or self.thinking.display != "omitted"

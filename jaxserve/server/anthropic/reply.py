@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jaxserve.parsers.pieces import CallBegin, Content, Piece, Reasoning
-from jaxserve.server.message import arguments_object
+from jaxserve.server.call_arguments import arguments_object
+from jaxserve.server.openai.collect import Usage
 from jaxserve.server.requests import GenerationChunk, new_rid
 
 # Clients keep and send back thinking that is signed. There is nothing here to be proven.
@@ -76,14 +77,19 @@ def stop_reason(last: GenerationChunk, max_tokens: int, *, has_calls: bool) -> S
     return StopReason("tool_use" if has_calls else "end_turn")
 
 
-def usage(chunk: GenerationChunk, output_tokens: int) -> dict[str, Any]:
+def begun_usage(chunk: GenerationChunk) -> dict[str, Any]:
     """Anthropic's input_tokens are those that were not cached."""
     return {
         "input_tokens": chunk.prompt_tokens - chunk.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": chunk.cached_tokens,
-        "output_tokens": output_tokens,
+        "output_tokens": 0,
     }
+
+
+def final_usage(last: GenerationChunk, usage: Usage) -> dict[str, Any]:
+    details = {"thinking_tokens": usage.total()["reasoning_tokens"]}
+    return {**begun_usage(last), "output_tokens": last.completion_tokens, "output_tokens_details": details}
 
 
 def message(

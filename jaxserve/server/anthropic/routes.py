@@ -18,13 +18,13 @@ from jaxserve.server.anthropic.conversation import chat_request, num_pieces
 from jaxserve.server.anthropic.events import MessageEvents
 from jaxserve.server.anthropic.foreign_fields import REQUEST
 from jaxserve.server.anthropic.protocol import CountTokensRequest, MessagesRequest
-from jaxserve.server.anthropic.reply import content_blocks, message, stop_reason, usage
+from jaxserve.server.anthropic.reply import content_blocks, final_usage, message, stop_reason
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.event_stream import EventStream
-from jaxserve.server.message import whole_message
 from jaxserve.server.openai.chat import ChatJob, plan
+from jaxserve.server.openai.collect import gather
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.conversation import CHARS_PER_PIECE, check_count
 from jaxserve.server.openai.params import check
@@ -41,13 +41,11 @@ async def messages(request: Request) -> Response:
     body, context = await read_struct(request, _decoder, REQUEST), context_of(request)
     check(body.max_tokens >= 0, "max_tokens", "at least 0", body.max_tokens)
     job = await _plan(body, context, f"msg_{new_rid()}")
-    _limit_tokens(job, body.max_tokens)
-    shows_thinking = body.thinking is None or body.thinking.display != "omitted"
+    # Clients of this protocol ask for as many as Anthropic's models can write.
+    job.generate.sampling_params[0].max_new_tokens, job.generate.cuts_new_tokens = body.max_tokens, True
     if body.stream:
-        writer = MessageEvents(job.reply_id, body.model, job.message_parser(), body.max_tokens, shows_thinking=shows_thinking)
-        return EventStream(writer, functools.partial(context.service.stream, job.generate))
-    reply = await unless_disconnected(request.receive, _reply(job, body, shows_thinking))
-    return Response(reply, media_type="application/json")
+        return EventStream(MessageEvents(job, body), functools.partial(context.service.stream, job.generate))
+    return Response(await unless_disconnected(request.receive, _reply(job, body)), media_type="application/json")
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=json_body(CountTokensRequest))
@@ -65,16 +63,11 @@ async def _plan(body: CountTokensRequest, context: OpenAIContext, rid: str | Non
     return await plan(chat, context)
 
 
-def _limit_tokens(job: ChatJob, max_tokens: int) -> None:
-    """To what the context has room for: clients of this protocol ask for as many as Anthropic's models can write."""
-    room = job.context.service.context_len - len(job.prompt_ids)
-    if room > 0:  # else the prompt is refused, or shortened where that is allowed
-        job.generate.sampling_params[0].max_new_tokens = min(max_tokens, room)
-
-
-async def _reply(job: ChatJob, body: MessagesRequest, shows_thinking: bool) -> bytes:
-    whole = await whole_message(job.context.service.generate(job.generate), job.message_parser())
-    stop = stop_reason(whole.last, body.max_tokens, has_calls=any(isinstance(piece, CallBegin) for piece in whole.pieces))
-    content = content_blocks(whole.pieces, shows_thinking=shows_thinking)
-    used = usage(whole.last, whole.last.completion_tokens)
-    return msgspec.json.encode(message(job.reply_id, body.model, content, stop, used))
+async def _reply(job: ChatJob, body: MessagesRequest) -> bytes:
+    (sequence,) = await gather(job.context.service.generate(job.generate), job.usage)
+    last, parser = sequence.last, job.message_parser()
+    assert last is not None, f"{job.reply_id} has no chunks"
+    pieces = [*parser.feed(sequence.text), *parser.finish()]
+    stop = stop_reason(last, body.max_tokens, has_calls=any(isinstance(piece, CallBegin) for piece in pieces))
+    content = content_blocks(pieces, shows_thinking=body.shows_thinking)
+    return msgspec.json.encode(message(job.reply_id, body.model, content, stop, final_usage(last, job.usage)))

@@ -93,6 +93,7 @@ OLLAMA = Envelope(
         "max_new_tokens": "num_predict",
         "repetition_penalty": "repeat_penalty",
         "sampling_seed": "seed",
+        "reasoning_effort": "think",
         "response_format": "format",
         "json_schema": "format",
         "text": "prompt",

@@ -9,11 +9,10 @@ from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
 from jaxserve.server.ollama.foreign_fields import CALL, MESSAGE, OPTIONS_OFF
 from jaxserve.server.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions, OllamaRequest
-from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest, OpenAIRequest
+from jaxserve.server.openai.protocol import ChatCompletionRequest, OpenAIRequest
 from jaxserve.server.requests import RequestError
 
 _DEFAULT_TAG = ":latest"
-_EFFORTS = ("low", "medium", "high")
 _Message = dict[str, Any]
 
 
@@ -28,17 +27,24 @@ def chat_request(body: OllamaChatRequest, args: ServerArgs) -> ChatCompletionReq
     return _chat(body, args, [_message(message, where) for message, where in placed], body.tools)
 
 
+def num_pieces(body: OllamaChatRequest) -> int:
+    """Messages, calls and tools: what there is to check and translate."""
+    messages = body.messages or []
+    calls = [message.get("tool_calls") for message in messages]
+    return len(messages) + sum(len(each) for each in calls if isinstance(each, list)) + len(body.tools or [])
+
+
 def prompt_request(body: OllamaGenerateRequest, args: ServerArgs) -> ChatCompletionRequest:
     """A prompt that is not raw is a conversation of one message."""
     system = [{"role": "system", "content": body.system}] if body.system else []
     return _chat(body, args, [*system, {"role": "user", "content": body.prompt or ""}], None)
 
 
-def raw_request(body: OllamaGenerateRequest, args: ServerArgs) -> CompletionRequest:
+def raw_request(body: OllamaGenerateRequest) -> OpenAIRequest:
+    """What shapes the answer to a raw prompt."""
     if body.system:
         raise RequestError("system needs a template: it cannot go with raw.", param="system")
-    request = CompletionRequest(prompt=body.prompt or "", model=served_name(body.model, args))
-    request.logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    request = OpenAIRequest()
     _set_common(request, body)
     return request
 
@@ -55,8 +61,6 @@ def _chat(
     )
     _set_common(request, body)
     if isinstance(body.think, str):
-        if body.think not in _EFFORTS:
-            raise RequestError(f"think must be true, false, {', '.join(_EFFORTS)}, got {shown(body.think)}.", param="think")
         request.reasoning_effort = body.think
     elif body.think is not None:
         request.thinking = {"type": "enabled" if body.think else "disabled"}
@@ -64,14 +68,12 @@ def _chat(
 
 
 def _set_common(request: OpenAIRequest, body: OllamaRequest) -> None:
-    request.stream = body.stream
     if body.format not in (None, ""):
         request.response_format = _response_format(body.format)
     options = body.options
     if options is None:
         return
     _check_off(options)
-    request.max_tokens = options.num_predict if (options.num_predict or 0) > 0 else None  # none or below: no limit
     request.temperature, request.top_p, request.min_p = options.temperature, options.top_p, options.min_p
     request.top_k = -1 if options.top_k == 0 else options.top_k
     request.seed, request.stop = options.seed, options.stop

@@ -62,6 +62,12 @@ class OllamaRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
 
+    @property
+    def max_tokens(self) -> int | None:
+        """None: as many as the context has room for, which is what Ollama means by any number below 1."""
+        wanted = self.options.num_predict if self.options is not None else None
+        return wanted if wanted is not None and wanted > 0 else None
+
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):
     """POST /api/chat."""
