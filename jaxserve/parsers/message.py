@@ -14,6 +14,11 @@ class MessageFormat:
     reasoning: ReasoningFormat | None = None
     tools: ToolFormat | None = None
 
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """Whether the parser must see special tokens."""
+        return any(part is not None and part.keeps_special_tokens for part in (self.reasoning, self.tools))
+
     def parser(self, tools: Sequence[Tool] = (), *, is_open: bool = False, separate_reasoning: bool = True) -> MessageParser:
         """For one message. `tools` are those that may be called; `is_open` as the reasoning format said of the prompt."""
         reasoning = self.reasoning.parser(is_open=is_open) if self.reasoning is not None and separate_reasoning else None
