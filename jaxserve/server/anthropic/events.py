@@ -1,6 +1,6 @@
 """The events of a streamed message.
 
-    message_start, ping, (content_block_start, content_block_delta..., content_block_stop)..., message_delta, message_stop
+message_start, ping, (content_block_start, content_block_delta..., content_block_stop)..., message_delta, message_stop
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class MessageEvents:
 
     def _stop_block(self) -> Iterator[bytes]:
         if self._kind == "thinking":
-            yield _event("content_block_delta", {"index": self._index, "delta": {"type": "signature_delta", "signature": SIGNATURE}})
+            signature = {"type": "signature_delta", "signature": SIGNATURE}
+            yield _event("content_block_delta", {"index": self._index, "delta": signature})
         if self._kind is not None:
             yield _event("content_block_stop", {"index": self._index})
         self._kind = None

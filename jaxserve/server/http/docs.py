@@ -32,7 +32,16 @@ _ERRORS = {
     500: "The server failed; its log says more.",
     503: "The server is starting, shutting down or paused, its queue is full, or the request waited or ran too long.",
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+# Routes whose replies may be streams: how these end, and their content type.
+_OPENAI_STREAM = ("events that end with `data: [DONE]`", "text/event-stream")
+_STREAMS = {
+    "/generate": _OPENAI_STREAM,
+    "/v1/completions": _OPENAI_STREAM,
+    "/v1/chat/completions": _OPENAI_STREAM,
+    "/v1/messages": ("events that end with `message_stop`", "text/event-stream"),
+    "/api/chat": ("lines that end with one that is `done`", "application/x-ndjson"),
+    "/api/generate": ("lines that end with one that is `done`", "application/x-ndjson"),
+}
 
 
 def json_body(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -132,10 +141,11 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
     for status in sorted(_error_statuses(operation, path)):
         description = f"{ERR_TYPES[status]}: {_ERRORS[status]}"
         responses[str(status)] = {"description": description, "content": {"application/json": {"schema": reference}}}
-    if path == "/generate" or path.endswith("/completions"):
+    if path in _STREAMS:
+        parts, media_type = _STREAMS[path]
         responses["200"] = {
-            "description": "The reply; with `stream: true` events that end with `data: [DONE]`.",
-            "content": {"application/json": {"schema": {}}, **_EVENTS},
+            "description": f"The reply; with `stream: true` {parts}.",
+            "content": {"application/json": {"schema": {}}, media_type: {"schema": {"type": "string"}}},
         }
 
 
@@ -148,6 +158,6 @@ def _error_statuses(operation: dict[str, Any], path: str) -> set[int]:
         statuses.add(400)
     if has_body:
         statuses |= {408, 413}
-    if "{model}" in path or (has_body and (path.startswith("/v1/") or path in ("/tokenize", "/detokenize"))):
+    if "{model}" in path or (has_body and (path.startswith(("/v1/", "/api/")) or path in ("/tokenize", "/detokenize"))):
         statuses.add(404)
     return statuses

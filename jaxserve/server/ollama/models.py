@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models: /api/tags, /api/show, /api/ps, /api/version. There is one model, and it stays loaded."""
+"""GET /api/tags, /api/ps, /api/version, POST /api/show: what Ollama's clients ask about models. There is one, always loaded."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import msgspec
 
 from jaxserve.parsers.base import Parser
 from jaxserve.parsers.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
-from jaxserve.server.http.envelopes import OLLAMA
 from jaxserve.server.call_arguments import arguments_object
+from jaxserve.server.http.envelopes import OLLAMA
 from jaxserve.server.openai.collect import Sequence
 from jaxserve.server.openai.logprobs import chat_logprobs
 from jaxserve.server.requests import GenerationChunk, RequestError, TokenLogprob, new_rid, raise_if_failed
@@ -56,8 +56,8 @@ class Lines:
             fields = self._fields(pieces, chunk.logprobs, is_end=False)
             return b"" if fields is None else self._line(fields)
         fields = self._fields(pieces + self._parser.finish(), chunk.logprobs, is_end=True)
-        last = self._line({**self._shape("", "", []), **_ending(chunk)})
-        return last if fields is None else self._line(fields) + last
+        before = b"" if fields is None else self._line(fields)
+        return before + self._line({**self._shape("", "", []), **_ending(chunk)})
 
     def end(self) -> bytes:
         return b""

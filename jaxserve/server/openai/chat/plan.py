@@ -144,9 +144,10 @@ def _params(
     if calls is not None:
         only_one = body.parallel_tool_calls is False
         grammar = grammar_of_calls(conversation.tools, calls, grammar, args, only_one=only_one)
-    defaults = service.generation_defaults if args.sampling_defaults == "model" else {}
     keeps = message_format.keeps_special_tokens
-    return sampling_params(body, max_tokens, defaults, service.vocab_size, grammar=grammar, keep_special_tokens=keeps)
+    return sampling_params(
+        body, max_tokens, context.sampling_defaults, service.vocab_size, grammar=grammar, keep_special_tokens=keeps
+    )
 
 
 def _usage(n: int, thinking: Thinking | None, context: OpenAIContext) -> Usage:
