@@ -13,6 +13,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxserve.parsers.reasoning import REASONING_FORMATS
+from jaxserve.parsers.tools import TOOL_FORMATS
+
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -67,6 +70,14 @@ class ServerArgs:
     json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.")
     weight_version: str = arg("default", "A label for the weights, returned in meta_info.")
     chat_template: str | None = arg(None, "Jinja chat template file to use instead of the tokenizer's.")
+    reasoning_parser: str | None = arg(
+        None,
+        "How the model marks its thinking, which chat then answers apart from the content; default: it stays in the text.",
+        choices=tuple(REASONING_FORMATS),
+    )
+    tool_call_parser: str | None = arg(
+        None, "How the model calls tools; default: chat takes no tools.", choices=tuple(TOOL_FORMATS)
+    )
 
     # --- HTTP server
     host: str = arg("127.0.0.1", "Address to listen on.")

@@ -206,6 +206,8 @@ class TokenizerManager:
             "tokenizer_path": args.effective_tokenizer_path,
             "served_model_name": args.effective_served_model_name,
             "is_generation": True,
+            "reasoning_parser": args.reasoning_parser,
+            "tool_call_parser": args.tool_call_parser,
             "preferred_sampling_params": json.loads(preferred) if preferred else None,
             "context_length": limits.context_len if limits else None,
             "vocab_size": limits.vocab_size if limits else None,

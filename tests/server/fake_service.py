@@ -1,4 +1,5 @@
-"""A GenerationService one can compute by hand: token j of every sequence is the letter chr(97 + j % 26)."""
+"""A GenerationService one can compute by hand: token j of every sequence is the letter chr(97 + j % 26), unless a script says
+what the model writes."""
 
 from __future__ import annotations
 
@@ -77,6 +78,7 @@ class FakeService:
         self.healthy = True
         self.step_s = 0.0  # time between tokens
         self.endless = False  # ignore max_new_tokens
+        self.script: list[str] | None = None  # the texts of every sequence's chunks; then it ends by itself
         self.fail_after: tuple[int, FinishReason] | None = None  # end every sequence so after that many tokens
         self.crash: Exception | None = None
         self.steps = 0
@@ -149,6 +151,8 @@ class FakeService:
 
     def _chunk(self, req: GenerateReqInput, index: int, rid: str, prompt: list[int], step: int) -> GenerationChunk:
         params = req.sampling_params[index // req.num_samples]
+        if self.script is not None:
+            return self._scripted(self.script, params, index, rid, len(prompt), step)
         letter = string.ascii_lowercase[(step - 1) % 26]
         reason = self._reason(params, letter, step)
         text = letter if reason is None or reason.type == "length" or params.no_stop_trim else ""
@@ -156,6 +160,16 @@ class FakeService:
         logprobs = [TokenLogprob(ord(letter), -0.5, top)] if req.return_logprob else []
         meta = {"e2e_latency": 0.25} if reason else {}
         return GenerationChunk(index, rid, text, [ord(letter)], logprobs, len(prompt), step, 3, reason, meta)
+
+    def _scripted(
+        self, script: list[str], params: SamplingParams, index: int, rid: str, prompt_tokens: int, step: int
+    ) -> GenerationChunk:
+        reason = FinishReason.stop(0) if step == len(script) else None
+        if params.max_new_tokens == step and reason is None:
+            reason = FinishReason.length_limit(step)
+        if self.fail_after and step >= self.fail_after[0]:
+            reason = self.fail_after[1]
+        return GenerationChunk(index, rid, script[step - 1], [step], [], prompt_tokens, step, 3, reason, {"e2e_latency": 0.25})
 
     def _reason(self, params: SamplingParams, letter: str, step: int) -> FinishReason | None:
         if self.fail_after and step >= self.fail_after[0]:

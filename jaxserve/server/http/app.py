@@ -16,6 +16,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 
 from jaxserve.config import ServerArgs
+from jaxserve.parsers.message import message_format
 from jaxserve.server.anthropic import protocol as anthropic_protocol
 from jaxserve.server.anthropic import routes as anthropic
 from jaxserve.server.control import routes as control
@@ -64,7 +65,13 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     app.state.service = tokenizer_manager
     app.state.args = args
     app.state.token_texts = TokenTexts(tokenizer_manager.decode)
-    app.state.openai = OpenAIContext(tokenizer_manager, args, app.state.token_texts, started_s=int(time.time()))
+    app.state.openai = OpenAIContext(
+        tokenizer_manager,
+        args,
+        app.state.token_texts,
+        started_s=int(time.time()),
+        message_format=message_format(args.reasoning_parser, args.tool_call_parser),
+    )
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,
