@@ -17,7 +17,6 @@ ALLOWED: dict[str, set[str]] = {
     "demo": set(),
     "progress": set(),
     "text": set(),
-    "parsers": set(),
     "cuda_toolkit": set(),
     "messages": {"types"},
     "runner": {"types"},

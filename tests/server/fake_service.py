@@ -78,7 +78,7 @@ class FakeService:
         self.healthy = True
         self.step_s = 0.0  # time between tokens
         self.endless = False  # ignore max_new_tokens
-        self.script: list[str] | None = None  # the texts of every sequence's chunks; then it ends by itself
+        self.script: list[str] | None = None  # texts of every sequence's chunks, a token a character; then it ends
         self.fail_after: tuple[int, FinishReason] | None = None  # end every sequence so after that many tokens
         self.crash: Exception | None = None
         self.steps = 0
@@ -164,12 +164,14 @@ class FakeService:
     def _scripted(
         self, script: list[str], params: SamplingParams, index: int, rid: str, prompt_tokens: int, step: int
     ) -> GenerationChunk:
+        text, count = script[step - 1], sum(map(len, script[:step]))
         reason = FinishReason.stop(0) if step == len(script) else None
-        if params.max_new_tokens == step and reason is None:
-            reason = FinishReason.length_limit(step)
+        if params.max_new_tokens is not None and params.max_new_tokens <= count:
+            reason = FinishReason.length_limit(count)
         if self.fail_after and step >= self.fail_after[0]:
             reason = self.fail_after[1]
-        return GenerationChunk(index, rid, script[step - 1], [step], [], prompt_tokens, step, 3, reason, {"e2e_latency": 0.25})
+        ids, meta = [ord(character) for character in text], {"e2e_latency": 0.25} if reason else {}
+        return GenerationChunk(index, rid, text, ids, [], prompt_tokens, count, 3, reason, meta)
 
     def _reason(self, params: SamplingParams, letter: str, step: int) -> FinishReason | None:
         if self.fail_after and step >= self.fail_after[0]:

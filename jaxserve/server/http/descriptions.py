@@ -134,7 +134,7 @@ FIELDS: dict[str, str] = {
     # Anthropic
     "system": "The system prompt: a text, or for Anthropic's also text blocks.",
     "stop_sequences": "Strings that end the text; stop_sequence of the reply names the one that did.",
-    "thinking": "Whether the model thinks before it answers, where its chat template lets one choose; null: the template's choice.",
+    "thinking": "Whether the model thinks before it answers, where its template lets one choose; null: the template's choice.",
     "budget_tokens": "Taken without effect: thinking counts as output and ends with it.",
     "display": '"omitted" leaves the text of the thinking out of the reply.',
     "type": "What kind of object this is.",
