@@ -178,10 +178,15 @@ class ServerArgs:
     # --- constrained output
     grammar_backend: str = arg(
         "llguidance",
-        "What follows json_schema, regex and ebnf; none: such requests are refused.",
+        "What follows json_schema, regex, ebnf and structural_tag; none: such requests are refused.",
         choices=GRAMMAR_BACKENDS,
     )
     grammar_compile_timeout_s: float = arg(10.0, "Answer 400 to a grammar that takes longer than this to compile.")
+
+    constrained_json_whitespace_pattern: str | None = arg(
+        None, "Regular expression for white space where JSON allows it; default: up to 32 blanks, tabs and line ends."
+    )
+    constrained_json_disable_any_whitespace: bool = arg(False, "No white space between the parts of constrained JSON.")
 
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
@@ -211,6 +216,7 @@ class ServerArgs:
         if self.speculative_num_draft_tokens is not None and self.speculative_algorithm is None:
             raise ValueError("--speculative-num-draft-tokens needs --speculative-algorithm.")
         self._check_browsers_and_keys()
+        self._check_white_space()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
 
@@ -221,6 +227,19 @@ class ServerArgs:
         for origin in [] if self.allowed_origins is None else self.allowed_origins.split(","):
             if not _ORIGIN.fullmatch(origin.strip()):
                 raise ValueError(f"--allowed-origins holds scheme://host or scheme://host:port, or *; got {origin!r}.")
+
+    def _check_white_space(self) -> None:
+        pattern = self.constrained_json_whitespace_pattern
+        if pattern is None:
+            return
+        if self.constrained_json_disable_any_whitespace:
+            raise ValueError(
+                "--constrained-json-whitespace-pattern has no effect with --constrained-json-disable-any-whitespace."
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"--constrained-json-whitespace-pattern must be a regular expression: {error}.") from error
 
     def _check_ranges(self) -> None:
         at_least_one = (

@@ -7,36 +7,36 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
+from jaxserve.parsers.json_calls import JsonCallParser
+from jaxserve.parsers.reader import Read, Tags
 
 
 class JsonArrayFormat:
     keeps_special_tokens = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
-        raise NotImplementedError
+        return _Parser(tools)
 
     def structural_tag(self, tools: Sequence[Tool], *, at_least_one: bool, stop_after_first: bool) -> dict[str, Any]:
         assert at_least_one, "an array is no text in which calls could stand"
         calls = [
-            {
-                "type": "tag",
-                "begin": f'{{"name": {json.dumps(tool["function"]["name"])}, "parameters": ',
-                "content": {
-                    "type": "json_schema",
-                    "json_schema": {"type": "object", **(tool["function"].get("parameters") or {})},
-                },
-                "end": "}",
-            }
+            grammar.tag(f'{{"name": {json.dumps(grammar.name_of(tool))}, "parameters": ', grammar.arguments(tool), "}")
             for tool in tools
         ]
-        array = {
-            "type": "tags_with_separator",
-            "tags": calls,
-            "separator": ", ",
-            "at_least_one": True,
-            "stop_after_first": stop_after_first,
-        }
-        brackets = [{"type": "const_string", "value": bracket} for bracket in "[]"]
-        elements = [brackets[0], array, brackets[1]]
-        return {"type": "structural_tag", "format": {"type": "sequence", "elements": elements}}
+        array = grammar.tags_with_separator(calls, ", ", stop_after_first=stop_after_first)
+        return grammar.structural_tag(grammar.sequence(grammar.const("["), array, grammar.const("]")))
+
+
+class _Parser(JsonCallParser):
+    begins, ends = Tags("["), Tags("]")
+
+    def call(self, tag: str) -> Read[None]:
+        while True:
+            yield from self.reader.space()
+            yield from self.call_object()
+            yield from self.reader.space()
+            if not (yield from self.reader.accept(",")):
+                break
+        yield from self.reader.expect("]")

@@ -183,18 +183,21 @@ class Tokenizer:
         messages."""
         if not self.hf.chat_template:
             raise ValueError("The model has no chat template; start the server with --chat-template or send a plain prompt.")
+        render = functools.partial(
+            self.hf.apply_chat_template,
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
         try:
-            text: str = self.hf.apply_chat_template(
-                messages,
-                tools=tools or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **kwargs,
-            )
+            return str(render(tools=tools or None))
         except Exception as error:  # whatever a template of the model's author raises for messages it cannot render
+            if tools:  # some take the functions alone
+                with contextlib.suppress(Exception):
+                    return str(render(tools=[tool.get("function", tool) for tool in tools]))
             raise ValueError(f"The chat template cannot render these messages: {error}") from error
-        return text
 
 
 def read_chat_template(path: str) -> str:

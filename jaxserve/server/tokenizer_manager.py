@@ -36,6 +36,7 @@ from jaxserve.messages import (
     WorkerReady,
 )
 from jaxserve.models import generation_defaults
+from jaxserve.parsers.message import message_format
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -195,7 +196,8 @@ class TokenizerManager:
     @property
     def thinking_end(self) -> str | None:
         """The tag with which the model's thinking ends; None: not known."""
-        return None
+        reasoning = message_format(self.args.reasoning_parser, None).reasoning
+        return None if reasoning is None else reasoning.end
 
     @property
     def model_info(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """A GenerationService one can compute by hand: token j of every sequence is the letter chr(97 + j % 26), unless a script says
-what the model writes."""
+what it is."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from jaxserve.types import FinishReason, SamplingParams
 CONTEXT_LEN = 100
 VOCAB_SIZE = 1000
 BOS = 1
+EOS = 2
 
 
 class FakeTokenizer:
@@ -78,7 +79,7 @@ class FakeService:
         self.healthy = True
         self.step_s = 0.0  # time between tokens
         self.endless = False  # ignore max_new_tokens
-        self.script: list[str] | None = None  # texts of every sequence's chunks, a token a character; then it ends
+        self.script: list[str] | None = None  # the text of each chunk of every sequence, which then ends by itself
         self.fail_after: tuple[int, FinishReason] | None = None  # end every sequence so after that many tokens
         self.crash: Exception | None = None
         self.steps = 0
@@ -152,7 +153,7 @@ class FakeService:
     def _chunk(self, req: GenerateReqInput, index: int, rid: str, prompt: list[int], step: int) -> GenerationChunk:
         params = req.sampling_params[index // req.num_samples]
         if self.script is not None:
-            return self._scripted(self.script, params, index, rid, len(prompt), step)
+            return self._scripted(req, index, rid, len(prompt), self.script[:step], is_last=step == len(self.script))
         letter = string.ascii_lowercase[(step - 1) % 26]
         reason = self._reason(params, letter, step)
         text = letter if reason is None or reason.type == "length" or params.no_stop_trim else ""
@@ -162,16 +163,18 @@ class FakeService:
         return GenerationChunk(index, rid, text, [ord(letter)], logprobs, len(prompt), step, 3, reason, meta)
 
     def _scripted(
-        self, script: list[str], params: SamplingParams, index: int, rid: str, prompt_tokens: int, step: int
+        self, req: GenerateReqInput, index: int, rid: str, prompt_len: int, texts: list[str], *, is_last: bool
     ) -> GenerationChunk:
-        text, count = script[step - 1], sum(map(len, script[:step]))
-        reason = FinishReason.stop(0) if step == len(script) else None
-        if params.max_new_tokens is not None and params.max_new_tokens <= count:
+        ids = [ord(char) for char in texts[-1]]
+        logprobs = [TokenLogprob(id_, -0.5, []) for id_ in ids] if req.return_logprob else []
+        count, limit = sum(map(len, texts)), req.sampling_params[index // req.num_samples].max_new_tokens
+        reason = FinishReason.stop(EOS) if is_last else None
+        if limit is not None and limit <= count:
             reason = FinishReason.length_limit(count)
-        if self.fail_after and step >= self.fail_after[0]:
+        if self.fail_after and len(texts) >= self.fail_after[0]:
             reason = self.fail_after[1]
-        ids, meta = [ord(character) for character in text], {"e2e_latency": 0.25} if reason else {}
-        return GenerationChunk(index, rid, text, ids, [], prompt_tokens, count, 3, reason, meta)
+        meta = {"e2e_latency": 0.25} if reason else {}
+        return GenerationChunk(index, rid, texts[-1], ids, logprobs, prompt_len, count, 3, reason, meta, "v1")
 
     def _reason(self, params: SamplingParams, letter: str, step: int) -> FinishReason | None:
         if self.fail_after and step >= self.fail_after[0]:

@@ -83,6 +83,17 @@ def test_a_template_file_replaces_the_tokenizers_own(tmp_path: Path) -> None:
     assert tokenizer.render_chat(MESSAGES) == "[Hi]"
 
 
+def test_a_template_may_take_functions_without_their_wrapping(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for t in tools or [] %}{{ t.name or raise_exception('no name') }}{% endfor %}")
+    tokenizer = Tokenizer.load(demo_model_path(), chat_template=str(file))
+    tool = {"type": "function", "function": {"name": "add"}}
+    assert tokenizer.render_chat(MESSAGES, [tool, tool]) == "addadd"
+    assert tokenizer.render_chat(MESSAGES) == ""
+    with pytest.raises(ValueError, match="cannot render these messages: no name"):
+        tokenizer.render_chat(MESSAGES, [{"type": "function", "function": {}}])
+
+
 def test_errors_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tokenizer folder 'nowhere' does not exist"):
         Tokenizer.load("nowhere")

@@ -19,7 +19,7 @@ class OpenAIContext:
     args: ServerArgs
     texts: TokenTexts
     started_s: int  # Unix time; the model's `created`
-    message_format: MessageFormat = dataclasses.field(default_factory=MessageFormat)
+    message_format: MessageFormat
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
