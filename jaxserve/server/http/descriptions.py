@@ -143,7 +143,6 @@ FIELDS: dict[str, str] = {
     # Anthropic
     "system": "The system prompt: a text, or for Anthropic's also text blocks.",
     "stop_sequences": "Strings that end the text; stop_sequence of the reply names the one that did.",
-    "thinking": "Whether the model thinks before it answers, where its template lets one choose; null: the template's choice.",
     "budget_tokens": "Taken without effect: thinking counts as output and ends with it.",
     "display": '"omitted" leaves the text of the thinking out of the reply.',
     "type": "What kind of object this is.",
@@ -213,6 +212,7 @@ _ANTHROPIC = {
     "messages": "The conversation: texts, or blocks of text, thinking, tool_use, tool_result and search_result.",
     "tools": "Tools that may be called, each with name, description and input_schema.",
     "tool_choice": "Whether one of them must be called, may be, or must not.",
+    "thinking": "Whether the model thinks before it answers, where its template lets one choose; null: the template's choice.",
 }
 _OLLAMA = {
     "model": "The served model's name, with or without :latest.",
