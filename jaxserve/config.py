@@ -117,6 +117,12 @@ class ServerArgs:
     )
     preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.")
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
+    logprobs_after_temperature: bool = arg(
+        False,
+        "Logprobs of generated tokens and their alternatives after penalties, biases, grammars and temperature, as SGLang's "
+        "are; else they are the model's own.",
+    )
+    enable_return_hidden_states: bool = arg(False, "Let requests ask for hidden states (return_hidden_states).")
     warmup: str = arg(
         "auto",
         "Say ready with all programs compiled (full), or with those that serve anything while the rest is compiled (early); "

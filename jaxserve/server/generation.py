@@ -81,9 +81,7 @@ class Generation:
         runs."""
         check_shape(req, limits)
         sets = pattern_sets(req)
-        call = LiveCall(
-            sink, req.num_sequences, return_logprob=req.return_logprob, received_s=time.time(), log_end=self._log_requests
-        )
+        call = LiveCall(sink, req.num_sequences, received_s=time.time(), log_end=self._log_requests)
         sequences = self._register(req, call)
         try:
             if sets:
@@ -91,7 +89,8 @@ class Generation:
             prompts = req.input_ids
             if prompts is None:
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)
-            await self._send_request(req, sequences, await _check_prompts(prompts, limits), limits)
+            req.prompt_ids = await _check_prompts(prompts, limits)
+            await self._send_request(req, sequences, limits)
             yield
         finally:
             self._leave(sequences)
@@ -134,11 +133,11 @@ class Generation:
         self,
         req: GenerateReqInput,
         sequences: list[LiveSequence],
-        prompts: list[np.ndarray],
         limits: ModelLimits,
     ) -> None:
         """One message for each part, with one entry per prompt in it."""
-        pairs, cut = zip(req.sampling_params, prompts, strict=True), req.cuts_new_tokens
+        prompts, cut = req.prompt_ids, req.cuts_new_tokens
+        pairs = zip(req.sampling_params, prompts, strict=True)
         rooms = [fit_new_tokens(params, len(ids), limits, cut=cut) for params, ids in pairs]
         if self._log_requests:
             rids, lens = [s.rid for s in sequences], [len(ids) for ids in prompts]
@@ -194,17 +193,20 @@ class Generation:
 def _to_scheduler_form(
     req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, room: int
 ) -> TokenizedGenerateReqInput:
-    n = req.num_samples
+    n, options = req.num_samples, req.options[prompt]
     first, *others = [sample_params(req.sampling_params[prompt], s.index % n, room) for s in sequences]
     return TokenizedGenerateReqInput(
         rid=sequences[0].rid,
         input_ids=ids,
         sampling_params=first,
         stream=req.stream,
-        return_logprob=req.return_logprob,
-        top_logprobs_num=req.top_logprobs_num if req.return_logprob else 0,
-        priority=req.priority,
-        extra_key=cache_namespace(req.extra_key, req.cache_salt),
+        return_logprob=options.return_logprob,
+        top_logprobs_num=options.top_logprobs_num if options.return_logprob else 0,
+        logprob_start_len=options.logprob_start_len if options.return_logprob else -1,
+        token_ids_logprob=list(options.token_ids_logprob) if options.return_logprob and options.token_ids_logprob else None,
+        return_hidden_states=options.return_hidden_states,
+        priority=options.priority,
+        extra_key=cache_namespace(options.extra_key, options.cache_salt),
         thinking=req.thinking,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)

@@ -36,7 +36,7 @@ from jaxserve.messages import (
     WorkerReady,
 )
 from jaxserve.models import generation_defaults
-from jaxserve.parsers.message import message_format
+from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -196,8 +196,8 @@ class TokenizerManager:
     @property
     def thinking_end(self) -> str | None:
         """The tag with which the model's thinking ends; None: not known."""
-        reasoning = message_format(self.args.reasoning_parser, None).reasoning
-        return None if reasoning is None else reasoning.end
+        name = self.args.reasoning_parser
+        return None if name is None else REASONING_FORMATS[name].end
 
     @property
     def model_info(self) -> dict[str, Any]:
@@ -294,6 +294,9 @@ class TokenizerManager:
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.tokenizer.token_bytes(token_id)
 
     def apply_chat_template(
         self,

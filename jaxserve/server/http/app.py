@@ -64,7 +64,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     )
     app.state.service = tokenizer_manager
     app.state.args = args
-    app.state.token_texts = TokenTexts(tokenizer_manager.decode)
+    app.state.token_texts = TokenTexts(tokenizer_manager.decode, tokenizer_manager.token_bytes)
     app.state.openai = OpenAIContext(
         tokenizer_manager,
         args,

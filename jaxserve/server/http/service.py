@@ -87,6 +87,8 @@ class GenerationService(Protocol):
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
+    def token_bytes(self, token_id: int) -> bytes: ...
+
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],

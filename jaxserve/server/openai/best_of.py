@@ -14,5 +14,5 @@ def best_sequences(sequences: list[Sequence], num_samples: int, num_choices: int
 
 
 def _mean_logprob(sequence: Sequence) -> float:
-    logprobs = [entry.logprob for entry in sequence.logprobs]
+    logprobs = [entry.logprob for entry in sequence.logprobs if entry.logprob is not None]
     return sum(logprobs) / len(logprobs) if logprobs else float("-inf")

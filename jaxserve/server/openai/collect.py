@@ -69,6 +69,7 @@ class Sequence:
     texts: list[str] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    input_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     last: GenerationChunk | None = None
 
     @property
@@ -93,6 +94,7 @@ async def gather(chunks: AsyncGenerator[GenerationChunk, None], usage: Usage) ->
             sequence = sequences[chunk.index]
             sequence.texts.append(chunk.text)
             sequence.token_ids.extend(chunk.token_ids)
+            sequence.input_logprobs.extend(chunk.input_logprobs or ())
             sequence.logprobs.extend(chunk.logprobs)
             sequence.last = chunk
     return [sequences[index] for index in sorted(sequences)]

@@ -16,7 +16,6 @@ from typing import Any, cast
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
@@ -33,7 +32,7 @@ from jaxserve.server.openai.params import MAX_CHOICES, check, check_model, check
 from jaxserve.server.openai.protocol import CompletionRequest
 from jaxserve.server.openai.replies import whole_reply
 from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter, TextField
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -77,17 +76,21 @@ class _Job:
         _check_ids(input_ids or [], service.vocab_size, service.context_len)
         num_prompts = len(prompts or input_ids or [])
         reply_id, rids = _rids(body, num_prompts)
+        options = PromptOptions(
+            return_logprob=body.logprobs is not None or params.n > body.num_choices,  # which rank the samples
+            top_logprobs_num=body.logprobs or 0,
+            logprob_start_len=0 if body.echo and body.logprobs is not None else -1,
+            priority=body.priority,
+            extra_key=body.extra_key,
+            cache_salt=body.cache_salt,
+        )
         generate = GenerateReqInput(
             prompts=_filled_in(prompts, body.suffix, service) if body.suffix else prompts,
             input_ids=input_ids,
             sampling_params=[params] * num_prompts,
             rids=rids,
+            options=[options] * num_prompts,
             stream=bool(body.stream),
-            return_logprob=body.logprobs is not None or params.n > body.num_choices,  # which rank the samples
-            top_logprobs_num=body.logprobs or 0,
-            priority=body.priority,
-            extra_key=body.extra_key,
-            cache_salt=body.cache_salt,
         )
         echoes = [""] * num_prompts
         if body.echo:
@@ -104,11 +107,11 @@ class _Job:
         return whole_reply("text_completion", self.reply_id, self.created_s, choices, sequences, self.usage, self.body, args)
 
     def _choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
-        ending = Ending.of(sequence.finish_reason)
+        ending, entries = Ending.of(sequence.finish_reason), [*sequence.input_logprobs, *sequence.logprobs]
         choice = {
             "index": index,
             "text": self.echoes[index // self.body.num_choices] + sequence.text,
-            "logprobs": None if self.body.logprobs is None else self.shape_logprobs(index, sequence.logprobs),
+            "logprobs": None if self.body.logprobs is None else self.shape_logprobs(index, entries),
             "finish_reason": ending.finish_reason,
             "matched_stop": ending.matched_stop,
         }
@@ -134,14 +137,15 @@ class _Events(ChoiceEvents):
             text = job.echoes[chunk.index // job.generate.num_samples] + text
         if not (text or chunk.logprobs or chunk.finish_reason or (self._with_ids and chunk.token_ids)):
             return  # a token that completes no character yet
-        logprobs = job.shape_logprobs(chunk.index, chunk.logprobs) if chunk.logprobs else None
+        entries = [*(chunk.input_logprobs or ()), *chunk.logprobs]
+        logprobs = job.shape_logprobs(chunk.index, entries) if entries else None
         ending = None if chunk.finish_reason is None else Ending.of(chunk.finish_reason)
         yield self._writer.choice(chunk, self._text.json(text), logprobs, ending, self._ids(chunk), self._usage)
 
 
 def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
     check_stream_options(body)
-    check(body.max_tokens is None or body.max_tokens >= 1, "max_tokens", "at least 1", body.max_tokens)
+    check(body.max_tokens is None or body.max_tokens >= 0, "max_tokens", "at least 0", body.max_tokens)
     if body.best_of is not None:
         check(
             body.num_choices <= body.best_of <= MAX_CHOICES,
@@ -153,8 +157,6 @@ def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
             raise RequestError("best_of above n cannot be streamed: the best are known at the end.", param="best_of")
     if body.logprobs is not None:
         check(0 <= body.logprobs <= max_top_logprobs, "logprobs", f"in [0, {max_top_logprobs}]", body.logprobs)
-        if body.echo:
-            raise not_supported("echo", "together with logprobs (logprobs of the prompt) is not supported yet")
 
 
 def _filled_in(prompts: list[str] | None, suffix: str, service: GenerationService) -> list[str]:

@@ -16,7 +16,7 @@ from jaxserve.server.openai.conversation import Conversation
 from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import ChatCompletionRequest
 from jaxserve.server.openai.thinking import Tag, ThinkingTokens, thinking_after, wishes_of
-from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
+from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError, new_rid
 from jaxserve.types import Grammar, SamplingParams, Thinking
 
 
@@ -73,12 +73,16 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
         input_ids=[prompt_ids],
         sampling_params=[params],
         rids=[reply_id],
+        options=[
+            PromptOptions(
+                return_logprob=bool(body.logprobs),
+                top_logprobs_num=body.top_logprobs or 0,
+                priority=body.priority,
+                extra_key=body.extra_key,
+                cache_salt=body.cache_salt,
+            )
+        ],
         stream=bool(body.stream),
-        return_logprob=bool(body.logprobs),
-        top_logprobs_num=body.top_logprobs or 0,
-        priority=body.priority,
-        extra_key=body.extra_key,
-        cache_salt=body.cache_salt,
         thinking=thinking if params.grammar is not None else None,
     )
     return ChatJob(
