@@ -28,7 +28,7 @@ from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.conversation import CHARS_PER_PIECE, check_count
 from jaxserve.server.openai.params import check_model, sampling_params
 from jaxserve.server.openai.protocol import ChatCompletionRequest
-from jaxserve.server.requests import GenerateReqInput
+from jaxserve.server.requests import GenerateReqInput, PromptOptions
 
 MEDIA_TYPE = "application/x-ndjson"
 
@@ -66,12 +66,8 @@ async def api_generate(request: Request) -> Response:
 def _raw(body: OllamaGenerateRequest, prompt: str, context: OpenAIContext) -> GenerateReqInput:
     request, service = raw_request(body), context.service
     params = sampling_params(request, None, context.sampling_defaults, service.vocab_size, grammar=requested_grammar(request))
-    return GenerateReqInput(
-        prompts=[prompt],
-        sampling_params=[params],
-        return_logprob=bool(body.logprobs),
-        top_logprobs_num=body.top_logprobs or 0,
-    )
+    options = PromptOptions(return_logprob=bool(body.logprobs), top_logprobs_num=body.top_logprobs or 0)
+    return GenerateReqInput(prompts=[prompt], sampling_params=[params], options=[options])
 
 
 async def _chat_answer(
