@@ -13,6 +13,7 @@ import pytest
 from fake_service import CONTEXT_LEN, FakeService
 from http_harness import MODEL, app_client, live_server, until
 
+from jaxserve.server.requests import RequestError
 from jaxserve.types import FinishReason
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -333,8 +334,43 @@ async def test_search_results_and_references_are_text() -> None:
         "tool_use_id": "t",
         "content": [{"type": "tool_reference", "tool_name": "weather"}, result],
     }
-    messages = await templated([user(result, answer), {"role": "system", "content": "later"}])
-    assert [message["content"] for message in messages] == ["T\nS\nC", "weather\nT\nS\nC", "later"]
+    messages = await templated([user(result, answer)])
+    assert [message["content"] for message in messages] == ["T\nS\nC", "weather\nT\nS\nC"]
+
+
+async def test_system_messages_amid_the_others() -> None:
+    """As Claude Code sends them. A template that has no place for them gets them in the user's turn."""
+    later, first = {"role": "system", "content": "later"}, {"role": "system", "content": [text("first")]}
+    conversation = [first, first, *HELLO, later, assistant(text("a")), later, *HELLO]
+    messages = await templated(conversation, system="top")
+    assert messages[0] == {"role": "system", "content": "top\nfirst\nfirst"}
+    assert [message["role"] for message in messages[1:]] == ["user", "system", "assistant", "system", "user"]
+
+    class Strict(FakeService):
+        def apply_chat_template(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> list[int]:
+            if any(message["role"] == "system" for message in messages[1:]):
+                raise RequestError("System message must be at the beginning.", param="messages")
+            return super().apply_chat_template(messages, *args, **kwargs)
+
+    class Silent(FakeService):
+        def apply_chat_template(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> list[int]:
+            kept = [message for i, message in enumerate(messages) if not i or message["role"] != "system"]
+            return super().apply_chat_template(kept, *args, **kwargs)
+
+    for service in (Strict(), Silent()):
+        async with app_client(service) as client:
+            for _ in range(2):
+                body = {"model": MODEL, "max_tokens": 5, "messages": [*HELLO, later]}
+                assert (await client.post("/v1/messages", json=body)).status_code == 200
+                assert service.templated.pop()["messages"] == [{"role": "user", "content": "hello\nlater"}]
+            assert len(service.templated) == isinstance(service, Silent), "tried once"
+
+
+async def test_billing_lines_are_left_out() -> None:
+    line = "x-anthropic-billing-header: cch=1;"
+    for system in (f"{line}\nA", [text(line), text("A")]):
+        assert (await templated(HELLO, system=system))[0] == {"role": "system", "content": "A"}
+    assert [message["role"] for message in await templated(HELLO, system=line)] == ["user"]
 
 
 async def test_an_answer_that_has_begun_goes_on() -> None:

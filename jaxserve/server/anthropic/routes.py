@@ -14,7 +14,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from jaxserve.parsers.pieces import CallBegin
-from jaxserve.server.anthropic.conversation import chat_request, num_pieces
+from jaxserve.server.anthropic.conversation import chat_request, has_inline_system, num_pieces
 from jaxserve.server.anthropic.events import MessageEvents
 from jaxserve.server.anthropic.foreign_fields import REQUEST
 from jaxserve.server.anthropic.protocol import CountTokensRequest, MessagesRequest
@@ -25,7 +25,7 @@ from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.openai.chat import ChatJob, plan
 from jaxserve.server.openai.collect import gather
-from jaxserve.server.openai.context import OpenAIContext, context_of
+from jaxserve.server.openai.context import context_of
 from jaxserve.server.openai.conversation import CHARS_PER_PIECE, check_count
 from jaxserve.server.openai.params import check
 from jaxserve.server.requests import new_rid
@@ -38,13 +38,13 @@ _count_decoder = msgspec.json.Decoder(CountTokensRequest)
 @router.post("/v1/messages", response_class=Response, openapi_extra=json_body(MessagesRequest))
 async def messages(request: Request) -> Response:
     """Anthropic's Messages."""
-    body, context = await read_struct(request, _decoder, REQUEST), context_of(request)
+    body = await read_struct(request, _decoder, REQUEST)
     check(body.max_tokens >= 0, "max_tokens", "at least 0", body.max_tokens)
-    job = await _plan(body, context, f"msg_{new_rid()}")
+    job = await _plan(request, body, f"msg_{new_rid()}")
     # Clients of this protocol ask for as many as Anthropic's models can write.
     job.generate.sampling_params[0].max_new_tokens, job.generate.cuts_new_tokens = body.max_tokens, True
     if body.stream:
-        return EventStream(MessageEvents(job, body), functools.partial(context.service.stream, job.generate))
+        return EventStream(MessageEvents(job, body), functools.partial(job.context.service.stream, job.generate))
     return Response(await unless_disconnected(request.receive, _reply(job, body)), media_type="application/json")
 
 
@@ -52,15 +52,17 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> dict[str, int]:
     """How many tokens the prompt of such a message has. Nothing is generated."""
     body = await read_struct(request, _count_decoder, REQUEST)
-    job = await _plan(body, context_of(request), None)
+    job = await _plan(request, body, None)
     return {"input_tokens": len(job.prompt_ids)}
 
 
-async def _plan(body: CountTokensRequest, context: OpenAIContext, rid: str | None) -> ChatJob:
+async def _plan(request: Request, body: CountTokensRequest, rid: str | None) -> ChatJob:
+    context, inline = context_of(request), request.app.state.inline_system
     count, service = num_pieces(body), context.service
     check_count("messages", count, service.context_len)  # before anything is done for each of them
-    chat = await service.lanes.run(count * CHARS_PER_PIECE, functools.partial(chat_request, body, rid))
-    return await plan(chat, context)
+    inline_system = has_inline_system(body) and inline.is_rendered()
+    convert = functools.partial(chat_request, body, rid, inline_system=inline_system)
+    return await plan(await service.lanes.run(count * CHARS_PER_PIECE, convert), context)
 
 
 async def _reply(job: ChatJob, body: MessagesRequest) -> bytes:

@@ -19,6 +19,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.parsers.message import message_format
 from jaxserve.server.anthropic import protocol as anthropic_protocol
 from jaxserve.server.anthropic import routes as anthropic
+from jaxserve.server.anthropic.inline_system import InlineSystem
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
 from jaxserve.server.http import health
@@ -72,6 +73,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         started_s=int(time.time()),
         message_format=message_format(args.reasoning_parser, args.tool_call_parser),
     )
+    app.state.inline_system = InlineSystem(tokenizer_manager)
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,
