@@ -35,9 +35,16 @@ ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_s
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
-def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factory: Callable[[], Any] | None = None) -> Any:
-    """A ServerArgs field: its default, the sentence `--help` shows, and what it may be."""
-    metadata = {"help": help, "choices": tuple(choices) if choices else None}
+def arg(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[Any] | None = None,
+    factory: Callable[[], Any] | None = None,
+    is_json: bool = False,
+) -> Any:
+    """A ServerArgs field: its default, the sentence `--help` shows, and what it may be. `is_json`: an object as text."""
+    metadata = {"help": help, "choices": tuple(choices) if choices else None, "is_json": is_json}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -52,8 +59,14 @@ class ServerArgs:
         "(org/name), or demo: the built-in model.",
     )
     revision: str | None = arg(None, "Branch, tag or commit of a model on the Hugging Face Hub; default: main.")
+    download_dir: str | None = arg(None, "Folder for what is fetched from the Hugging Face Hub; default: HF_HOME's cache.")
     tokenizer_path: str | None = arg(None, "Folder or name of the tokenizer, if it is not the model's.")
+    tokenizer_mode: str = arg("auto", "Which kind of tokenizer is loaded: transformers has one of each.", choices=("auto",))
+    skip_tokenizer_init: bool = arg(
+        False, "Run without a tokenizer: requests bring input_ids, replies hold output_ids; what needs a text is refused."
+    )
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
+    model_impl: str = arg("auto", "Whose code the model runs: jaxserve's.", choices=("auto",))
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
     dtype: str = arg(
         "auto",
@@ -67,7 +80,7 @@ class ServerArgs:
     )
     context_length: int | None = arg(None, "Longest sequence; default: the model's max_position_embeddings.")
     trust_remote_code: bool = arg(False, "Allow a tokenizer that brings its own Python code.")
-    json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.")
+    json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.", is_json=True)
     weight_version: str = arg("default", "A label for the weights, returned in meta_info.")
     chat_template: str | None = arg(None, "Jinja chat template file to use instead of the tokenizer's.")
     reasoning_parser: str | None = arg(
@@ -115,7 +128,7 @@ class ServerArgs:
         "Sampling defaults for chat: the model's generation_config.json or OpenAI's.",
         choices=("model", "openai"),
     )
-    preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.")
+    preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.", is_json=True)
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
     logprobs_after_temperature: bool = arg(
         False,
@@ -284,7 +297,7 @@ class ServerArgs:
             raise ValueError(f"{_flag(name)} must be {rule}; got {value!r}.")
 
     def _check_json(self) -> None:
-        for name in ("json_model_override_args", "preferred_sampling_params"):
+        for name in (field.name for field in dataclasses.fields(self) if field.metadata["is_json"]):
             text = getattr(self, name)
             try:
                 ok = text is None or isinstance(json.loads(text), dict)
@@ -296,17 +309,12 @@ class ServerArgs:
     @staticmethod
     def of(options: Mapping[str, Any]) -> ServerArgs:
         """With options under any of their names. ValueError for one that is unknown or given twice."""
-        known = {field.name for field in dataclasses.fields(ServerArgs)}
-        given: dict[str, Any] = {}
-        for name, value in options.items():
-            field = ALIASES.get(name, name)
-            if field not in known:
-                close = difflib.get_close_matches(name, [*known, *ALIASES], 1)
-                raise ValueError(f"There is no option {name}." + (f" Did you mean {close[0]}?" if close else ""))
-            if field in given:
-                raise ValueError(f"{field} is given twice, also as {name}.")
-            given[field] = value
-        return ServerArgs(**given)
+        return ServerArgs(**by_field(options))
+
+    @property
+    def follows_grammars(self) -> bool:
+        """Requests may constrain their output."""
+        return self.grammar_backend != "none" and not self.skip_tokenizer_init
 
     @property
     def effective_tokenizer_path(self) -> str:
@@ -323,6 +331,21 @@ class ServerArgs:
         """All options for /server_info, without the secrets."""
         secret = {"api_key", "admin_api_key"}
         return {k: "***" if k in secret and v else v for k, v in dataclasses.asdict(self).items()}
+
+
+def by_field(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under any of their names, by those of ServerArgs' fields. ValueError for one that is unknown or given twice."""
+    known = {field.name for field in dataclasses.fields(ServerArgs)}
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        field = ALIASES.get(name, name)
+        if field not in known:
+            close = difflib.get_close_matches(name, [*known, *ALIASES], 1)
+            raise ValueError(f"There is no option {name}." + (f" Did you mean {close[0]}?" if close else ""))
+        if field in given:
+            raise ValueError(f"{field} is given twice, also as {name}.")
+        given[field] = value
+    return given
 
 
 def _flag(name: str) -> str:

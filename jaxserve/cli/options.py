@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from jaxserve.cli.config_file import ConfigFile
 from jaxserve.config import ALIASES, ServerArgs
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,7 +24,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 HTTP_ONLY = frozenset(
     ("served_model_name", "host", "port", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
      "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
-     "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage",
+     "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage", "skip_tokenizer_init",
      "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
 )  # fmt: skip
 
@@ -58,6 +60,10 @@ def server_options(without: Collection[str] = (), defaults: Mapping[str, Any] | 
         for field in dataclasses.fields(ServerArgs)
         if field.name not in without
     ]
+
+    help_text = "YAML file of options (page-size: 64); what the command line says wins."
+    config = ConfigFile(without)
+    options.append(click.option("--config", type=config, multiple=True, is_eager=True, expose_value=False, help=help_text))
 
     def decorate(command: F) -> F:
         for option in reversed(options):
@@ -113,8 +119,10 @@ def server_args(options: dict[str, Any], model: str | None = None) -> ServerArgs
 
 
 def one_model(model: str | None, model_path: str) -> str:
-    """The model, named as an argument or with --model-path. Raises click.UsageError unless there is just one."""
-    if model is not None and model_path not in ("", model):
+    """The model, named as an argument, with --model-path or in a file. Raises click.UsageError unless there is just one."""
+    context = click.get_current_context(silent=True)
+    source = context.get_parameter_source("model_path") if context else None
+    if model is not None and source is not ParameterSource.DEFAULT_MAP and model_path not in ("", model):
         raise click.UsageError(f"Two models are named: {model!r} and --model-path {model_path!r}.")
     if not (model or model_path):
         raise click.UsageError("A model is needed: a folder, a name on the Hugging Face Hub, or demo, the built-in model.")

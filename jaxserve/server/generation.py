@@ -75,10 +75,10 @@ class Generation:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, req: GenerateReqInput, sink: ChunkSink, tokenizer: Tokenizer, limits: ModelLimits
+        self, req: GenerateReqInput, sink: ChunkSink, tokenizer: Tokenizer | None, limits: ModelLimits
     ) -> AsyncIterator[None]:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
-        runs."""
+        runs. The tokenizer is needed for prompts that are texts."""
         check_shape(req, limits)
         sets = pattern_sets(req)
         call = LiveCall(sink, req.num_sequences, received_s=time.time(), log_end=self._log_requests)
@@ -88,6 +88,7 @@ class Generation:
                 await self._lanes.run(_CHARS_PER_PATTERN_SET * len(sets), functools.partial(check_patterns, sets))
             prompts = req.input_ids
             if prompts is None:
+                assert tokenizer is not None, "texts need a tokenizer"
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)
             req.prompt_ids = await _check_prompts(prompts, limits)
             await self._send_request(req, sequences, limits)

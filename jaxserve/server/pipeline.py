@@ -76,8 +76,7 @@ class Pipeline:
 
     def _load_tokenizer(self) -> None:
         assert self._paths is not None, "start comes first"
-        self.manager.load_tokenizer(hide_torch=self._hide_torch)
-        hand_over(self.manager.tokenizer, self._paths.folder)
+        hand_over(self.manager.load_tokenizer(hide_torch=self._hide_torch), self._paths.folder)
 
     async def _warm_up(self) -> None:
         """One token through every process, before anybody is told that they work."""

@@ -47,6 +47,7 @@ class ModelLimits:
     max_top_logprobs: int
     allow_auto_truncate: bool
     follows_grammars: bool = True
+    makes_text: bool = True  # there is a tokenizer
     max_running: int = 0  # sequences at once
     max_queued: int | None = None  # that wait; None: no limit
 
@@ -57,6 +58,7 @@ class ModelLimits:
         max_top_logprobs: int,
         allow_auto_truncate: bool,
         follows_grammars: bool,
+        makes_text: bool,
         max_queued: int | None,
     ) -> ModelLimits:
         return ModelLimits(
@@ -66,6 +68,7 @@ class ModelLimits:
             max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
             allow_auto_truncate=allow_auto_truncate,
             follows_grammars=follows_grammars,
+            makes_text=makes_text,
             max_running=info["max_rows"],
             max_queued=max_queued,
         )
@@ -109,6 +112,8 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
             params.verify(limits.vocab_size)
         except ValueError as error:
             raise RequestError(str(error), param=str(error).split(" ", 1)[0]) from error
+        if not limits.makes_text:
+            _check_needs_no_text(params)
         if params.grammar is not None and not limits.follows_grammars:
             kind = params.grammar.kind
             raise RequestError(f"{kind} is not available: this server runs with --grammar-backend none.", param=kind)
@@ -122,6 +127,17 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params, distinct_options)
     _check_params_size(req.sampling_params, distinct_params)
+
+
+def _check_needs_no_text(params: SamplingParams) -> None:
+    for name in ("stop", "stop_regex", *GRAMMAR_KINDS):
+        if getattr(params, name):
+            raise without_tokenizer(name, param=name)
+
+
+def without_tokenizer(what: str, param: str | None = None) -> RequestError:
+    message = f"{what} needs a tokenizer, and this server runs without one (--skip-tokenizer-init): send input_ids."
+    return RequestError(message, param=param)
 
 
 def _check_options(options: PromptOptions, limits: ModelLimits) -> None:

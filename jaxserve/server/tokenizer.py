@@ -76,6 +76,18 @@ class RustDecoder:
         return bytes_of
 
 
+class NoText:
+    """Of a server without a tokenizer."""
+
+    def decode_batch(
+        self, batch: list[list[int]], *, skip_special_tokens: bool = True, spaces_between: bool = True
+    ) -> list[str]:
+        return [""] * len(batch)
+
+    def token_bytes(self, *, skip_special_tokens: bool) -> Callable[[int], bytes] | None:
+        return lambda token_id: b""
+
+
 class PythonDecoder:
     """Decodes with transformers: for tokenizers written in Python, and for those that tidy up spaces afterwards."""
 

@@ -43,7 +43,7 @@ from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
-from jaxserve.server.request_checks import ModelLimits, encode_prompt
+from jaxserve.server.request_checks import ModelLimits, encode_prompt, without_tokenizer
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
@@ -111,16 +111,18 @@ class TokenizerManager:
     def _end_turn(self) -> None:
         self._generation.release()
 
-    def load_tokenizer(self, *, hide_torch: bool) -> None:
-        """Blocking; may run in a thread. Raises ValueError with a sentence for the user."""
+    def load_tokenizer(self, *, hide_torch: bool) -> Tokenizer | None:
+        """Blocking; may run in a thread. Raises ValueError with a sentence for the user. None: there is to be none."""
         args = self.args
-        self._tokenizer = Tokenizer.load(
-            args.effective_tokenizer_path,
-            trust_remote_code=args.trust_remote_code,
-            chat_template=args.chat_template,
-            hide_torch=hide_torch,
-        )
         self.generation_defaults = generation_defaults(args.model_path)
+        if not args.skip_tokenizer_init:
+            self._tokenizer = Tokenizer.load(
+                args.effective_tokenizer_path,
+                trust_remote_code=args.trust_remote_code,
+                chat_template=args.chat_template,
+                hide_torch=hide_torch,
+            )
+        return self._tokenizer
 
     def set_model(self, scheduler_info: dict[str, Any]) -> None:
         """What the scheduler said with its WorkerReady."""
@@ -128,7 +130,8 @@ class TokenizerManager:
             scheduler_info,
             max_top_logprobs=self.args.max_top_logprobs,
             allow_auto_truncate=self.args.allow_auto_truncate,
-            follows_grammars=self.args.grammar_backend != "none",
+            follows_grammars=self.args.follows_grammars,
+            makes_text=not self.args.skip_tokenizer_init,
             max_queued=self.args.max_queued_requests,
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
@@ -172,6 +175,9 @@ class TokenizerManager:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """Raises RequestError while there is none."""
+        if self.args.skip_tokenizer_init:
+            raise without_tokenizer("A text")
         if self._tokenizer is None:
             raise _unavailable("The server is starting.")
         return self._tokenizer
@@ -225,7 +231,8 @@ class TokenizerManager:
         Leaving aborts what still runs. `before_ready` is for the warm-up request."""
         if not before_ready and self.status != "ready":
             raise self._closed()
-        return self._generation.stream(req, sink, self.tokenizer, self.limits)
+        tokenizer = None if req.prompts is None else self.tokenizer
+        return self._generation.stream(req, sink, tokenizer, self.limits)
 
     def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]:
         """The chunks of all sequences as they come, for a reader on the loop: see `pulled`."""
