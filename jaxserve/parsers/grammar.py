@@ -27,6 +27,12 @@ def arguments(tool: Tool) -> Node:
     return schema(schema_of(tool))
 
 
+def standalone(json_schema: Any, around: dict[str, Any]) -> Any:
+    """The schema of one argument, with the definitions that it may refer to."""
+    definitions = {word: around[word] for word in ("$defs", "definitions") if word in around}
+    return {**definitions, **json_schema} if isinstance(json_schema, dict) else json_schema
+
+
 def const(text: str) -> Node:
     return {"type": "const_string", "value": text}
 

@@ -12,9 +12,9 @@ import pytest
 from scheduler_harness import Harness, prompt_of
 
 from jaxserve.demo import demo_model_path
-from jaxserve.grammar import GrammarCompiler
+from jaxserve.grammar import GrammarCompiler, Matcher, ThinkingMatcher
 from jaxserve.scheduler import prefill_adder
-from jaxserve.types import Grammar
+from jaxserve.types import Grammar, Thinking
 
 VOCAB_SIZE, EOS = 2048, 2046
 GRAMMARS = (
@@ -34,6 +34,9 @@ def compiler() -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
+THINKING = (Thinking(None, "e"), Thinking(None, "he"), Thinking("t", "in"), Thinking("<tool_call>", " a"))
+
+
 def alone(harness: Harness, compiler: GrammarCompiler, rid: str) -> list[int]:
     """What the request must be answered with, computed token by token."""
     message = harness.sent[rid]
@@ -41,7 +44,11 @@ def alone(harness: Harness, compiler: GrammarCompiler, rid: str) -> list[int]:
     grammar = sampling.grammar
     if grammar is None:
         return harness.expected(rid)
-    matcher = compiler.submit(grammar).result().matcher()
+    matcher: Matcher | ThinkingMatcher
+    if message.thinking is None:
+        matcher = compiler.submit(grammar).result().matcher()
+    else:
+        matcher = compiler.submit_behind(message.thinking, grammar).result().matcher()
     history, mask = message.input_ids.tolist(), np.zeros(-(-VOCAB_SIZE // 32), np.int32)
     seed = 0 if sampling.is_greedy else sampling.sampling_seed
     assert seed is not None and sampling.max_new_tokens is not None
@@ -50,7 +57,13 @@ def alone(harness: Harness, compiler: GrammarCompiler, rid: str) -> list[int]:
         matcher.fill_mask(mask)
         token = harness.runner._next_token(np.array(history + out, np.int32), seed, mask)
         out.append(token)
-        assert matcher.accept(token)
+        if token == EOS:
+            break
+        if not matcher.accept(token):  # it shares a token with the end of thinking
+            finish = harness.answer(rid).finish
+            assert finish is not None and finish.status_code == 400
+            break
+        matcher = matcher.current
     return out
 
 
@@ -78,15 +91,19 @@ def test_a_crowd_of_constrained_and_free_requests(
     for i in range(40):
         grammar = rng.choice((None, *GRAMMARS))
         sampling = {} if grammar is None else {grammar.kind: grammar.text}
+        thinking = None if grammar is None else rng.choice((None, *THINKING))
         if rng.random() < 0.5:
             sampling |= {"temperature": 1.5, "sampling_seed": i}
-        harness.submit(prompt_of(rng.randint(1, 60), i % 5), rng.choice([3, 60]), return_logprob=i % 4 == 0, **sampling)
+        prompt, max_new = prompt_of(rng.randint(1, 60), i % 5), rng.choice([3, 60])
+        harness.submit(prompt, max_new, return_logprob=i % 4 == 0, thinking=thinking, **sampling)
         harness.turn(rng.randint(0, 3))
     run_until_answered(harness)
     for rid in harness.sent:
         answer = harness.answer(rid)
-        assert answer.finish is not None and answer.finish.type != "abort", answer.finish
-        assert answer.token_ids == alone(harness, compiler, rid), rid
+        expected = alone(harness, compiler, rid)
+        assert answer.finish is not None
+        assert answer.finish.type != "abort" or harness.sent[rid].thinking is not None, answer.finish
+        assert answer.token_ids == expected, rid
     state = harness.scheduler.internal_state()
     assert state["num_retractions"] > 0
     assert state["num_grammar_queue_reqs"] == 0
