@@ -167,8 +167,9 @@ class Generation:
         limits: ModelLimits,
     ) -> None:
         """One message for each part, with one entry per prompt in it."""
-        prompts = req.prompt_ids
-        rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, prompts, strict=True)]
+        prompts, cut = req.prompt_ids, req.cuts_new_tokens
+        pairs = zip(req.sampling_params, prompts, strict=True)
+        rooms = [fit_new_tokens(params, len(ids), limits, cut=cut) for params, ids in pairs]
         if self._log_requests:
             rids, lens = [s.rid for s in sequences], [len(ids) for ids in prompts]
             logger.info("Request %s: prompts of %s tokens, %s", rids, lens, req.sampling_params[0])

@@ -296,13 +296,13 @@ def _too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -
     return RequestError(f"The input ({count}) is longer than {limit}", code="context_length_exceeded")
 
 
-def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:
-    """max_new_tokens for this prompt: what was asked for, or what the context has room for."""
+def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits, *, cut: bool = False) -> int:
+    """max_new_tokens for this prompt: what was asked for, or what the context has room for. `cut`: too many are no error."""
     room = limits.context_len - prompt_len
     if params.max_new_tokens is None:
         return room
     if params.max_new_tokens > room:
-        if not limits.allow_auto_truncate:
+        if not (cut or limits.allow_auto_truncate):
             total = prompt_len + params.max_new_tokens
             raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of {limits.context_len} tokens: "

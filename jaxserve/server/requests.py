@@ -90,6 +90,8 @@ class GenerateReqInput:
     options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
     stream: bool = False
     thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
+    # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
+    cuts_new_tokens: bool = False
     is_health_check: bool = False
     prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)  # int32, of each prompt, once they are tokenized
 
