@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import logging
 import os
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from jaxserve.messages import (
     Sample,
     TokenizedGenerateReqInput,
 )
+from jaxserve.server.journal.journal import Journal
 from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
 from jaxserve.server.request_checks import (
     ModelLimits,
@@ -46,8 +46,6 @@ from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.types import FinishReason
 
-logger = logging.getLogger(__name__)
-
 # Texts of a batch that a thread tokenizes together.
 _TEXT_CHARS_PER_PART = 64 * 1024
 # A batch is checked, sent and aborted in parts of so many sequences, each some milliseconds of work; between them the loop, and
@@ -61,11 +59,11 @@ _ABORTED = FinishReason.abort("The request was aborted.")
 
 
 class Generation:
-    def __init__(self, send: Callable[[Message], None], lanes: TextLanes, *, log_requests: bool) -> None:
+    def __init__(self, send: Callable[[Message], None], lanes: TextLanes, journal: Journal) -> None:
         """`send` reaches the scheduler; what it is given arrives in that order."""
         self._lanes = lanes
         self._send = send
-        self._log_requests = log_requests
+        self._journal = journal
         self._live = LiveTable()
 
     @property
@@ -81,8 +79,12 @@ class Generation:
         runs. The tokenizer is needed for prompts that are texts."""
         check_shape(req, limits)
         sets = pattern_sets(req)
-        call = LiveCall(sink, req.num_sequences, received_s=time.time(), log_end=self._log_requests)
-        sequences = self._register(req, call)
+        received_s, rids = time.time(), self._free_rids(req)
+        sink = self._journal.open(req, rids, received_s, sink)
+        call = LiveCall(sink, req.num_sequences, received_s=received_s)
+        sequences = [LiveSequence(rid, index, call) for index, rid in enumerate(rids)]
+        for sequence in sequences:
+            self._live.add(sequence)
         try:
             if sets:
                 await self._lanes.run(_CHARS_PER_PATTERN_SET * len(sets), functools.partial(check_patterns, sets))
@@ -90,10 +92,14 @@ class Generation:
             if prompts is None:
                 assert tokenizer is not None, "texts need a tokenizer"
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)
-            await self._send_request(req, sequences, await _check_prompts(prompts, limits), limits)
+            checked = await _check_prompts(prompts, limits)
+            rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, checked, strict=True)]
+            self._journal.accepted(sink, [len(ids) for ids in checked])
+            await self._send_request(req, sequences, checked, rooms)
             yield
         finally:
             self._leave(sequences)
+            self._journal.close_request(sink)
 
     def receive(self, out: BatchStrOut, *, hold: bool = False) -> None:
         """`hold`: its chunks wait for `release`."""
@@ -109,12 +115,16 @@ class Generation:
         for sequence in self._live.unsent(rid_prefix):
             sequence.aborted = True
 
+    def ages(self) -> list[tuple[str, float]]:
+        """The rids of what has not ended, and for how many seconds each has been here."""
+        return self._live.ages()
+
     def end_all(self, reason: FinishReason) -> None:
         """From this side: nobody will send their last chunks any more."""
         self._live.end_all(reason)
 
-    def _register(self, req: GenerateReqInput, call: LiveCall) -> list[LiveSequence]:
-        """Takes the rids, before anything is awaited: from here on a second request of one of them is refused."""
+    def _free_rids(self, req: GenerateReqInput) -> list[str]:
+        """Of the sequences. They are taken before anything is awaited: then a second request of one of them is refused."""
         bases = req.rids if req.rids is not None else _draw_rids(req)
         n = req.num_samples
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
@@ -124,23 +134,16 @@ class Generation:
         if len(set(rids)) < len(rids):
             twice = next(rid for rid, count in Counter(rids).items() if count > 1)
             raise RequestError(f"Duplicate request ID: the rids of a request must differ, {twice!r} comes twice.", param="rid")
-        sequences = [LiveSequence(rid, index, call) for index, rid in enumerate(rids)]
-        for sequence in sequences:
-            self._live.add(sequence)
-        return sequences
+        return rids
 
     async def _send_request(
         self,
         req: GenerateReqInput,
         sequences: list[LiveSequence],
         prompts: list[np.ndarray],
-        limits: ModelLimits,
+        rooms: list[int],
     ) -> None:
-        """One message for each part, with one entry per prompt in it."""
-        rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, prompts, strict=True)]
-        if self._log_requests:
-            rids, lens = [s.rid for s in sequences], [len(ids) for ids in prompts]
-            logger.info("Request %s: prompts of %s tokens, %s", rids, lens, req.sampling_params[0])
+        """One message for each part, with one entry per prompt in it. `rooms`: new tokens that each prompt leaves room for."""
         for first in range(0, len(sequences), SEQUENCES_PER_PART):
             if first:
                 await asyncio.sleep(0)
