@@ -13,6 +13,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxserve.parsers.reasoning import REASONING_FORMATS
+from jaxserve.parsers.tools import TOOL_FORMATS
+
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
 DTYPES = ("auto", "float32", "bfloat16")
@@ -80,6 +83,14 @@ class ServerArgs:
     json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.", is_json=True)
     weight_version: str = arg("default", "A label for the weights, returned in meta_info.")
     chat_template: str | None = arg(None, "Jinja chat template file to use instead of the tokenizer's.")
+    reasoning_parser: str | None = arg(
+        None,
+        "How the model marks its thinking, which chat then answers apart from the content; default: it stays in the text.",
+        choices=tuple(REASONING_FORMATS),
+    )
+    tool_call_parser: str | None = arg(
+        None, "How the model calls tools; default: chat takes no tools.", choices=tuple(TOOL_FORMATS)
+    )
 
     # --- HTTP server
     host: str = arg("127.0.0.1", "Address to listen on.")
@@ -138,6 +149,12 @@ class ServerArgs:
     )
     preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.", is_json=True)
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
+    logprobs_after_temperature: bool = arg(
+        False,
+        "Logprobs of generated tokens and their alternatives after penalties, biases, grammars and temperature, as SGLang's "
+        "are; else they are the model's own.",
+    )
+    enable_return_hidden_states: bool = arg(False, "Let requests ask for hidden states (return_hidden_states).")
     warmup: str = arg(
         "auto",
         "Say ready with all programs compiled (full), or with those that serve anything while the rest is compiled (early); "
@@ -199,10 +216,15 @@ class ServerArgs:
     # --- constrained output
     grammar_backend: str = arg(
         "llguidance",
-        "What follows json_schema, regex and ebnf; none: such requests are refused.",
+        "What follows json_schema, regex, ebnf and structural_tag; none: such requests are refused.",
         choices=GRAMMAR_BACKENDS,
     )
     grammar_compile_timeout_s: float = arg(10.0, "Answer 400 to a grammar that takes longer than this to compile.")
+
+    constrained_json_whitespace_pattern: str | None = arg(
+        None, "Regular expression for white space where JSON allows it; default: up to 32 blanks, tabs and line ends."
+    )
+    constrained_json_disable_any_whitespace: bool = arg(False, "No white space between the parts of constrained JSON.")
 
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
@@ -234,6 +256,7 @@ class ServerArgs:
         if self.speculative_num_draft_tokens is not None and self.speculative_algorithm is None:
             raise ValueError("--speculative-num-draft-tokens needs --speculative-algorithm.")
         self._check_browsers_and_keys()
+        self._check_white_space()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
         for name in ("ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"):
@@ -249,6 +272,19 @@ class ServerArgs:
         for origin in [] if self.allowed_origins is None else self.allowed_origins.split(","):
             if not _ORIGIN.fullmatch(origin.strip()):
                 raise ValueError(f"--allowed-origins holds scheme://host or scheme://host:port, or *; got {origin!r}.")
+
+    def _check_white_space(self) -> None:
+        pattern = self.constrained_json_whitespace_pattern
+        if pattern is None:
+            return
+        if self.constrained_json_disable_any_whitespace:
+            raise ValueError(
+                "--constrained-json-whitespace-pattern has no effect with --constrained-json-disable-any-whitespace."
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"--constrained-json-whitespace-pattern must be a regular expression: {error}.") from error
 
     def _check_ranges(self) -> None:
         at_least_one = (

@@ -12,7 +12,8 @@ ROOT = pathlib.Path(jaxserve.__file__).parent
 # What each part of the package may import from jaxserve. Top-level modules count as packages of their own.
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
-    "config": set(),
+    "parsers": set(),
+    "config": {"parsers"},
     "demo": set(),
     "progress": set(),
     "text": set(),
@@ -30,14 +31,14 @@ ALLOWED: dict[str, set[str]] = {
     "executor": {"config", "types", "runner", "kernels", "models", "progress"},
     "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache", "grammar", "text"},
     "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "scheduler", "executor", "grammar",
-               "progress", "text"},
+               "parsers", "progress", "text"},
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor", "progress"},
     "__main__": {"cli"},
     "__init__": {"config", "cuda_toolkit", "types", "server"},
 }  # fmt: skip
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "scheduler", "text"}
+WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "parsers", "scheduler", "text"}
 
 
 def modules() -> list[pathlib.Path]:

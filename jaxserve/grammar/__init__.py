@@ -12,12 +12,14 @@ from jaxserve.grammar.compiler import GrammarCompiler, GrammarFuture
 from jaxserve.grammar.errors import GrammarError
 from jaxserve.grammar.masks import MaskFiller
 from jaxserve.grammar.matcher import CompiledGrammar, Matcher
+from jaxserve.grammar.setup import JsonStyle
 
 __all__ = [
     "CompiledGrammar",
     "GrammarCompiler",
     "GrammarError",
     "GrammarFuture",
+    "JsonStyle",
     "MaskFiller",
     "Matcher",
 ]

@@ -15,14 +15,13 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from llguidance import LLTokenizer
-
 from jaxserve.grammar.errors import GrammarError, NotCompiledError
 from jaxserve.grammar.lane import Lane
 from jaxserve.grammar.matcher import CompiledGrammar
 from jaxserve.grammar.prototype import compile_prototype
-from jaxserve.grammar.tokenizer import build_tokenizer
-from jaxserve.grammar.trial import TrialProcess, Vocabulary
+from jaxserve.grammar.setup import JsonStyle, Setup
+from jaxserve.grammar.tokenizer import GrammarTokenizer, build_tokenizer
+from jaxserve.grammar.trial import TrialProcess
 from jaxserve.types import Grammar
 
 logger = logging.getLogger(__name__)
@@ -88,15 +87,21 @@ class GrammarCompiler:
     """Costs nothing until the first grammar comes. `submit` belongs to one thread."""
 
     def __init__(
-        self, tokenizer_json: str | None, vocab_size: int, eos_token_ids: Sequence[int], *, timeout_s: float = 10.0
+        self,
+        tokenizer_json: str | None,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        json_style: JsonStyle = JsonStyle(),
+        timeout_s: float = 10.0,
     ) -> None:
         """`tokenizer_json`: the tokenizer as the tokenizers library writes it; None if there is none of that kind.
         `vocab_size`: the model's, which may be larger than the tokenizer's."""
-        self._vocabulary = Vocabulary(tokenizer_json or "", vocab_size, tuple(eos_token_ids))
-        self._first = Lane("grammar", TrialProcess(self._vocabulary, min(_FIRST_LANE_S, timeout_s)))
-        self._second = Lane("slow grammar", TrialProcess(self._vocabulary, timeout_s))
+        self._setup = Setup(tokenizer_json or "", vocab_size, tuple(eos_token_ids), json_style)
+        self._first = Lane("grammar", TrialProcess(self._setup, min(_FIRST_LANE_S, timeout_s)))
+        self._second = Lane("slow grammar", TrialProcess(self._setup, timeout_s))
         self._cache: collections.OrderedDict[Grammar, _Compilation] = collections.OrderedDict()
-        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer: GrammarTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
 
     def submit(self, grammar: Grammar) -> GrammarFuture:
@@ -142,23 +147,22 @@ class GrammarCompiler:
     def _compile(self, grammar: Grammar, lane: Lane) -> CompiledGrammar:
         tokenizer = self._get_tokenizer(grammar)
         lane.trial.check(grammar)
-        prototype = compile_prototype(tokenizer, grammar)
-        eos = self._vocabulary.eos_token_ids
+        prototype = compile_prototype(tokenizer, grammar, self._setup.json_style)
+        eos, ll = tokenizer.eos_token_ids, tokenizer.ll
         return CompiledGrammar(
             prototype,
-            frozenset(eos),
-            text_eos_token_ids=[token for token in eos if not tokenizer.is_special_token(token)],
-            hidden_token_ids=[token for token in tokenizer.eos_tokens if token not in eos],
+            eos,
+            text_eos_token_ids=[token for token in eos if not ll.is_special_token(token)],
+            hidden_token_ids=[token for token in ll.eos_tokens if token not in eos],
         )
 
-    def _get_tokenizer(self, grammar: Grammar) -> LLTokenizer:
-        vocabulary = self._vocabulary
-        if not vocabulary.tokenizer_json:
+    def _get_tokenizer(self, grammar: Grammar) -> GrammarTokenizer:
+        if not self._setup.tokenizer_json:
             raise GrammarError(
                 f"{grammar.kind} needs a fast tokenizer (one that the tokenizers library can load), "
                 "and this server runs without one."
             )
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = build_tokenizer(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_token_ids)
+                self._tokenizer = build_tokenizer(self._setup)
             return self._tokenizer

@@ -32,6 +32,10 @@ class ReasoningFormat(Protocol):
     def begin(self) -> str | None:
         """The tag before thinking, where the model writes it itself."""
 
+    @property
+    def keeps_special_tokens(self) -> bool:
+        """Whether tags are special tokens, which must then be part of the text."""
+
     def is_open(self, prompt_tail: str) -> bool:
         """Whether the message begins inside thinking, from the end of the prompt's text."""
 

@@ -92,10 +92,10 @@ class Generation:
             if prompts is None:
                 assert tokenizer is not None, "texts need a tokenizer"
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)
-            checked = await _check_prompts(prompts, limits)
-            rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, checked, strict=True)]
-            self._journal.accepted(sink, [len(ids) for ids in checked])
-            await self._send_request(req, sequences, checked, rooms)
+            req.prompt_ids = await _check_prompts(prompts, limits)
+            rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, req.prompt_ids, strict=True)]
+            self._journal.accepted(sink)
+            await self._send_request(req, sequences, rooms)
             yield
         finally:
             self._leave(sequences)
@@ -140,10 +140,10 @@ class Generation:
         self,
         req: GenerateReqInput,
         sequences: list[LiveSequence],
-        prompts: list[np.ndarray],
         rooms: list[int],
     ) -> None:
         """One message for each part, with one entry per prompt in it. `rooms`: new tokens that each prompt leaves room for."""
+        prompts = req.prompt_ids
         for first in range(0, len(sequences), SEQUENCES_PER_PART):
             if first:
                 await asyncio.sleep(0)
@@ -204,8 +204,12 @@ def _to_scheduler_form(
         stream=req.stream,
         return_logprob=options.return_logprob,
         top_logprobs_num=options.top_logprobs_num if options.return_logprob else 0,
+        logprob_start_len=options.logprob_start_len if options.return_logprob else -1,
+        token_ids_logprob=list(options.token_ids_logprob) if options.return_logprob and options.token_ids_logprob else None,
+        return_hidden_states=options.return_hidden_states,
         priority=options.priority,
         extra_key=cache_namespace(options.extra_key, options.cache_salt),
+        thinking=req.thinking,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],

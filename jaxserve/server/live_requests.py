@@ -12,7 +12,7 @@ import dataclasses
 import time
 from typing import Any
 
-from jaxserve.messages import BatchStrOut, OutputLogprobs, RequestTimes
+from jaxserve.messages import BatchStrOut, InputLogprobs, RequestTimes, TokenLogprobs
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.types import FinishReason
@@ -84,6 +84,7 @@ class LiveTable:
         `hold`: until `release`, since more of the same is about to follow.
         """
         live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
+        has_more = bool(out.input_logprobs or out.hidden_states)
         token_ids = out.token_ids.tolist()
         rows = zip(
             out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
@@ -100,6 +101,10 @@ class LiveTable:
             logprobs = _token_logprobs(ids, all_logprobs[i]) if i in all_logprobs else []
             meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
+            if has_more:
+                chunk.hidden_states = out.hidden_states.get(i)
+                if i in out.input_logprobs:
+                    chunk.input_logprobs = _input_logprobs(out.input_logprobs[i])
             if hold:
                 self._hold(call, chunk)
             else:
@@ -131,15 +136,22 @@ class LiveTable:
             self.end(sequence, reason)
 
 
-def _token_logprobs(ids: list[int], logprobs: OutputLogprobs) -> list[TokenLogprob]:
-    values = logprobs.logprobs.tolist()
-    if logprobs.top_ids is None or logprobs.top_logprobs is None:
-        return [TokenLogprob(token, value, []) for token, value in zip(ids, values, strict=True)]
-    tops = zip(logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True)
-    return [
-        TokenLogprob(token, value, list(zip(top_ids, top_values, strict=True)))
-        for token, value, (top_ids, top_values) in zip(ids, values, tops, strict=True)
-    ]
+def _token_logprobs(ids: list[int], logprobs: TokenLogprobs) -> list[TokenLogprob]:
+    entries = [TokenLogprob(token, value, []) for token, value in zip(ids, logprobs.logprobs.tolist(), strict=True)]
+    if logprobs.top_ids is not None and logprobs.top_logprobs is not None:
+        tops = zip(logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True)
+        for entry, (top_ids, top_values) in zip(entries, tops, strict=True):
+            entry.top = list(zip(top_ids, top_values, strict=True))
+    if logprobs.id_logprobs is not None:
+        for entry, values in zip(entries, logprobs.id_logprobs.tolist(), strict=True):
+            entry.id_logprobs = values
+    return entries
+
+
+def _input_logprobs(logprobs: InputLogprobs) -> list[TokenLogprob]:
+    """An aborted request may have fewer than tokens."""
+    first, *others = [*logprobs.token_ids[: len(logprobs.logprobs.logprobs) + 1].tolist()] or [None]
+    return [] if first is None else [TokenLogprob(first, None, []), *_token_logprobs(others, logprobs.logprobs)]
 
 
 def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens: int) -> dict[str, Any]:

@@ -30,6 +30,7 @@ _MAX_RID_CHARS = 512  # it is repeated in every event and log line
 _MOST_PATTERN_SETS = 32
 _MOST_PARAMS_CHARS = 64 * 1024 * 1024
 _SEED_RANGE = 1 << 64
+_MOST_TOKEN_IDS_LOGPROB = 1024  # at every place
 _LARGEST_INT32 = 2**31 - 1
 
 T = TypeVar("T")
@@ -145,9 +146,17 @@ def _check_options(options: PromptOptions, limits: ModelLimits) -> None:
             f"top_logprobs_num must be in [0, {limits.max_top_logprobs}], got {options.top_logprobs_num}.",
             param="top_logprobs_num",
         )
-    if options.return_logprob and options.logprob_start_len != -1:
-        message = "logprob_start_len must be -1: logprobs of prompt tokens are not supported."
+    if options.logprob_start_len < -1:
+        message = f"logprob_start_len must be -1 (none) or a place in the prompt, got {options.logprob_start_len}."
         raise RequestError(message, param="logprob_start_len")
+    token_ids = options.token_ids_logprob or ()
+    if len(token_ids) > _MOST_TOKEN_IDS_LOGPROB:
+        message = f"token_ids_logprob may hold at most {_MOST_TOKEN_IDS_LOGPROB} tokens, got {len(token_ids)}."
+        raise RequestError(message, param="token_ids_logprob")
+    wrong = next((token for token in token_ids if not 0 <= token < limits.vocab_size), None)
+    if wrong is not None:
+        message = f"token_ids_logprob must hold token ids in [0, {limits.vocab_size}), got {wrong}."
+        raise RequestError(message, param="token_ids_logprob")
     if options.priority is not None and abs(options.priority) > _LARGEST_INT32:
         raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {options.priority}.", param="priority")
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
-from jaxserve.types import FinishReason, SamplingParams
+from jaxserve.messages import HiddenStates
+from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 # HTTP status -> SGLang's name of the error.
 ERR_TYPES = {
@@ -56,6 +58,8 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     return_logprob: bool = False
     top_logprobs_num: int = 0
     logprob_start_len: int = -1
+    token_ids_logprob: tuple[int, ...] | None = None
+    return_hidden_states: bool | Literal["last"] = False
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
@@ -74,7 +78,9 @@ class GenerateReqInput:
     rids: list[str] | None = None  # one per prompt; drawn if absent; sample j of n > 1 gets the suffix _j
     options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
     stream: bool = False
+    thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
     is_health_check: bool = False
+    prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)  # int32, of each prompt, once they are tokenized
 
     def __post_init__(self) -> None:
         if not self.options:
@@ -101,8 +107,9 @@ class GenerateReqInput:
 @dataclasses.dataclass(slots=True)
 class TokenLogprob:
     token_id: int
-    logprob: float
+    logprob: float | None  # None for the first token of a prompt: then there is nothing else either
     top: list[tuple[int, float]]  # (token id, logprob), descending; empty unless top_logprobs_num > 0
+    id_logprobs: list[float] = dataclasses.field(default_factory=list)  # of the request's token_ids_logprob
 
 
 class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequence, and part of no cycle
@@ -119,6 +126,8 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
     finish_reason: FinishReason | None = None
     meta: dict[str, Any] = {}  # last chunk: e2e_latency, queue_time, num_retractions, ...
     weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
+    input_logprobs: list[TokenLogprob] | None = None  # of prompt tokens, once, if they were asked for
+    hidden_states: HiddenStates | None = None  # what the chunk's tokens add to them, if they were asked for
 
 
 def raise_if_failed(chunk: GenerationChunk) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+# How vocabularies of whole characters write single bytes.
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 # Longest token of a vocabulary whose tokens are all shorter: a normalizer may drop some of a text.
 _LEAST_LONGEST_TOKEN = 64
 
@@ -183,6 +186,14 @@ class Tokenizer:
         """`spaces_between` (special tokens) matters to tokenizers written in Python only."""
         return self._decoder.decode_batch(batch, skip_special_tokens=skip_special_tokens, spaces_between=spaces_between)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for, be it a part of a character."""
+        bytes_of = self._decoder.token_bytes(skip_special_tokens=False)
+        if bytes_of is not None:
+            return bytes_of(token_id)
+        byte = _BYTE_TOKEN.fullmatch(str(self.hf.convert_ids_to_tokens(token_id)))
+        return bytes([int(byte[1], 16)]) if byte else self.decode([token_id], skip_special_tokens=False).encode()
+
     def render_chat(
         self,
         messages: list[dict[str, Any]],
@@ -195,18 +206,21 @@ class Tokenizer:
         messages."""
         if not self.hf.chat_template:
             raise ValueError("The model has no chat template; start the server with --chat-template or send a plain prompt.")
+        render = functools.partial(
+            self.hf.apply_chat_template,
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
         try:
-            text: str = self.hf.apply_chat_template(
-                messages,
-                tools=tools or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **kwargs,
-            )
+            return str(render(tools=tools or None))
         except Exception as error:  # whatever a template of the model's author raises for messages it cannot render
+            if tools:  # some take the functions alone
+                with contextlib.suppress(Exception):
+                    return str(render(tools=[tool.get("function", tool) for tool in tools]))
             raise ValueError(f"The chat template cannot render these messages: {error}") from error
-        return text
 
 
 def read_chat_template(path: str) -> str:

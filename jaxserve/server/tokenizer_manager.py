@@ -36,6 +36,7 @@ from jaxserve.messages import (
     WorkerReady,
 )
 from jaxserve.models import generation_defaults
+from jaxserve.parsers.message import message_format
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -211,6 +212,12 @@ class TokenizerManager:
         self.limits.check_num_sequences(num_prompts, n)
 
     @property
+    def thinking_end(self) -> str | None:
+        """The tag with which the model's thinking ends; None: not known."""
+        reasoning = message_format(self.args.reasoning_parser, None).reasoning
+        return None if reasoning is None else reasoning.end
+
+    @property
     def model_info(self) -> dict[str, Any]:
         args, limits = self.args, self._limits
         preferred = args.preferred_sampling_params
@@ -219,6 +226,8 @@ class TokenizerManager:
             "tokenizer_path": args.effective_tokenizer_path,
             "served_model_name": args.effective_served_model_name,
             "is_generation": True,
+            "reasoning_parser": args.reasoning_parser,
+            "tool_call_parser": args.tool_call_parser,
             "preferred_sampling_params": json.loads(preferred) if preferred else None,
             "context_length": limits.context_len if limits else None,
             "vocab_size": limits.vocab_size if limits else None,
@@ -304,6 +313,9 @@ class TokenizerManager:
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.tokenizer.token_bytes(token_id)
 
     def apply_chat_template(
         self,

@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxserve.config import ServerArgs
@@ -36,7 +37,8 @@ def serve(journal: Journal, *, prompt: str | list[int] = LONG, rid: str = "r", f
     else:
         req = GenerateReqInput(input_ids=[prompt], sampling_params=params, options=options)
     sink = journal.open(req, [f"{rid}{j}" if n > 1 else rid for j in range(n)], 1.0, Sink())
-    journal.accepted(sink, [7])
+    req.prompt_ids = [np.zeros(7, np.int32)]
+    journal.accepted(sink)
     for index in range(n):
         sink.push(GenerationChunk(index, rid, "new ", [1], [], 7, 1, 0))
         if finish:

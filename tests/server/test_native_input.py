@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.server.native.request import NativeRequest, build_generate_request
 from jaxserve.server.requests import PromptOptions, RequestError
-from jaxserve.types import Grammar, SamplingParams
+from jaxserve.types import Grammar, SamplingParams, Thinking
 
 
 def build(**body: Any) -> NativeRequest:
@@ -65,7 +65,15 @@ def test_a_schema_may_be_an_object() -> None:
     assert build(text="a", sampling_params={"ebnf": 'root ::= "a"'}).req.sampling_params[0].grammar == Grammar(
         "ebnf", 'root ::= "a"'
     )
+    params = build(text="a", sampling_params={"structural_tag": {"type": "structural_tag"}}).req.sampling_params[0]
+    assert params.grammar == Grammar("structural_tag", '{"type": "structural_tag"}')
     assert build(text="a").req.sampling_params[0].grammar is None
+
+
+def test_thinking_ends_as_the_server_knows() -> None:
+    assert build_generate_request({"text": "a", "require_reasoning": True}, None, "</t>").req.thinking == Thinking(None, "</t>")
+    assert build_generate_request({"text": "a"}, None, "</t>").req.thinking is None
+    assert build(text="a", require_reasoning=False).req.thinking is None
 
 
 def test_the_servers_defaults_stand_below_the_requests() -> None:
@@ -110,6 +118,8 @@ def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
             "json_schema must be JSON: Object",
             "json_schema",
         ),
+        ({"text": "a", "require_reasoning": True}, "require_reasoning is not available: this server", "require_reasoning"),
+        ({"text": "a", "require_reasoning": 1}, "require_reasoning must be true or false", "require_reasoning"),
         ({"text": "a", "sampling_params": {"top_p": "x"}}, "sampling_params.top_p must be a number, got a string.", "top_p"),
         ({"text": "a", "sampling_params": {"n": True}}, "sampling_params.n must be an integer, got a boolean.", "n"),
         ({"text": "a", "sampling_params": {"stop": [1]}}, "sampling_params.stop[0] must be a string", "stop"),

@@ -59,7 +59,7 @@ def test_logs_and_dumps_of_requests_while_the_server_runs(folder: Path) -> None:
     options = {"log_requests": True, "log_requests_level": 0, "log_requests_format": "json", "api_key": "k-1-2-3"}
     options |= {"log_requests_target": ["stdout", str(folder / "logs")], "crash_dump_folder": str(folder / "crash")}
     headers = {"Authorization": "Bearer k-1-2-3"}
-    with serving(folder, step_s=0.01, **options) as server:
+    with serving(folder, step_s=0.05, **options) as server:
         server.wait_for("/ready", 200)
         ask = httpx.Client(base_url=server.url, headers=headers, timeout=60)
         assert ask.post("/generate", json=BODY).status_code == 200
@@ -92,7 +92,8 @@ def test_logs_and_dumps_of_requests_while_the_server_runs(folder: Path) -> None:
 
         long = {**BODY, "rid": "endless", "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "stream": True}
         with ask.stream("POST", "/generate", json=long) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # kept: when it goes, the client leaves
+            next(lines)
             server.process.send_signal(signal.SIGQUIT)
             (crash,) = until(lambda: list((folder / "crash").glob("*/crash_*.jsonl")))
             until(lambda: server.log.count("(most recent call first)") >= 3 and "loop.py" in server.log)

@@ -83,6 +83,17 @@ def test_a_template_file_replaces_the_tokenizers_own(tmp_path: Path) -> None:
     assert tokenizer.render_chat(MESSAGES) == "[Hi]"
 
 
+def test_a_template_may_take_functions_without_their_wrapping(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for t in tools or [] %}{{ t.name or raise_exception('no name') }}{% endfor %}")
+    tokenizer = Tokenizer.load(demo_model_path(), chat_template=str(file))
+    tool = {"type": "function", "function": {"name": "add"}}
+    assert tokenizer.render_chat(MESSAGES, [tool, tool]) == "addadd"
+    assert tokenizer.render_chat(MESSAGES) == ""
+    with pytest.raises(ValueError, match="cannot render these messages: no name"):
+        tokenizer.render_chat(MESSAGES, [{"type": "function", "function": {}}])
+
+
 def test_errors_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tokenizer folder 'nowhere' does not exist"):
         Tokenizer.load("nowhere")
@@ -106,3 +117,17 @@ def test_torch_can_be_hidden_from_transformers() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "transformers' advice about torch is noise here"
+
+
+@pytest.mark.parametrize("text", ["\u00e9\u4f60\U0001f600 plain", " two  spaces"])
+def test_the_bytes_of_tokens_add_up_to_the_text(text: str, tmp_path: Path) -> None:
+    """Of a vocabulary whose tokens may be parts of characters."""
+    tokenizer = Tokenizer.load(str(write_folder(byte_level(), tmp_path)))
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text, add_special_tokens=False))).decode() == text
+
+
+def test_bytes_of_a_vocabulary_of_characters(tmp_path: Path) -> None:
+    """Which has tokens for single bytes."""
+    tokenizer = Tokenizer.load(str(write_folder(sentencepiece_like(), tmp_path)))
+    ids = tokenizer.encode("\U0001f600", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().strip() == "\U0001f600"

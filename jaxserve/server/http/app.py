@@ -16,6 +16,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 
 from jaxserve.config import ServerArgs
+from jaxserve.parsers.message import message_format
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
 from jaxserve.server.http import health
@@ -55,8 +56,14 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     )
     app.state.service = tokenizer_manager
     app.state.args = args
-    app.state.token_texts = TokenTexts(tokenizer_manager.decode)
-    app.state.openai = OpenAIContext(tokenizer_manager, args, app.state.token_texts, started_s=int(time.time()))
+    app.state.token_texts = TokenTexts(tokenizer_manager.decode, tokenizer_manager.token_bytes)
+    app.state.openai = OpenAIContext(
+        tokenizer_manager,
+        args,
+        app.state.token_texts,
+        started_s=int(time.time()),
+        message_format=message_format(args.reasoning_parser, args.tool_call_parser),
+    )
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,

@@ -13,7 +13,8 @@ from jaxserve.server.request_checks import MOST_SAMPLES
 from jaxserve.types import MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_STOP_REGEX_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-_GRAMMAR = f"of up to {MAX_GRAMMAR_BYTES // 1024} KiB; at most one of json_schema, regex and ebnf"
+_JSON = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
+_GRAMMAR = f"of up to {MAX_GRAMMAR_BYTES // 1024} KiB; at most one of json_schema, regex, ebnf and structural_tag"
 
 _SAMPLING_LIMITS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"minimum": 0},
@@ -31,11 +32,13 @@ _SAMPLING_LIMITS: dict[str, dict[str, Any]] = {
     "n": {"minimum": 1, "maximum": MOST_SAMPLES},
     "stream_interval": {"minimum": 1},
     "logit_bias": {"maxProperties": MAX_LOGIT_BIAS},
-    "json_schema": {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]},
+    "json_schema": _JSON,
+    "structural_tag": _JSON,
 }
 
 _OPENAI_LIMITS: dict[str, dict[str, Any]] = {
     **_SAMPLING_LIMITS,
+    "best_of": {"minimum": 1, "maximum": MAX_CHOICES},
     "max_tokens": {"minimum": 1},
     "max_completion_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
@@ -78,6 +81,7 @@ FIELDS: dict[str, str] = {
     "json_schema": f"A JSON schema that the output must match, as an object or a string {_GRAMMAR}.",
     "regex": f"A regular expression that the whole output must match, {_GRAMMAR}.",
     "ebnf": f"A grammar in xgrammar's EBNF that the output must match, {_GRAMMAR}.",
+    "structural_tag": f"A structural tag that the output must match, as an object or a string {_GRAMMAR}.",
     # the request
     "model": 'The served model\'s name, "default" or nothing.',
     "text": "A prompt or a list of prompts; exactly one of text and input_ids.",
@@ -94,19 +98,30 @@ FIELDS: dict[str, str] = {
     "return_logprob": "Tell the logprob of each generated token. Like the next ones: one value, or one for each prompt.",
     "top_logprobs_num": "Tell so many likeliest alternatives of each token, up to --max-top-logprobs; needs return_logprob.",
     "return_text_in_logprobs": "Put the tokens' text beside their ids.",
-    "logprob_start_len": "Only -1 with return_logprob: logprobs of the prompt are not served.",
+    "logprob_start_len": "With return_logprob: tell logprobs of the prompt's tokens from this one on; -1: none of them.",
+    "token_ids_logprob": "With return_logprob: tell the logprobs of these tokens at each place; lists: for each prompt.",
+    "return_hidden_states": "Tell hidden states, of all tokens or the last; needs --enable-return-hidden-states.",
     "top_logprobs": "Tell so many alternatives of each token, up to --max-top-logprobs; needs logprobs.",
     "priority": "Larger goes first, with --enable-priority-scheduling.",
     "extra_key": "Requests share cached prefixes only with those of the same key.",
     "cache_salt": "As extra_key; both may be given.",
+    "require_reasoning": "The output begins with thinking: a grammar applies behind it. Needs --reasoning-parser.",
     "return_token_ids": "Tell the generated token ids.",
     "return_prompt_token_ids": "Tell the prompt's token ids.",
     "return_meta_info": "Tell what meta_info of /generate tells.",
-    "best_of": "Not served; only n is taken.",
+    "best_of": "Draw so many, at least n, and return the n that are likeliest per token; not with stream.",
     "echo": "Begin the text with the prompt.",
-    "tools": "Functions for the chat template; taken with tool_choice none only, as calls are not parsed yet.",
-    "tool_choice": 'Only "none" with tools.',
-    "reasoning_effort": "Given to the chat template.",
+    "suffix": "What follows the text to be filled in, of models that have tokens for this.",
+    "response_format": "What the output must match: json_object, json_schema, structural_tag, or text for anything.",
+    "tools": "Functions that the model may call; how it writes calls, --tool-call-parser says.",
+    "tool_choice": "auto, none, required, a function by its name, or allowed_tools; required and a name do without a parser.",
+    "parallel_tool_calls": "false: at most one call.",
+    "reasoning_effort": "How hard to think: none, minimal, low, medium, high, xhigh, max, or a number in [0, 0.99].",
+    "reasoning": "effort, as reasoning_effort, and enabled.",
+    "thinking": 'Whether to think: {"type": "enabled"} or {"type": "disabled"}.',
+    "separate_reasoning": "Tell thinking as reasoning_content (default true), with --reasoning-parser.",
+    "stream_reasoning": "Stream thinking as it comes (default true), or at once when it is over.",
+    "return_cached_tokens_details": "Tell where cached tokens of the prompt were, as sglext.",
     "continue_final_message": "Go on with the last message instead of answering it.",
     "chat_template_kwargs": "Further values for the chat template.",
     "add_special_tokens": "Add the tokenizer's special tokens (default true for prompts).",

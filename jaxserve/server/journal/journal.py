@@ -91,19 +91,17 @@ class Journal:
         self._open.add(record)
         return record
 
-    def accepted(self, sink: ChunkSink, prompt_lens: list[int]) -> None:
+    def accepted(self, sink: ChunkSink) -> None:
         """The request goes to the scheduler."""
-        if isinstance(sink, RequestRecord):
-            sink.prompt_lens = prompt_lens
-            if self._log is not None:
-                self._log.received(sink)
+        if isinstance(sink, RequestRecord) and self._log is not None:
+            self._log.received(sink)
 
     def close_request(self, sink: ChunkSink) -> None:
         """Nobody waits for it any more; what had not ended then was given up."""
         if not isinstance(sink, RequestRecord):
             return
         self._open.discard(sink)
-        for output in sink.unfinished if sink.prompt_lens else ():
+        for output in sink.unfinished if sink.req.prompt_ids else ():  # else it was refused
             reason = {"type": "abort", "message": "Its client left."}
             output.meta = {"id": output.rid, "finish_reason": reason, "completion_tokens": len(output.token_ids)}
             self._ended(sink, output)

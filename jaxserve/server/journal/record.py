@@ -52,7 +52,6 @@ class RequestRecord:
         """`rids`: of the sequences. `ended` is told of each sequence that ends."""
         self.req = req
         self.received_s = received_s  # Unix time
-        self.prompt_lens: list[int] = []  # once it is tokenized
         self.outputs = [Output(index, rid) for index, rid in enumerate(rids)]
         self._sink = sink
         self._ended = ended

@@ -58,7 +58,7 @@ class RequestLog:
         req = record.req
         about: Describe = {
             "num_prompts": req.num_prompts,
-            "prompt_tokens": self._some(record.prompt_lens),
+            "prompt_tokens": self._some([len(ids) for ids in req.prompt_ids]),
             "stream": req.stream,
         }
         if req.options[0].priority is not None:

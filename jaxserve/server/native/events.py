@@ -2,7 +2,7 @@
 
 What nearly all events hold is kept as JSON: the output, to which each chunk adds, and what stands around it, which changes at
 the end only. So a cumulative event, which repeats the whole output, costs one copy of its bytes and no Python object per token.
-Events with logprobs are made from the reply.
+Events that say more are made from the reply.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class NativeEvents:
 
     def __init__(self, job: NativeJob) -> None:
         self._job = job
-        with_logprobs = any(options.return_logprob for options in job.native.req.options)
-        self._replies = job.streamed() if with_logprobs else None
+        shows_more = any(options.return_logprob or options.return_hidden_states for options in job.native.req.options)
+        self._replies = job.streamed() if shows_more or job.native.return_prompt_token_ids else None
         self._outputs: dict[int, _OutputJson] = {}  # by sequence
 
     def push(self, chunk: GenerationChunk) -> bytes:

@@ -40,10 +40,17 @@ _FIELDS = {
     "return_logprob": _for_each({"type": "boolean", "default": False}),
     "top_logprobs_num": _for_each({"type": "integer", "default": 0, "minimum": 0}),
     "logprob_start_len": _for_each({"type": "integer", "default": -1}),
+    "token_ids_logprob": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]},
+    },
     "return_text_in_logprobs": {"type": "boolean", "default": False},
+    "return_prompt_token_ids": {"type": "boolean", "default": False},
+    "return_hidden_states": _for_each({"enum": [False, True, "last"], "default": False}),
     "priority": _for_each({"type": "integer"}),
     "extra_key": _TEXTS,
     "cache_salt": _TEXTS,
+    "require_reasoning": {"type": "boolean", "default": False},
 }
 _DOCS = generate_body(
     _FIELDS, {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
@@ -57,7 +64,10 @@ async def generate(request: Request) -> Response:
     args: ServerArgs = request.app.state.args
     service = service_of(request)
     native = build_generate_request(
-        await read_json_object(request), args.preferred_sampling_params, lambda count: service.check_num_sequences(count, 1)
+        await read_json_object(request),
+        args.preferred_sampling_params,
+        service.thinking_end,
+        lambda count: service.check_num_sequences(count, 1),
     )
     job = NativeJob(native, args, request.app.state.token_texts.__getitem__)
     if native.req.stream:

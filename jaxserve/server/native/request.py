@@ -18,16 +18,17 @@ import numpy as np
 
 from jaxserve.server.native.foreign_fields import GENERATE
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
-from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams
+from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams, Thinking
 
 _OPTIONS = {field.name: field for field in msgspec.structs.fields(PromptOptions)}
-KNOWN_FIELDS = frozenset(
-    {"text", "input_ids", "sampling_params", "rid", "stream", "return_text_in_logprobs", *_OPTIONS}
-)  # fmt: skip
+_SHOWN = ("return_text_in_logprobs", "return_prompt_token_ids")  # what shapes replies alone
+KNOWN_FIELDS = frozenset({"text", "input_ids", "sampling_params", "rid", "stream", "require_reasoning", *_SHOWN, *_OPTIONS})
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
 _STRING_OR_LIST = ("stop", "stop_regex")
+# Sampling fields that hold JSON, as a text or as it is.
+_TEXT_OR_OBJECT = ("json_schema", "structural_tag")
 
 _MOST_ENTRIES = {
     "stop": MAX_STOP_STRINGS,
@@ -47,14 +48,17 @@ class NativeRequest:
     req: GenerateReqInput
     is_list: bool  # the reply is a list: several prompts, or n > 1
     return_text_in_logprobs: bool
+    return_prompt_token_ids: bool
 
 
 def build_generate_request(
     body: Mapping[str, Any],
     preferred_sampling_params: str | None = None,
+    thinking_end: str | None = None,
     check_num_prompts: Callable[[int], None] = lambda count: None,
 ) -> NativeRequest:
     """`preferred_sampling_params` is the option of that name: JSON with defaults for fields the request leaves out.
+    `thinking_end` is the tag with which the model's thinking ends, if the server knows it.
     `check_num_prompts` may refuse the request before anything is done for each of its prompts."""
     fields = {name: value for name, value in body.items() if value is not None}
     GENERATE.check(fields, KNOWN_FIELDS)
@@ -70,9 +74,22 @@ def build_generate_request(
         rids=_rids(fields, count, is_batch),
         options=_options(fields, count),
         stream=_convert(fields.get("stream", False), bool, "stream"),
+        thinking=_thinking(fields, thinking_end),
     )
-    with_text = _convert(fields.get("return_text_in_logprobs", False), bool, "return_text_in_logprobs")
-    return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), return_text_in_logprobs=with_text)
+    shown = {name: _convert(fields.get(name, False), bool, name) for name in _SHOWN}
+    return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), **shown)
+
+
+def _thinking(fields: dict[str, Any], end: str | None) -> Thinking | None:
+    """With require_reasoning the output begins with thinking, whether or not the prompt has opened it."""
+    if not _convert(fields.get("require_reasoning", False), bool, "require_reasoning"):
+        return None
+    if end is None:
+        raise RequestError(
+            "require_reasoning is not available: this server does not know how the model's thinking ends (--reasoning-parser).",
+            param="require_reasoning",
+        )
+    return Thinking(begin=None, end=end)
 
 
 def _prompts(fields: dict[str, Any]) -> tuple[list[str] | None, list[list[int]] | None, bool]:
@@ -125,18 +142,19 @@ def parse_sampling_params(given: Any, defaults: Mapping[str, Any] | None = None)
     for name, most in _MOST_ENTRIES.items():  # before anything is done for each
         if isinstance(values.get(name), list | dict) and len(values[name]) > most:
             raise RequestError(f"{name} may hold at most {most} entries, got {len(values[name])}.", param=name)
-    if isinstance(values.get("json_schema"), Mapping):
-        values["json_schema"] = _schema_text(values["json_schema"])
+    for name in _TEXT_OR_OBJECT:
+        if isinstance(values.get(name), Mapping):
+            values[name] = _json_text(values[name], name)
     return _convert(values, SamplingParams, "sampling_params")
 
 
-def _schema_text(schema: Mapping[str, Any]) -> str:
+def _json_text(value: Mapping[str, Any], name: str) -> str:
     try:
-        return json.dumps(schema, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        raise RequestError("json_schema is nested too deeply.", param="json_schema") from None
+        raise RequestError(f"{name} is nested too deeply.", param=name) from None
     except TypeError as error:  # an Engine's caller may pass anything
-        raise RequestError(f"json_schema must be JSON: {error}.", param="json_schema") from None
+        raise RequestError(f"{name} must be JSON: {error}.", param=name) from None
 
 
 def _options(fields: dict[str, Any], count: int) -> list[PromptOptions]:

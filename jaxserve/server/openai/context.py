@@ -1,4 +1,4 @@
-"""What the OpenAI routes share for one app: the service, the options, and texts of tokens."""
+"""What the OpenAI routes share for one app: the service, the options, texts of tokens, and how the model's messages read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 from starlette.requests import Request
 
 from jaxserve.config import ServerArgs
+from jaxserve.parsers.message import MessageFormat
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.token_texts import TokenTexts
 
@@ -17,6 +18,7 @@ class OpenAIContext:
     args: ServerArgs
     texts: TokenTexts
     started_s: int  # Unix time; the model's `created`
+    message_format: MessageFormat
 
 
 def context_of(request: Request) -> OpenAIContext:

@@ -7,7 +7,9 @@ import functools
 from typing import Any
 
 from jaxserve.server.http.service import GenerationService
-from jaxserve.server.openai.messages import template_messages, template_tools
+from jaxserve.server.openai.messages import template_messages
+from jaxserve.server.openai.thinking import check_effort
+from jaxserve.server.openai.tool_choice import ToolChoice
 from jaxserve.server.requests import RequestError
 from jaxserve.server.text_lanes import INLINE_CHARS, LONG_CHARS
 
@@ -21,13 +23,16 @@ _OWN_TEMPLATE_KWARGS = frozenset(
      "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "sanitize_control_tokens")
 )  # fmt: skip
 
+# By these names templates are told whether the model shall think.
+_THINKING_KWARGS = ("thinking", "enable_thinking")
+
 
 @dataclasses.dataclass(frozen=True)
 class Conversation:
-    """Made by `checked`: messages, tools and arguments are what the template takes."""
+    """Made by `checked`: messages and arguments are what the template takes."""
 
     messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
+    tools: ToolChoice
     add_generation_prompt: bool
     continue_final_message: bool
     template_kwargs: dict[str, Any]
@@ -43,11 +48,14 @@ class Conversation:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         reasoning_effort: str | float | None = None,
+        thinking: bool | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> Conversation:
-        """From a request's fields; raises RequestError."""
+        """From a request's fields; raises RequestError. `thinking`: whether the model shall; an effort says it, too."""
         weight = _weight(messages, tools or [], service.context_len)
-        checked_messages = await service.lanes.run(weight, functools.partial(template_messages, messages))
+        checked_messages, choice = await service.lanes.run(
+            weight, lambda: (template_messages(messages), ToolChoice.of(tools, tool_choice))
+        )
         if continue_final_message and checked_messages[-1]["role"] != "assistant":
             message = "continue_final_message needs a last message of the role assistant."
             raise RequestError(message, param="continue_final_message")
@@ -56,10 +64,10 @@ class Conversation:
             raise RequestError(message, param="add_generation_prompt")
         return Conversation(
             checked_messages,
-            template_tools(tools, tool_choice),
+            choice,
             not continue_final_message if add_generation_prompt is None else add_generation_prompt,
             continue_final_message,
-            _template_kwargs(chat_template_kwargs, reasoning_effort),
+            _template_kwargs(chat_template_kwargs, reasoning_effort, thinking),
             weight,
         )
 
@@ -68,7 +76,7 @@ class Conversation:
         render = functools.partial(
             service.apply_chat_template,
             self.messages,
-            self.tools,
+            self.tools.shown or None,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
             **self.template_kwargs,
@@ -111,10 +119,17 @@ def _is_small(value: Any) -> bool:
     return not isinstance(value, list | dict) and (not isinstance(value, str) or len(value) <= INLINE_CHARS)
 
 
-def _template_kwargs(given: dict[str, Any] | None, reasoning_effort: str | float | None) -> dict[str, Any]:
+def _template_kwargs(
+    given: dict[str, Any] | None, reasoning_effort: str | float | None, thinking: bool | None
+) -> dict[str, Any]:
     kwargs = dict(given or {})
     if refused := _OWN_TEMPLATE_KWARGS & kwargs.keys():
         raise RequestError(f"chat_template_kwargs must not hold {', '.join(sorted(refused))}.", param="chat_template_kwargs")
     if reasoning_effort is not None:
+        check_effort(reasoning_effort)
         kwargs.setdefault("reasoning_effort", reasoning_effort)
+        thinking = reasoning_effort != "none"
+    if thinking is not None:
+        for name in _THINKING_KWARGS:
+            kwargs.setdefault(name, thinking)
     return kwargs
