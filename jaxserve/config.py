@@ -82,7 +82,21 @@ class ServerArgs:
     trust_remote_code: bool = arg(False, "Allow a tokenizer that brings its own Python code.")
     json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.", is_json=True)
     weight_version: str = arg("default", "A label for the weights, returned in meta_info.")
-    chat_template: str | None = arg(None, "Jinja chat template file to use instead of the tokenizer's.")
+    chat_template: str | None = arg(
+        None, "Jinja chat template file to use instead of the tokenizer's, or the name of one of the tokenizer's."
+    )
+    hf_chat_template_name: str | None = arg(
+        None, "Which of a tokenizer's several chat templates to use; default: default, or the first."
+    )
+    default_chat_template_kwargs: str | None = arg(
+        None,
+        "JSON object with values for the chat template, where chat_template_kwargs of a request do not say otherwise.",
+        is_json=True,
+    )
+    trust_request_chat_template: bool = arg(
+        False,
+        "Let requests bring a chat_template in chat_template_kwargs; one can keep a thread busy for as long as it likes.",
+    )
     reasoning_parser: str | None = arg(
         None,
         "How the model marks its thinking, which chat then answers apart from the content; default: it stays in the text.",
@@ -259,6 +273,8 @@ class ServerArgs:
         self._check_white_space()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
+        if self.chat_template is not None and self.hf_chat_template_name is not None:
+            raise ValueError("Give --chat-template or --hf-chat-template-name, not both.")
         for name in ("ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"):
             if getattr(self, name) and self.ssl_certfile is None:
                 raise ValueError(f"{_flag(name)} needs --ssl-certfile and --ssl-keyfile.")

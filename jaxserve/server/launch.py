@@ -48,13 +48,14 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
     with listener:
         try:
             args = located(args)
+            server = _Server(args, listener, commands)
         except ValueError as error:
             log_lines(logger, logging.ERROR, str(error))
             return 1
         except KeyboardInterrupt:  # while a model is fetched
             return 130
         try:
-            return uvloop.run(_Server(args, listener, commands).run())
+            return uvloop.run(server.run())
         except KeyboardInterrupt:  # in the moment before our handlers stand
             return 130
 

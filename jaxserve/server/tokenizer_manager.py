@@ -41,6 +41,7 @@ from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
 from jaxserve.server.journal.journal import Journal
@@ -78,6 +79,7 @@ class TokenizerManager:
         self._link = WorkerLink(workers, self._deliver, self._end_turn)
         scheduler = WorkerAddress(SCHEDULER)
         self.lanes = TextLanes()
+        self.template_arguments = TemplateArguments.of(args)
         self.journal = Journal(args, self._decode_prompt)
         self._generation = Generation(lambda message: self._link.send(scheduler, message), self.lanes, self.journal)
         self._controls = ControlClient(self, self._link)
@@ -121,6 +123,7 @@ class TokenizerManager:
                 args.effective_tokenizer_path,
                 trust_remote_code=args.trust_remote_code,
                 chat_template=args.chat_template,
+                chat_template_name=args.hf_chat_template_name,
                 hide_torch=hide_torch,
             )
         return self._tokenizer

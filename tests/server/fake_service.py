@@ -26,6 +26,7 @@ from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccu
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
@@ -58,6 +59,7 @@ class FakeService:
         self.vocab_size = VOCAB_SIZE
         self.generation_defaults: dict[str, Any] = {}
         self.resolved_options: dict[str, Any] = {"page_size": 16}
+        self.template_arguments = TemplateArguments()
         self.num_live = 0
         self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
