@@ -71,8 +71,8 @@ async def test_best_of_draws_more_than_it_returns() -> None:
     assert reply["usage"]["completion_tokens"] == 8 * 3
     assert reply["usage"]["prompt_tokens"] == 2 * (len("hi") + len([BOS]))
     assert service.requests[0].num_samples == 4
-    assert service.requests[0].return_logprob
+    assert service.requests[0].options[0].return_logprob
     with_logprobs = await complete(service, best_of=2, logprobs=0)
     assert with_logprobs["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
     await complete(service, best_of=1)
-    assert not service.requests[-1].return_logprob
+    assert not service.requests[-1].options[0].return_logprob
