@@ -9,7 +9,6 @@ asyncio only; no sockets, no tokenizing.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from typing import Any
 
@@ -19,26 +18,21 @@ from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.types import FinishReason
 
-logger = logging.getLogger(__name__)
-
 
 class LiveCall:
     """One request: where its chunks go."""
 
-    __slots__ = ("_log_end", "_sink", "_unfinished", "received_s")
+    __slots__ = ("_sink", "_unfinished", "received_s")
 
-    def __init__(self, sink: ChunkSink, num_sequences: int, *, received_s: float, log_end: bool = False) -> None:
+    def __init__(self, sink: ChunkSink, num_sequences: int, *, received_s: float) -> None:
         self.received_s = received_s  # Unix time
         self._sink = sink
         self._unfinished = num_sequences  # sequences whose last chunk has not arrived
-        self._log_end = log_end
 
     def push(self, chunk: GenerationChunk) -> None:
         self._sink.push(chunk)
         if chunk.finish_reason is None:
             return
-        if self._log_end:
-            _log_end(chunk)
         self._unfinished -= 1
         if not self._unfinished:
             self._sink.end()
@@ -78,6 +72,12 @@ class LiveTable:
 
     def holds(self, sequence: LiveSequence) -> bool:
         return self._live.get(sequence.rid) is sequence
+
+    def ages(self) -> list[tuple[str, float]]:
+        """Of the sequences that somebody waits for, the oldest first, in seconds."""
+        now_s = time.time()
+        waiting = [(s.rid, now_s - s.call.received_s) for s in self._live.values() if s.call is not None]
+        return sorted(waiting, key=lambda one: -one[1])
 
     def unsent(self, rid_prefix: str) -> list[LiveSequence]:
         return [s for rid, s in self._live.items() if not s.sent and rid.startswith(rid_prefix)]
@@ -188,12 +188,3 @@ def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens
         meta["spec_accept_rate"] = times.accepted_drafts / times.proposed_drafts
         meta["spec_accept_token_num"], meta["spec_draft_token_num"] = times.accepted_drafts, times.proposed_drafts
     return meta
-
-
-def _log_end(chunk: GenerationChunk) -> None:
-    reason = chunk.finish_reason
-    logger.info(
-        "Request %s ended: %s, %d prompt tokens (%d cached), %d new tokens, %.3f s",
-        chunk.rid, reason.to_dict() if reason else None, chunk.prompt_tokens, chunk.cached_tokens,
-        chunk.completion_tokens, chunk.meta.get("e2e_latency", 0.0),
-    )  # fmt: skip

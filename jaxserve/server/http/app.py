@@ -29,6 +29,7 @@ from jaxserve.server.http.content_type import JsonBodyMiddleware
 from jaxserve.server.http.docs import DocumentedApp
 from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
+from jaxserve.server.http.root_path import RootPathMiddleware
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.native import generate, parsing, tokens
 from jaxserve.server.ollama import models as ollama_models
@@ -64,6 +65,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         title="jaxserve",
         version=package_version(),
         description="An LLM inference server on JAX.",
+        servers=[{"url": args.fastapi_root_path}] if args.fastapi_root_path else None,
     )
     app.state.service = tokenizer_manager
     app.state.args = args
@@ -104,4 +106,6 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     policy = BrowserPolicy(args.host, args.allowed_origins, has_key=args.api_key is not None)
     app.add_middleware(BrowserGuard, policy=policy, control_paths=admin_paths)
+    if args.fastapi_root_path:
+        app.add_middleware(RootPathMiddleware, root_path=args.fastapi_root_path)
     return app

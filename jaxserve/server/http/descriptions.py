@@ -210,6 +210,13 @@ FIELDS: dict[str, str] = {
     "keep_pause": "Not served; only false is taken.",
     "token_step": "Not served; only 0 is taken.",
     "manifest": "Not served; only null is taken.",
+    "log_requests": "Log each request when it is accepted and when it ends.",
+    "log_requests_level": "0: ids, counts, times; 1: and sampling parameters; 2: and the ends of texts; 3: all of the texts.",
+    "log_requests_format": "Form of these lines.",
+    "log_level": "Verbosity of the logs of all processes.",
+    "dump_requests_folder": "Write finished requests to files in this folder of the server; empty: no more.",
+    "dump_requests_threshold": "So many to a file.",
+    "crash_dump_folder": "Folder for what ran when a worker dies; empty: none.",
 }
 _MODEL = {"model": "The served model's name."}
 _ANTHROPIC = {
@@ -269,6 +276,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "OllamaGenerateRequest": {"model": "default", "prompt": "What is the capital of France?", "options": {"num_predict": 64}},
     "OllamaShowRequest": {"model": "default"},
     "AbortRequest": {"abort_all": True},
+    "ConfigureLoggingReq": {"log_requests": True, "log_requests_level": 0},
     "PauseGenerationReqInput": {"mode": "retract"},
     "SetInternalStateReq": {"server_args": {"max_queued_requests": 1000}},
     "UpdateWeightFromDiskReqInput": {"model_path": "/models/other"},
