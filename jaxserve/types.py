@@ -21,8 +21,8 @@ LARGEST_LOGIT_BIAS = 1e4  # OpenAI's is 100; more than any logit, and far from w
 MAX_GRAMMAR_BYTES = 256 * 1024
 UNLIMITED_TOP_K = 1 << 30
 
-GrammarKind = Literal["json_schema", "regex", "ebnf"]
-GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf")
+GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag"]
+GRAMMAR_KINDS: tuple[GrammarKind, ...] = ("json_schema", "regex", "ebnf", "structural_tag")
 
 # Below this a temperature means "greedy" (SGLang's rule).
 GREEDY_TEMPERATURE = 1e-6
@@ -83,6 +83,13 @@ class Grammar(NamedTuple):
     text: str
 
 
+class Thinking(msgspec.Struct, frozen=True):
+    """How a message thinks before it answers. Thinking is free text; a request's grammar begins behind it."""
+
+    begin: str | None  # the tag before thinking, which the output may begin with; None: the output begins inside thinking
+    end: str  # the tag after it, as text
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How to turn logits into tokens and when to stop. Names, defaults and ranges are SGLang's.
 
@@ -110,9 +117,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_interval: int | None = None
     logit_bias: dict[int, float] = {}
     sampling_seed: int | None = None
-    json_schema: str | None = None  # at most one of these three is set
+    json_schema: str | None = None  # at most one of these four is set
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: str | None = None
 
     @property
     def grammar(self) -> Grammar | None:

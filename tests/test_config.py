@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -33,3 +34,21 @@ def test_an_option_may_be_given_under_any_of_its_names(name: str) -> None:
 def test_what_is_no_option_is_a_sentence(options: dict[str, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         ServerArgs.of(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"constrained_json_whitespace_pattern": "("},
+            r"^--constrained-json-whitespace-pattern must be a regular expression: ",
+        ),
+        (
+            {"constrained_json_whitespace_pattern": " ?", "constrained_json_disable_any_whitespace": True},
+            r"^--constrained-json-whitespace-pattern has no effect with --constrained-json-disable-any-whitespace\.$",
+        ),
+    ],
+)
+def test_options_that_make_no_sense_are_a_sentence(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ServerArgs(**options)

@@ -11,19 +11,20 @@ requests that bring it.
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import threading
-from collections.abc import Sequence
-
-from llguidance import LLTokenizer
+from collections.abc import Callable, Sequence
 
 from jaxserve.grammar.errors import GrammarError, NotCompiledError
 from jaxserve.grammar.lane import Lane
 from jaxserve.grammar.matcher import CompiledGrammar
 from jaxserve.grammar.prototype import compile_prototype
-from jaxserve.grammar.tokenizer import build_tokenizer
-from jaxserve.grammar.trial import TrialProcess, Vocabulary
-from jaxserve.types import Grammar
+from jaxserve.grammar.setup import JsonStyle, Setup
+from jaxserve.grammar.thinking import ThinkingGrammar, opening
+from jaxserve.grammar.tokenizer import GrammarTokenizer, build_tokenizer
+from jaxserve.grammar.trial import TrialProcess
+from jaxserve.types import Grammar, Thinking
 
 logger = logging.getLogger(__name__)
 
@@ -84,19 +85,55 @@ class GrammarFuture:
         self._compilation.leave()
 
 
+class ThinkingFuture:
+    """A grammar behind thinking that is being compiled, as a GrammarFuture."""
+
+    def __init__(
+        self,
+        answer: GrammarFuture,
+        begin: GrammarFuture | None,
+        thinking: Thinking,
+        tokenizer: Callable[[], GrammarTokenizer],
+    ) -> None:
+        self._answer = answer
+        self._begin = begin
+        self._thinking = thinking
+        self._tokenizer = tokenizer
+
+    @property
+    def done(self) -> bool:
+        return self._answer.done and (self._begin is None or self._begin.done)
+
+    def result(self) -> ThinkingGrammar:
+        answer = self._answer.result()
+        begin = None if self._begin is None else self._begin.result()
+        return ThinkingGrammar(answer, begin, self._thinking, self._tokenizer())
+
+    def abandon(self) -> None:
+        self._answer.abandon()
+        if self._begin is not None:
+            self._begin.abandon()
+
+
 class GrammarCompiler:
     """Costs nothing until the first grammar comes. `submit` belongs to one thread."""
 
     def __init__(
-        self, tokenizer_json: str | None, vocab_size: int, eos_token_ids: Sequence[int], *, timeout_s: float = 10.0
+        self,
+        tokenizer_json: str | None,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        json_style: JsonStyle = JsonStyle(),
+        timeout_s: float = 10.0,
     ) -> None:
         """`tokenizer_json`: the tokenizer as the tokenizers library writes it; None if there is none of that kind.
         `vocab_size`: the model's, which may be larger than the tokenizer's."""
-        self._vocabulary = Vocabulary(tokenizer_json or "", vocab_size, tuple(eos_token_ids))
-        self._first = Lane("grammar", TrialProcess(self._vocabulary, min(_FIRST_LANE_S, timeout_s)))
-        self._second = Lane("slow grammar", TrialProcess(self._vocabulary, timeout_s))
+        self._setup = Setup(tokenizer_json or "", vocab_size, tuple(eos_token_ids), json_style)
+        self._first = Lane("grammar", TrialProcess(self._setup, min(_FIRST_LANE_S, timeout_s)))
+        self._second = Lane("slow grammar", TrialProcess(self._setup, timeout_s))
         self._cache: collections.OrderedDict[Grammar, _Compilation] = collections.OrderedDict()
-        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer: GrammarTokenizer | None = None
         self._tokenizer_lock = threading.Lock()
 
     def submit(self, grammar: Grammar) -> GrammarFuture:
@@ -106,6 +143,11 @@ class GrammarCompiler:
             compilation = self._begin(grammar)
         self._cache.move_to_end(grammar)
         return GrammarFuture(compilation)
+
+    def submit_behind(self, thinking: Thinking, grammar: Grammar) -> ThinkingFuture:
+        """The same for an output that thinks first."""
+        begin = None if thinking.begin is None else self.submit(opening(thinking.begin))
+        return ThinkingFuture(self.submit(grammar), begin, thinking, functools.partial(self._get_tokenizer, grammar.kind))
 
     def close(self) -> None:
         """Kills the child processes; what is being compiled fails."""
@@ -140,25 +182,23 @@ class GrammarCompiler:
         compilation.is_over.set()
 
     def _compile(self, grammar: Grammar, lane: Lane) -> CompiledGrammar:
-        tokenizer = self._get_tokenizer(grammar)
+        tokenizer = self._get_tokenizer(grammar.kind)
         lane.trial.check(grammar)
-        prototype = compile_prototype(tokenizer, grammar)
-        eos = self._vocabulary.eos_token_ids
+        prototype = compile_prototype(tokenizer, grammar, self._setup.json_style)
+        eos, ll = tokenizer.eos_token_ids, tokenizer.ll
         return CompiledGrammar(
             prototype,
-            frozenset(eos),
-            text_eos_token_ids=[token for token in eos if not tokenizer.is_special_token(token)],
-            hidden_token_ids=[token for token in tokenizer.eos_tokens if token not in eos],
+            eos,
+            text_eos_token_ids=[token for token in eos if not ll.is_special_token(token)],
+            hidden_token_ids=[token for token in ll.eos_tokens if token not in eos],
         )
 
-    def _get_tokenizer(self, grammar: Grammar) -> LLTokenizer:
-        vocabulary = self._vocabulary
-        if not vocabulary.tokenizer_json:
+    def _get_tokenizer(self, kind: str) -> GrammarTokenizer:
+        if not self._setup.tokenizer_json:
             raise GrammarError(
-                f"{grammar.kind} needs a fast tokenizer (one that the tokenizers library can load), "
-                "and this server runs without one."
+                f"{kind} needs a fast tokenizer (one that the tokenizers library can load), and this server runs without one."
             )
         with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = build_tokenizer(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_token_ids)
+                self._tokenizer = build_tokenizer(self._setup)
             return self._tokenizer

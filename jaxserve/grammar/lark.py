@@ -8,23 +8,38 @@ comes out is always in the grammar's language, but a few texts of that language 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 
 from jaxserve.grammar.ebnf import Characters, Choice, Expression, Literal, Reference, Repeat, references
 
 
+@dataclasses.dataclass(frozen=True)
+class Inlined:
+    """A grammar as part of a larger one."""
+
+    root: str
+    is_terminal: bool
+    lines: list[str]
+
+
 def to_lark(rules: Mapping[str, Choice]) -> str:
-    names = _lark_names(rules)
-    # Numbers, because names that differ only in case or in a dash would clash.
-    lines = ["%llguidance {}", f"start: {names['root']}"]
-    lines += [f"{names[name]}: {_choice(rule, names)}" for name, rule in rules.items()]
-    return "\n".join(lines) + "\n"
+    inlined = inline(rules)
+    return "\n".join(["%llguidance {}", f"start: {inlined.root}", *inlined.lines]) + "\n"
 
 
-def _lark_names(rules: Mapping[str, Choice]) -> dict[str, str]:
+def inline(rules: Mapping[str, Choice], suffix: str = "") -> Inlined:
+    """`suffix`: of all names."""
     terminals = _terminals(rules)
-    return {name: f"{'T' if name in terminals else 'r'}{number}" for number, name in enumerate(rules)}
+    # Numbers, because names that differ only in case or in a dash would clash.
+    names = {name: f"{'T' if name in terminals else 'r'}{number}{suffix}" for number, name in enumerate(rules)}
+    lines = [f"{names[name]}: {_choice(rule, names)}" for name, rule in rules.items()]
+    return Inlined(names["root"], "root" in terminals, lines)
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _terminals(rules: Mapping[str, Choice]) -> set[str]:
@@ -53,7 +68,7 @@ def _choice(choice: Choice, names: Mapping[str, str]) -> str:
 def _item(item: Expression, names: Mapping[str, str]) -> str:
     match item:
         case Literal(text):
-            return json.dumps(text, ensure_ascii=False)
+            return quoted(text)
         case Characters():
             return _characters(item)
         case Reference(name):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import time
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits
 
 from jaxserve.grammar.errors import GrammarError
-from jaxserve.grammar.source import to_llguidance
+from jaxserve.grammar.setup import JsonStyle
+from jaxserve.grammar.source import Source, to_llguidance
+from jaxserve.grammar.tokenizer import GrammarTokenizer
 from jaxserve.types import Grammar
 
 # llguidance's own limits; those not named here are its defaults. A state of the lexer takes 1 or 2 kB in each matcher, and what
@@ -19,18 +21,31 @@ _SLOWEST_MASK_S = 1.0
 _LONGEST_REASON = 300
 
 
-def compile_prototype(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+def compile_prototype(tokenizer: GrammarTokenizer, grammar: Grammar, style: JsonStyle) -> LLMatcher:
     """A matcher at the grammar's beginning, to be copied. Raises GrammarError."""
-    prototype = LLMatcher(tokenizer, to_llguidance(grammar), log_level=0, limits=_LIMITS)
+    source = to_llguidance(grammar, tokenizer, style)
+    prototype = _matcher(tokenizer, source.text)
     begun_s = time.thread_time()
     if not prototype.is_error():
         prototype.compute_bitmask()
     if prototype.is_error():
-        raise GrammarError(f"{grammar.kind}: {reason(prototype)}.")
+        raise GrammarError(f"{grammar.kind}: {_place_at_fault(tokenizer, source)}{reason(prototype)}.")
     took_s = time.thread_time() - begun_s
     if took_s > _SLOWEST_MASK_S:
         raise GrammarError(f"{grammar.kind}: the grammar is too complex: finding the first token takes {took_s:.1f} s.")
     return prototype
+
+
+def _matcher(tokenizer: GrammarTokenizer, text: str) -> LLMatcher:
+    return LLMatcher(tokenizer.ll, text, log_level=0, limits=_LIMITS)
+
+
+def _place_at_fault(tokenizer: GrammarTokenizer, source: Source) -> str:
+    """The first part that is no good by itself."""
+    for place, text in source.parts.items():
+        if _matcher(tokenizer, text).is_error():
+            return f"{place}: "
+    return ""
 
 
 def reason(matcher: LLMatcher) -> str:
@@ -43,6 +58,6 @@ def reason(matcher: LLMatcher) -> str:
         text = f"the regular expression is not valid: {about_regex[1]}"
     else:
         text = text.split("\n", 1)[0]
-        text = re.sub(r"^(at )?\d+\(\d+\): ", "", text)
+        text = re.sub(r"^(at )?\d+\(\d+\): ", "", text).removeprefix("failed to compile JSON schema: ")
         text = re.sub(r'^invalid regex ".*" \(in regex\): ', "the regular expression is not valid: ", text)
     return text.strip()[:_LONGEST_REASON].rstrip(".")

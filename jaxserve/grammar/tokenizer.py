@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import json
 
 from llguidance import LLTokenizer
 
 from jaxserve.grammar.errors import GrammarError
+from jaxserve.grammar.setup import Setup
 
 
-def build_tokenizer(tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """`vocab_size` is the model's: ids that the tokenizer does not have are never allowed. Takes about 5 us per token.
+@dataclasses.dataclass(frozen=True)
+class GrammarTokenizer:
+    ll: LLTokenizer
+    eos_token_ids: frozenset[int]
+    # Tokens with a meaning of their own which are text all the same, as the tokenizer says; to llguidance they are special.
+    marked_text_ids: tuple[int, ...]
 
-    Raises GrammarError.
-    """
+    def pieces(self, text: str) -> list[str | int]:
+        """Texts, none of them empty, and the special tokens between them."""
+        pieces: list[str | int] = []
+        for token_id in self.ll.tokenize_str(text, parse_special=True):
+            if self.ll.is_special_token(token_id):
+                before, _, text = text.partition(self.text_of(token_id))
+                pieces += [before, token_id] if before else [token_id]
+        return [*pieces, text] if text else pieces
+
+    def text_of(self, token_id: int) -> str:
+        return self.ll.decode_bytes([token_id]).decode(errors="replace")
+
+
+def build_tokenizer(setup: Setup) -> GrammarTokenizer:
+    """Takes about 5 us per token. Raises GrammarError."""
+    eos = setup.eos_token_ids
     try:
-        return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+        ll = LLTokenizer(setup.tokenizer_json, n_vocab=setup.vocab_size, eos_token=list(eos) or None)
     except Exception as error:  # whatever the Rust side says about a tokenizer it cannot read
         raise GrammarError(f"Constrained output is not possible with this model's tokenizer: {error}.") from error
+    added = json.loads(setup.tokenizer_json).get("added_tokens") or []
+    text_ids = [token["id"] for token in added if not token["special"] and token["id"] < setup.vocab_size]
+    marked = tuple(token_id for token_id in text_ids if ll.is_special_token(token_id) and token_id not in eos)
+    return GrammarTokenizer(ll, frozenset(eos), marked)

@@ -22,6 +22,7 @@ import msgspec
 
 from jaxserve.grammar.errors import GrammarError, NotCompiledError
 from jaxserve.grammar.prototype import compile_prototype
+from jaxserve.grammar.setup import Setup
 from jaxserve.grammar.tokenizer import build_tokenizer
 from jaxserve.types import Grammar
 
@@ -33,17 +34,11 @@ _LENGTH = struct.Struct(">I")
 _ENDED_EARLY = "the grammar is nested too deeply or takes too much memory to compile"
 
 
-class Vocabulary(msgspec.Struct, frozen=True):
-    tokenizer_json: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-
-
 class TrialProcess:
     """The parent's end. Starts its child when it is first needed, and again whenever that died. `check` blocks."""
 
-    def __init__(self, vocabulary: Vocabulary, timeout_s: float, memory_bytes: int = _MEMORY_BYTES) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, setup: Setup, timeout_s: float, memory_bytes: int = _MEMORY_BYTES) -> None:
+        self._setup = setup
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._child: subprocess.Popen[bytes] | None = None
@@ -94,7 +89,7 @@ class TrialProcess:
         )
         assert child.stdin is not None
         with contextlib.suppress(OSError):  # its death shows at the first check
-            _write(child.stdin, self._vocabulary)
+            _write(child.stdin, self._setup)
         return child
 
     def _obituary(self, grammar: Grammar, status: int) -> GrammarError:
@@ -135,14 +130,14 @@ def _serve(timeout_s: float, memory_bytes: int, requests: IO[bytes], replies: IO
     first = _read(requests)
     if first is None:
         return
-    vocabulary = msgspec.msgpack.decode(first, type=Vocabulary)
-    tokenizer = build_tokenizer(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_token_ids)
+    setup = msgspec.msgpack.decode(first, type=Setup)
+    tokenizer = build_tokenizer(setup)
     _limit_memory(memory_bytes)
     while (request := _read(requests)) is not None:
         grammar = msgspec.msgpack.decode(request, type=Grammar)
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
-            compile_prototype(tokenizer, grammar)
+            compile_prototype(tokenizer, grammar, setup.json_style)
             problem = ""
         except GrammarError as error:
             problem = str(error)

@@ -37,6 +37,8 @@ class RowFlag:
     OWN_STOP_IDS = 32
     STOP_TEXT = 64
     GRAMMAR = 256
+    SCORES = 512  # logprobs of prompt tokens, or of tokens that the request names
+    HIDDEN_STATES = 1024
     UNANNOUNCED = 128  # nothing was sent yet: the next message carries what the detokenizer must know
 
 
@@ -139,6 +141,10 @@ def _row_flags(req: Req) -> int:
         flags |= RowFlag.LOGPROBS
         if req.logprobs.top_num:
             flags |= RowFlag.TOP_LOGPROBS
+    if req.prompt_logprobs is not None or req.token_ids_logprob is not None:
+        flags |= RowFlag.SCORES
+    if req.hidden_states is not None:
+        flags |= RowFlag.HIDDEN_STATES
     if not sampling.ignore_eos:
         flags |= RowFlag.EOS_STOPS
     if len(req.own_stop_ids):

@@ -66,7 +66,8 @@ class Engine:
             raise ValueError("Give either server_args or single options, not both.")
         self.server_args = located(server_args)
         self._pipeline = Pipeline(self.server_args, worker_commands)
-        self._token_texts = TokenTexts(self._pipeline.manager.decode)
+        manager = self._pipeline.manager
+        self._token_texts = TokenTexts(manager.decode, manager.token_bytes)
         self._loop = uvloop.new_event_loop()
         self._watch: asyncio.Task[Any] | None = None
         self._closed = False
@@ -132,7 +133,8 @@ class Engine:
             return await asyncio.wrap_future(self._submit(self._whole(job)))
 
     def _job(self, **body: Any) -> NativeJob:
-        native = build_generate_request(body, self.server_args.preferred_sampling_params)
+        thinking_end = self._pipeline.manager.thinking_end
+        native = build_generate_request(body, self.server_args.preferred_sampling_params, thinking_end)
         return NativeJob(native, self.server_args, self._token_texts.__getitem__)
 
     async def _whole(self, job: NativeJob) -> Reply | list[Reply]:
@@ -157,8 +159,8 @@ class Engine:
 
     @property
     def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer."""
-        return self._pipeline.manager.tokenizer.hf
+        """The Hugging Face tokenizer; None with skip_tokenizer_init."""
+        return None if self.server_args.skip_tokenizer_init else self._pipeline.manager.tokenizer.hf
 
     @property
     def num_live(self) -> int:

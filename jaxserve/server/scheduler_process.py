@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import zmq
 
 from jaxserve.config import ServerArgs
-from jaxserve.grammar import GrammarCompiler
+from jaxserve.grammar import GrammarCompiler, JsonStyle
 from jaxserve.ipc import Receiver, Sender
 from jaxserve.messages import SCHEDULER, DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
-from jaxserve.runner import Runner
+from jaxserve.runner import Runner, RunnerSpec
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
@@ -123,11 +124,7 @@ def serve(
         to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
         transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
         watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
-        grammars = None
-        if args.grammar_backend != "none":
-            spec = runner.spec
-            timeout_s = args.grammar_compile_timeout_s
-            grammars = GrammarCompiler(tokenizer_json, spec.vocab_size, spec.eos_token_ids, timeout_s=timeout_s)
+        grammars = _grammar_compiler(args, runner.spec, tokenizer_json) if args.follows_grammars else None
         scheduler = Scheduler(args, runner, decoder=decoder, sink=transport, grammars=grammars, address=context.address)
         loop = SchedulerLoop(
             scheduler,
@@ -149,6 +146,18 @@ def serve(
             receiver.close()
             to_detokenizer.close()
             to_tokenizer.close()
+
+
+def _grammar_compiler(args: ServerArgs, spec: RunnerSpec, tokenizer_json: str | None) -> GrammarCompiler:
+    pattern = args.constrained_json_whitespace_pattern
+    style = JsonStyle(any_whitespace=not args.constrained_json_disable_any_whitespace)
+    return GrammarCompiler(
+        tokenizer_json,
+        spec.vocab_size,
+        spec.eos_token_ids,
+        json_style=style if pattern is None else msgspec.structs.replace(style, whitespace_pattern=pattern),
+        timeout_s=args.grammar_compile_timeout_s,
+    )
 
 
 def _info(args: ServerArgs, runner: Runner) -> dict[str, Any]:

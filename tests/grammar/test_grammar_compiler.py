@@ -12,7 +12,8 @@ import pytest
 from grammar_sampler import allow_all, allowed_ids
 
 from jaxserve.grammar import GrammarCompiler, GrammarError
-from jaxserve.grammar.trial import TrialProcess, Vocabulary
+from jaxserve.grammar.setup import Setup
+from jaxserve.grammar.trial import TrialProcess
 from jaxserve.types import Grammar, GrammarKind
 
 EOS = (2041,)
@@ -57,7 +58,8 @@ def problem(compiler: GrammarCompiler, kind: GrammarKind, text: str) -> str:
         ("json_schema", '{}}, {"lark_grammar": "start: x"', "json_schema is not valid JSON: Extra data"),
         ("json_schema", '{"minimum": NaN}', "json_schema is not valid JSON: NaN is not a JSON number."),
         ("json_schema", "[" * 100_000 + "]" * 100_000, "json_schema is nested too deeply."),
-        ("json_schema", '{"items":' * 500 + "{}" + "}" * 500, "json_schema: recursion limit exceeded"),
+        ("json_schema", '{"items":' * 500 + "{}" + "}" * 500, "json_schema is nested too deeply."),
+        ("json_schema", '{"items":' * 150 + "{}" + "}" * 150, "json_schema: recursion limit exceeded"),
         ("json_schema", "[1]", "json_schema: schema must be an object or boolean."),
         ("json_schema", '{"type": "strin"}', "json_schema: Invalid type: strin."),
         ("json_schema", '{"not": {}}', 'json_schema: Unimplemented keys: ["not"].'),
@@ -119,7 +121,7 @@ def test_a_grammar_that_takes_too_long_is_given_up_and_delays_only_its_like(own_
 
 @pytest.mark.parametrize("grammar", [TAKES_MEMORY, NESTED_DEEP], ids=["memory", "depth"])
 def test_a_grammar_that_would_end_the_process_is_refused(tokenizer_json: str, grammar: Grammar) -> None:
-    trial = TrialProcess(Vocabulary(tokenizer_json, 2048, EOS), 60.0, memory_bytes=48 << 20)
+    trial = TrialProcess(Setup(tokenizer_json, 2048, EOS), 60.0, memory_bytes=48 << 20)
     try:
         with pytest.raises(GrammarError, match="is nested too deeply or takes too much memory to compile"):
             trial.check(grammar)

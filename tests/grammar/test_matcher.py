@@ -9,9 +9,9 @@ import pytest
 from grammar_sampler import accept_all, allow_all, allowed_ids
 from tokenizers import Tokenizer
 
-from jaxserve.grammar import GrammarCompiler, MaskFiller, Matcher
+from jaxserve.grammar import GrammarCompiler, JsonStyle, MaskFiller, Matcher
 from jaxserve.grammar.bits import hold_back
-from jaxserve.types import Grammar
+from jaxserve.types import Grammar, GrammarKind
 
 VOCAB_SIZE = 2080
 EOS = (2041, 2042)
@@ -210,10 +210,34 @@ def test_digits_and_word_characters_are_asciis(match: MakeMatcher, tokenizer: To
         assert (accept_all(match(r"[\d]\w"), ids) == len(ids)) is is_taken, text
 
 
-@pytest.mark.parametrize("schema", ['{"type": "array", "items": {"type": "integer"}}', "{}", "true"])
+@pytest.mark.parametrize("schema", ['{"type": "array", "items": {"type": "integer"}}', "{}", "true", "$$ANY$$"])
 def test_white_space_in_json_comes_to_an_end(compiler: GrammarCompiler, tokenizer: Tokenizer, schema: str) -> None:
     compiled = compiler.submit(Grammar("json_schema", schema)).result()
     for count, is_taken in (0, True), (32, True), (33, False):
         ids = tokenizer.encode(f"[{' ' * count}1,\n2]").ids
         matcher = compiled.matcher()
         assert (accept_all(matcher, ids) == len(ids)) is is_taken, count
+
+
+@pytest.mark.parametrize(
+    ("style", "taken", "refused"),
+    [
+        (JsonStyle(any_whitespace=False), ["[1,2]"], ["[1, 2]", "[ 1,2]"]),
+        (JsonStyle(r"[\n\t ]*"), ["[1,2]", f"[1,{' ' * 50}2]"], ["[1,\r2]"]),
+        (JsonStyle(" ?"), ["[1,2]", "[ 1, 2]"], ["[1,  2]"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
+def test_white_space_in_json_is_the_servers_choice(
+    tokenizer_json: str, tokenizer: Tokenizer, style: JsonStyle, taken: list[str], refused: list[str], kind: GrammarKind
+) -> None:
+    schema = '{"type": "array", "items": {"type": "integer"}}'
+    tag = f'{{"type": "structural_tag", "format": {{"type": "json_schema", "json_schema": {schema}}}}}'
+    compiler = GrammarCompiler(tokenizer_json, VOCAB_SIZE, EOS, json_style=style)
+    try:
+        compiled = compiler.submit(Grammar(kind, schema if kind == "json_schema" else tag)).result()
+    finally:
+        compiler.close()
+    for text in (*taken, *refused):
+        ids = tokenizer.encode(text).ids
+        assert (accept_all(compiled.matcher(), ids) == len(ids)) is (text in taken), text

@@ -13,7 +13,8 @@ from jaxserve.server.request_checks import MOST_SAMPLES
 from jaxserve.types import MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS, MAX_STOP_REGEX_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-_GRAMMAR = f"of up to {MAX_GRAMMAR_BYTES // 1024} KiB; at most one of json_schema, regex and ebnf"
+_JSON = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
+_GRAMMAR = f"of up to {MAX_GRAMMAR_BYTES // 1024} KiB; at most one of json_schema, regex, ebnf and structural_tag"
 
 _SAMPLING_LIMITS: dict[str, dict[str, Any]] = {
     "max_new_tokens": {"minimum": 0},
@@ -31,11 +32,13 @@ _SAMPLING_LIMITS: dict[str, dict[str, Any]] = {
     "n": {"minimum": 1, "maximum": MOST_SAMPLES},
     "stream_interval": {"minimum": 1},
     "logit_bias": {"maxProperties": MAX_LOGIT_BIAS},
-    "json_schema": {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]},
+    "json_schema": _JSON,
+    "structural_tag": _JSON,
 }
 
 _OPENAI_LIMITS: dict[str, dict[str, Any]] = {
     **_SAMPLING_LIMITS,
+    "best_of": {"minimum": 1, "maximum": MAX_CHOICES},
     "max_tokens": {"minimum": 1},
     "max_completion_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
@@ -44,6 +47,21 @@ _OPENAI_LIMITS: dict[str, dict[str, Any]] = {
 # JSON schema keywords by struct and field.
 LIMITS: dict[str, dict[str, dict[str, Any]]] = {
     "SamplingParams": _SAMPLING_LIMITS,
+    "OllamaOptions": {
+        **{name: _SAMPLING_LIMITS[name] for name in ("temperature", "top_p", "min_p", "stop")},
+        "repeat_penalty": _SAMPLING_LIMITS["repetition_penalty"],
+        "presence_penalty": _SAMPLING_LIMITS["presence_penalty"],
+        "frequency_penalty": _SAMPLING_LIMITS["frequency_penalty"],
+        "top_k": {"minimum": -1},
+        "typical_p": {"const": 1},
+        "tfs_z": {"const": 1},
+        "mirostat": {"const": 0},
+    },
+    "MessagesRequest": {
+        "max_tokens": {"minimum": 0},
+        **{name: _SAMPLING_LIMITS[name] for name in ("temperature", "top_p", "top_k")},
+        "stop_sequences": {"maxItems": MAX_STOP_STRINGS},
+    },
     "CompletionRequest": _OPENAI_LIMITS,
     "ChatCompletionRequest": _OPENAI_LIMITS,
 }
@@ -78,6 +96,7 @@ FIELDS: dict[str, str] = {
     "json_schema": f"A JSON schema that the output must match, as an object or a string {_GRAMMAR}.",
     "regex": f"A regular expression that the whole output must match, {_GRAMMAR}.",
     "ebnf": f"A grammar in xgrammar's EBNF that the output must match, {_GRAMMAR}.",
+    "structural_tag": f"A structural tag that the output must match, as an object or a string {_GRAMMAR}.",
     # the request
     "model": 'The served model\'s name, "default" or nothing.',
     "text": "A prompt or a list of prompts; exactly one of text and input_ids.",
@@ -91,22 +110,33 @@ FIELDS: dict[str, str] = {
     "include_usage": "End the stream with an event that holds the usage.",
     "continuous_usage_stats": "Put the usage so far into each event.",
     "include_obfuscation": "Not served; only false is taken.",
-    "return_logprob": "Tell the logprob of each generated token.",
+    "return_logprob": "Tell the logprob of each generated token. Like the next ones: one value, or one for each prompt.",
     "top_logprobs_num": "Tell so many likeliest alternatives of each token, up to --max-top-logprobs; needs return_logprob.",
     "return_text_in_logprobs": "Put the tokens' text beside their ids.",
-    "logprob_start_len": "Only -1 with return_logprob: logprobs of the prompt are not served.",
+    "logprob_start_len": "With return_logprob: tell logprobs of the prompt's tokens from this one on; -1: none of them.",
+    "token_ids_logprob": "With return_logprob: tell the logprobs of these tokens at each place; lists: for each prompt.",
+    "return_hidden_states": "Tell hidden states, of all tokens or the last; needs --enable-return-hidden-states.",
     "top_logprobs": "Tell so many alternatives of each token, up to --max-top-logprobs; needs logprobs.",
     "priority": "Larger goes first, with --enable-priority-scheduling.",
     "extra_key": "Requests share cached prefixes only with those of the same key.",
     "cache_salt": "As extra_key; both may be given.",
+    "require_reasoning": "The output begins with thinking: a grammar applies behind it. Needs --reasoning-parser.",
     "return_token_ids": "Tell the generated token ids.",
     "return_prompt_token_ids": "Tell the prompt's token ids.",
     "return_meta_info": "Tell what meta_info of /generate tells.",
-    "best_of": "Not served; only n is taken.",
+    "best_of": "Draw so many, at least n, and return the n that are likeliest per token; not with stream.",
     "echo": "Begin the text with the prompt.",
-    "tools": "Functions for the chat template; taken with tool_choice none only, as calls are not parsed yet.",
-    "tool_choice": 'Only "none" with tools.',
-    "reasoning_effort": "Given to the chat template.",
+    "suffix": "What follows the text to be filled in, of models that have tokens for this.",
+    "response_format": "What the output must match: json_object, json_schema, structural_tag, or text for anything.",
+    "tools": "Functions that the model may call; how it writes calls, --tool-call-parser says.",
+    "tool_choice": "auto, none, required, a function by its name, or allowed_tools; required and a name do without a parser.",
+    "parallel_tool_calls": "false: at most one call.",
+    "reasoning_effort": "How hard to think: none, minimal, low, medium, high, xhigh, max, or a number in [0, 0.99].",
+    "reasoning": "effort, as reasoning_effort, and enabled.",
+    "thinking": 'Whether to think: {"type": "enabled"} or {"type": "disabled"}.',
+    "separate_reasoning": "Tell thinking as reasoning_content (default true), with --reasoning-parser.",
+    "stream_reasoning": "Stream thinking as it comes (default true), or at once when it is over.",
+    "return_cached_tokens_details": "Tell where cached tokens of the prompt were, as sglext.",
     "continue_final_message": "Go on with the last message instead of answering it.",
     "chat_template_kwargs": "Further values for the chat template.",
     "add_special_tokens": "Add the tokenizer's special tokens (default true for prompts).",
@@ -115,6 +145,53 @@ FIELDS: dict[str, str] = {
     "tool_call_parser": "How the model calls tools, as the option; null: that of --tool-call-parser.",
     "reasoning_parser": "How the model marks its thinking, as the option; null: that of --reasoning-parser.",
     "return_blocks": "Tell the parts in their order, too.",
+    # Anthropic
+    "system": "The system prompt: a text, or for Anthropic's also text blocks.",
+    "stop_sequences": "Strings that end the text; stop_sequence of the reply names the one that did.",
+    "budget_tokens": "Taken without effect: thinking counts as output and ends with it.",
+    "display": '"omitted" leaves the text of the thinking out of the reply.',
+    "type": "What kind of object this is.",
+    "name": "Of the tool that must be called.",
+    "disable_parallel_tool_use": "At most one call.",
+    "output_config": "How to answer.",
+    "effort": "Given to the chat template as reasoning_effort.",
+    "schema": "The JSON schema.",
+    "task_budget": "Taken without effect.",
+    "context_management": "Edits that clear old thinking and tool uses are taken without effect; others are refused.",
+    "edits": "Objects with a type.",
+    # Ollama
+    "options": "How to draw tokens and when to stop.",
+    "format": '"json", or a JSON schema that the output must match.',
+    "think": "Whether to think, or how hard (low, medium, high), where the chat template lets one choose.",
+    "keep_alive": "Taken without effect: the model stays loaded.",
+    "raw": "The prompt is what the model reads, without a template.",
+    "num_predict": "Most tokens to generate; below 1: as many as the context has room for.",
+    "repeat_penalty": "Above 1 makes tokens that were generated less likely; 1: off.",
+    **dict.fromkeys(("typical_p", "tfs_z"), "Not served; only 1 is taken."),
+    "mirostat": "Not served; only 0 is taken.",
+    **dict.fromkeys(
+        (
+            "numa",
+            "num_ctx",
+            "num_batch",
+            "num_gpu",
+            "main_gpu",
+            "low_vram",
+            "f16_kv",
+            "logits_all",
+            "vocab_only",
+            "use_mmap",
+            "use_mlock",
+            "embedding_only",
+            "num_thread",
+            "num_keep",
+            "repeat_last_n",
+            "penalize_newline",
+            "mirostat_tau",
+            "mirostat_eta",
+        ),
+        "Taken without effect.",
+    ),
     # control
     "abort_all": "End all requests.",
     "mode": "What becomes of running requests.",
@@ -133,9 +210,40 @@ FIELDS: dict[str, str] = {
     "keep_pause": "Not served; only false is taken.",
     "token_step": "Not served; only 0 is taken.",
     "manifest": "Not served; only null is taken.",
+    "log_requests": "Log each request when it is accepted and when it ends.",
+    "log_requests_level": "0: ids, counts, times; 1: and sampling parameters; 2: and the ends of texts; 3: all of the texts.",
+    "log_requests_format": "Form of these lines.",
+    "log_level": "Verbosity of the logs of all processes.",
+    "dump_requests_folder": "Write finished requests to files in this folder of the server; empty: no more.",
+    "dump_requests_threshold": "So many to a file.",
+    "crash_dump_folder": "Folder for what ran when a worker dies; empty: none.",
+}
+_MODEL = {"model": "The served model's name."}
+_ANTHROPIC = {
+    **_MODEL,
+    "messages": "The conversation: texts, or blocks of text, thinking, tool_use, tool_result and search_result.",
+    "tools": "Tools that may be called, each with name, description and input_schema.",
+    "tool_choice": "Whether one of them must be called, may be, or must not.",
+    "thinking": "Whether the model thinks before it answers, where its template lets one choose; null: the template's choice.",
+}
+_OLLAMA = {
+    "model": "The served model's name, with or without :latest.",
+    "stream": "false: one reply instead of a stream of lines.",
+    "logprobs": "Tell each token's logprob.",
 }
 # Where a field means something else.
 FIELDS_OF: dict[str, dict[str, str]] = {
+    "MessagesRequest": {**_ANTHROPIC, "max_tokens": "Most tokens to generate; fewer if the context has no room for so many."},
+    "CountTokensRequest": _ANTHROPIC,
+    "OutputConfig": {"format": "What the text must match."},
+    "OllamaChatRequest": {
+        **_OLLAMA,
+        "messages": "The conversation: objects with role and content; empty: nothing is generated.",
+        "tools": "Functions that the model may call.",
+    },
+    "OllamaGenerateRequest": {**_OLLAMA, "prompt": "What the user says; empty: nothing is generated."},
+    "OllamaShowRequest": {"model": _OLLAMA["model"], "name": "The older name of model."},
+    "OllamaOptions": {"top_k": "Draw from this many likeliest tokens; 0: all."},
     "AbortRequest": {"rid": "What the ids of the requests to end begin with."},
     "ParseFunctionCallRequest": {
         "text": "What a model wrote.",
@@ -158,7 +266,17 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "SeparateReasoningRequest": {"text": "<think>\nHm.\n</think>\n\nParis", "reasoning_parser": "qwen3"},
     "CompletionRequest": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
     "ChatCompletionRequest": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
+    "MessagesRequest": {
+        "model": "default",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 64,
+    },
+    "CountTokensRequest": {"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+    "OllamaChatRequest": {"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+    "OllamaGenerateRequest": {"model": "default", "prompt": "What is the capital of France?", "options": {"num_predict": 64}},
+    "OllamaShowRequest": {"model": "default"},
     "AbortRequest": {"abort_all": True},
+    "ConfigureLoggingReq": {"log_requests": True, "log_requests_level": 0},
     "PauseGenerationReqInput": {"mode": "retract"},
     "SetInternalStateReq": {"server_args": {"max_queued_requests": 1000}},
     "UpdateWeightFromDiskReqInput": {"model_path": "/models/other"},

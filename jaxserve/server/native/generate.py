@@ -6,6 +6,7 @@ body -> build_generate_request -> NativeJob -> JSON, or one event per chunk
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -24,18 +25,33 @@ router = APIRouter(tags=["native"])
 
 # For /docs; `build_generate_request` is what checks.
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+
+def _for_each(schema: dict[str, Any]) -> dict[str, Any]:
+    """One value for all prompts, or a list with one for each."""
+    return {"anyOf": [schema, {"type": "array", "items": schema}]}
+
+
 _FIELDS = {
     "text": _TEXTS,
     "input_ids": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}},
     "rid": _TEXTS,
     "stream": {"type": "boolean", "default": False},
-    "return_logprob": {"type": "boolean", "default": False},
-    "top_logprobs_num": {"type": "integer", "default": 0, "minimum": 0},
-    "logprob_start_len": {"type": "integer", "default": -1},
+    "return_logprob": _for_each({"type": "boolean", "default": False}),
+    "top_logprobs_num": _for_each({"type": "integer", "default": 0, "minimum": 0}),
+    "logprob_start_len": _for_each({"type": "integer", "default": -1}),
+    "token_ids_logprob": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]},
+    },
     "return_text_in_logprobs": {"type": "boolean", "default": False},
-    "priority": {"type": "integer"},
-    "extra_key": {"type": "string"},
-    "cache_salt": {"type": "string"},
+    "return_prompt_token_ids": {"type": "boolean", "default": False},
+    "return_hidden_states": _for_each({"enum": [False, True, "last"], "default": False}),
+    "priority": _for_each({"type": "integer"}),
+    "extra_key": _TEXTS,
+    "cache_salt": _TEXTS,
+    "session_params": _for_each({"$ref": "#/components/schemas/SessionParams"}),
+    "require_reasoning": {"type": "boolean", "default": False},
 }
 _DOCS = generate_body(
     _FIELDS, {"text": "The capital of France is", "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
@@ -49,7 +65,10 @@ async def generate(request: Request) -> Response:
     args: ServerArgs = request.app.state.args
     service = service_of(request)
     native = build_generate_request(
-        await read_json_object(request), args.preferred_sampling_params, lambda count: service.check_num_sequences(count, 1)
+        await read_json_object(request),
+        args.preferred_sampling_params,
+        service.thinking_end,
+        lambda count: service.check_num_sequences(count, 1),
     )
     job = NativeJob(native, args, request.app.state.token_texts.__getitem__)
     if native.req.stream:
