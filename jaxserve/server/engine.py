@@ -159,8 +159,8 @@ class Engine:
 
     @property
     def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer."""
-        return self._pipeline.manager.tokenizer.hf
+        """The Hugging Face tokenizer; None with skip_tokenizer_init."""
+        return None if self.server_args.skip_tokenizer_init else self._pipeline.manager.tokenizer.hf
 
     @property
     def num_live(self) -> int:

@@ -47,6 +47,7 @@ class ModelLimits:
     max_top_logprobs: int
     allow_auto_truncate: bool
     follows_grammars: bool = True
+    makes_text: bool = True  # there is a tokenizer
     max_running: int = 0  # sequences at once
     max_queued: int | None = None  # that wait; None: no limit
 
@@ -57,6 +58,7 @@ class ModelLimits:
         max_top_logprobs: int,
         allow_auto_truncate: bool,
         follows_grammars: bool,
+        makes_text: bool,
         max_queued: int | None,
     ) -> ModelLimits:
         return ModelLimits(
@@ -66,6 +68,7 @@ class ModelLimits:
             max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
             allow_auto_truncate=allow_auto_truncate,
             follows_grammars=follows_grammars,
+            makes_text=makes_text,
             max_running=info["max_rows"],
             max_queued=max_queued,
         )
@@ -109,6 +112,8 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
             params.verify(limits.vocab_size)
         except ValueError as error:
             raise RequestError(str(error), param=str(error).split(" ", 1)[0]) from error
+        if not limits.makes_text:
+            _check_needs_no_text(params)
         if params.grammar is not None and not limits.follows_grammars:
             kind = params.grammar.kind
             raise RequestError(f"{kind} is not available: this server runs with --grammar-backend none.", param=kind)
@@ -118,10 +123,23 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     distinct_options = _distinct(req.options)
     for options in distinct_options:
         _check_options(options, limits)
+        if options.session_params is not None and req.num_samples > 1:
+            raise RequestError(f"A turn of a session has one sequence, got n={req.num_samples}.", param="n")
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params, distinct_options)
     _check_params_size(req.sampling_params, distinct_params)
+
+
+def _check_needs_no_text(params: SamplingParams) -> None:
+    for name in ("stop", "stop_regex", *GRAMMAR_KINDS):
+        if getattr(params, name):
+            raise without_tokenizer(name, param=name)
+
+
+def without_tokenizer(what: str, param: str | None = None) -> RequestError:
+    message = f"{what} needs a tokenizer, and this server runs without one (--skip-tokenizer-init): send input_ids."
+    return RequestError(message, param=param)
 
 
 def _check_options(options: PromptOptions, limits: ModelLimits) -> None:
@@ -278,13 +296,13 @@ def _too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -
     return RequestError(f"The input ({count}) is longer than {limit}", code="context_length_exceeded")
 
 
-def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:
-    """max_new_tokens for this prompt: what was asked for, or what the context has room for."""
+def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits, *, cut: bool = False) -> int:
+    """max_new_tokens for this prompt: what was asked for, or what the context has room for. `cut`: too many are no error."""
     room = limits.context_len - prompt_len
     if params.max_new_tokens is None:
         return room
     if params.max_new_tokens > room:
-        if not limits.allow_auto_truncate:
+        if not (cut or limits.allow_auto_truncate):
             total = prompt_len + params.max_new_tokens
             raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of {limits.context_len} tokens: "

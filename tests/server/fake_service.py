@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxserve.messages import HiddenStates
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
+from jaxserve.scheduler.control.configure_logging import ConfigureLoggingReqOutput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqOutput
 from jaxserve.scheduler.control.declaration import ControlError, ControlStruct
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqOutput
@@ -25,6 +26,7 @@ from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccu
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
@@ -57,6 +59,7 @@ class FakeService:
         self.vocab_size = VOCAB_SIZE
         self.generation_defaults: dict[str, Any] = {}
         self.resolved_options: dict[str, Any] = {"page_size": 16}
+        self.template_arguments = TemplateArguments()
         self.num_live = 0
         self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
@@ -72,6 +75,7 @@ class FakeService:
             "pause_generation": [PauseGenerationReqOutput()],
             "continue_generation": [ContinueGenerationReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
+            "configure_logging": [ConfigureLoggingReqOutput("info")],
             "freeze_gc": [FreezeGCReqOutput(1), FreezeGCReqOutput(2)],
             "set_internal_state": [SetInternalStateReqOutput(True, {})],
             "release_memory_occupation": [ReleaseMemoryOccupationReqOutput(())],
@@ -179,9 +183,14 @@ class FakeService:
     ) -> GenerationChunk:
         ids = [ord(char) for char in texts[-1]]
         logprobs = [TokenLogprob(id_, -0.5, []) for id_ in ids] if req.options_of(index).return_logprob else []
+        count, limit = sum(map(len, texts)), req.sampling_params[index // req.num_samples].max_new_tokens
         reason = FinishReason.stop(EOS) if is_last else None
-        count = sum(map(len, texts))
-        return GenerationChunk(index, rid, texts[-1], ids, logprobs, prompt_len, count, 3, reason, {}, "v1")
+        if limit is not None and limit <= count:
+            reason = FinishReason.length_limit(count)
+        if self.fail_after and len(texts) >= self.fail_after[0]:
+            reason = self.fail_after[1]
+        meta = {"e2e_latency": 0.25} if reason else {}
+        return GenerationChunk(index, rid, texts[-1], ids, logprobs, prompt_len, count, 3, reason, meta, "v1")
 
     def _reason(self, params: SamplingParams, letter: str, step: int) -> FinishReason | None:
         if self.fail_after and step >= self.fail_after[0]:

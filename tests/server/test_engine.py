@@ -37,6 +37,36 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
+def test_an_engine_without_a_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    options = {"skip_tokenizer_init": True, "worker_commands": fake_scheduler.commands()}
+    with new_engine() as usual, Engine(str(folder), **options) as engine:  # which has no tokenizer
+        assert engine.tokenizer is None
+        wanted: Any = usual.generate(input_ids=[5, 6, 7], sampling_params=GREEDY, return_logprob=True)
+        reply: Any = engine.generate(input_ids=[5, 6, 7], sampling_params=GREEDY, return_logprob=True)
+        assert (reply["text"], reply["output_ids"]) == ("", wanted["output_ids"])
+        assert reply["meta_info"]["output_token_logprobs"] == wanted["meta_info"]["output_token_logprobs"]
+        streamed: list[Any] = list(engine.generate(input_ids=[[5], [6]], sampling_params=GREEDY, stream=True))
+        assert sorted(one["index"] for one in streamed if one["meta_info"]["finish_reason"]) == [0, 1]
+        stop_token = reply["output_ids"][2]
+        stopped: Any = engine.generate(input_ids=[5, 6, 7], sampling_params={**GREEDY, "stop_token_ids": [stop_token]})
+        assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop_token}
+        for wrong in (
+            {"sampling_params": {"stop": "x"}},
+            {"sampling_params": {"stop_regex": "x"}},
+            {"sampling_params": {"regex": "x"}},
+            {"return_text_in_logprobs": True},
+        ):
+            name = next(iter(wrong.get("sampling_params", wrong)))
+            with pytest.raises(RequestError, match=f"^{name} needs a tokenizer, and this server runs without one"):
+                engine.generate(input_ids=[5], **wrong)
+        with pytest.raises(RequestError, match=r"^A text needs a tokenizer, and .* send input_ids") as caught:
+            engine.generate("Hello")
+        assert caught.value.status_code == 400
+
+
 def test_names_of_the_package() -> None:
     assert jaxserve.Engine is Engine
     assert jaxserve.SamplingParams().max_new_tokens == 128

@@ -41,6 +41,7 @@ def test_new_tokens_fit_the_context() -> None:
     assert fit_new_tokens(SamplingParams(max_new_tokens=3), 7, limits()) == 3
     assert fit_new_tokens(SamplingParams(max_new_tokens=None), 7, limits()) == 3
     assert fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits(allow_auto_truncate=True)) == 3
+    assert fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits(), cut=True) == 3
     with pytest.raises(RequestError, match="together 11; this model's maximum context length is 10") as caught:
         fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits())
     assert caught.value.code == "context_length_exceeded"

@@ -14,6 +14,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.server.native.logprobs import TokenText
 from jaxserve.server.native.replies import GenerateReply, Reply
 from jaxserve.server.native.request import NativeRequest
+from jaxserve.server.request_checks import without_tokenizer
 from jaxserve.server.requests import GenerationChunk, raise_if_failed
 
 
@@ -22,6 +23,10 @@ class NativeJob:
     native: NativeRequest
     args: ServerArgs
     token_text: TokenText  # used if logprobs are to come with the tokens' text
+
+    def __post_init__(self) -> None:
+        if self.native.return_text_in_logprobs and self.args.skip_tokenizer_init:
+            raise without_tokenizer("return_text_in_logprobs", param="return_text_in_logprobs")
 
     async def whole(self, chunks: AsyncGenerator[GenerationChunk, None]) -> Reply | list[Reply]:
         """The finished reply, or a list of them if a list was asked for."""

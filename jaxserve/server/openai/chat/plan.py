@@ -150,7 +150,7 @@ def _params(
     if calls is not None:
         only_one = body.parallel_tool_calls is False
         grammar = grammar_of_calls(conversation.tools, calls, grammar, args, only_one=only_one)
-    defaults = dict(service.generation_defaults) if args.sampling_defaults == "model" else {}
+    defaults = dict(context.sampling_defaults)
     spaces = (body.chat_template_kwargs or {}).get(_SPACES)
     if isinstance(spaces, bool):  # SGLang looks for it there
         defaults[_SPACES] = spaces
