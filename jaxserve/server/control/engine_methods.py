@@ -16,9 +16,9 @@ class Controllable(Protocol):
     def control(self, request: ControlStruct) -> Any: ...
 
 
-def add_control_methods(engine: type[Controllable]) -> None:
-    """One method per control request; its parameters are the request's fields, its result is the reply struct."""
-    for control in controls().values():
+def add_control_methods(engine: type[Controllable], has: Callable[[Control], bool] = lambda control: True) -> None:
+    """One method per control request that it `has`; its parameters are the request's fields, its result is the reply struct."""
+    for control in filter(has, controls().values()):
         setattr(engine, control.name, _method(control))
 
 
