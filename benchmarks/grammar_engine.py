@@ -26,16 +26,24 @@ _PERSON = {
 
 def kinds(num_tokens: int) -> dict[str, dict[str, Any]]:
     people = {"type": "array", "items": _PERSON, "minItems": num_tokens}
-    return {"free": {}, "regex": {"regex": f"[a-z ]{{{num_tokens},}}"}, "json": {"json_schema": json.dumps(people)}}
+    schema = {"json_schema": json.dumps(people)}
+    return {
+        "free": {},
+        "regex": {"regex": f"[a-z ]{{{num_tokens},}}"},
+        "json": schema,
+        "thinking": {**schema, "require_reasoning": True},  # the demo model never ends it
+    }
 
 
 def tokens_per_s(engine: jaxserve.Engine, rows: int, num_tokens: int, kind: dict[str, Any]) -> float:
+    grammar = {name: value for name, value in kind.items() if name != "require_reasoning"}
     params = [
-        {"temperature": 0.8, "sampling_seed": row, "max_new_tokens": num_tokens, "ignore_eos": True, **kind}
+        {"temperature": 0.8, "sampling_seed": row, "max_new_tokens": num_tokens, "ignore_eos": True, **grammar}
         for row in range(rows)
     ]
+    prompts = [f"Row {row}:" for row in range(rows)]
     started_s = time.perf_counter()
-    replies: Any = engine.generate([f"Row {row}:" for row in range(rows)], params)
+    replies: Any = engine.generate(prompts, params, require_reasoning=kind.get("require_reasoning", False))
     elapsed_s = time.perf_counter() - started_s
     counts = {reply["meta_info"]["completion_tokens"] for reply in replies}
     assert counts == {num_tokens}, f"a request ended early: {sorted(counts)} of {num_tokens} tokens"
@@ -54,6 +62,7 @@ def main() -> None:
         decode_row_buckets=tuple(sorted(set(options.rows))),
         context_length=options.tokens + 56,
         disable_radix_cache=True,
+        reasoning_parser="qwen3",
         warmup="full",
     )
     asked = kinds(options.tokens)

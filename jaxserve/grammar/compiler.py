@@ -11,18 +11,20 @@ requests that bring it.
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxserve.grammar.errors import GrammarError, NotCompiledError
 from jaxserve.grammar.lane import Lane
 from jaxserve.grammar.matcher import CompiledGrammar
 from jaxserve.grammar.prototype import compile_prototype
 from jaxserve.grammar.setup import JsonStyle, Setup
+from jaxserve.grammar.thinking import ThinkingGrammar, opening
 from jaxserve.grammar.tokenizer import GrammarTokenizer, build_tokenizer
 from jaxserve.grammar.trial import TrialProcess
-from jaxserve.types import Grammar
+from jaxserve.types import Grammar, Thinking
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,36 @@ class GrammarFuture:
         self._compilation.leave()
 
 
+class ThinkingFuture:
+    """A grammar behind thinking that is being compiled, as a GrammarFuture."""
+
+    def __init__(
+        self,
+        answer: GrammarFuture,
+        begin: GrammarFuture | None,
+        thinking: Thinking,
+        tokenizer: Callable[[], GrammarTokenizer],
+    ) -> None:
+        self._answer = answer
+        self._begin = begin
+        self._thinking = thinking
+        self._tokenizer = tokenizer
+
+    @property
+    def done(self) -> bool:
+        return self._answer.done and (self._begin is None or self._begin.done)
+
+    def result(self) -> ThinkingGrammar:
+        answer = self._answer.result()
+        begin = None if self._begin is None else self._begin.result()
+        return ThinkingGrammar(answer, begin, self._thinking, self._tokenizer())
+
+    def abandon(self) -> None:
+        self._answer.abandon()
+        if self._begin is not None:
+            self._begin.abandon()
+
+
 class GrammarCompiler:
     """Costs nothing until the first grammar comes. `submit` belongs to one thread."""
 
@@ -111,6 +143,11 @@ class GrammarCompiler:
             compilation = self._begin(grammar)
         self._cache.move_to_end(grammar)
         return GrammarFuture(compilation)
+
+    def submit_behind(self, thinking: Thinking, grammar: Grammar) -> ThinkingFuture:
+        """The same for an output that thinks first."""
+        begin = None if thinking.begin is None else self.submit(opening(thinking.begin))
+        return ThinkingFuture(self.submit(grammar), begin, thinking, functools.partial(self._get_tokenizer, grammar.kind))
 
     def close(self) -> None:
         """Kills the child processes; what is being compiled fails."""
@@ -145,7 +182,7 @@ class GrammarCompiler:
         compilation.is_over.set()
 
     def _compile(self, grammar: Grammar, lane: Lane) -> CompiledGrammar:
-        tokenizer = self._get_tokenizer(grammar)
+        tokenizer = self._get_tokenizer(grammar.kind)
         lane.trial.check(grammar)
         prototype = compile_prototype(tokenizer, grammar, self._setup.json_style)
         eos, ll = tokenizer.eos_token_ids, tokenizer.ll
@@ -156,11 +193,10 @@ class GrammarCompiler:
             hidden_token_ids=[token for token in ll.eos_tokens if token not in eos],
         )
 
-    def _get_tokenizer(self, grammar: Grammar) -> GrammarTokenizer:
+    def _get_tokenizer(self, kind: str) -> GrammarTokenizer:
         if not self._setup.tokenizer_json:
             raise GrammarError(
-                f"{grammar.kind} needs a fast tokenizer (one that the tokenizers library can load), "
-                "and this server runs without one."
+                f"{kind} needs a fast tokenizer (one that the tokenizers library can load), and this server runs without one."
             )
         with self._tokenizer_lock:
             if self._tokenizer is None:

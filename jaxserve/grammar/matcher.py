@@ -59,6 +59,15 @@ class Matcher:
     # --- where it stands
 
     @property
+    def current(self) -> Matcher:
+        """What is to be asked from now on."""
+        return self
+
+    def is_free_along(self, drafts: Sequence[int]) -> bool:
+        """Whether every token may come next, and behind each of the drafts."""
+        return False
+
+    @property
     def may_end(self) -> bool:
         """What was accepted so far is a whole output; eos is allowed."""
         return self._has_ended or self.state.is_accepting()

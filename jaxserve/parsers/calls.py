@@ -16,10 +16,13 @@ from jaxserve.parsers.generator import GeneratorParser
 from jaxserve.parsers.reader import BrokenCallError, CutOffError, Read, Sink, Tags
 from jaxserve.parsers.values import as_json, string, value
 
+LONGEST_NAME = 512
+
 
 class CallParser(GeneratorParser):
     begins: Tags  # where a call may begin
     ends: Tags  # where one that broke is over
+    is_text_if_cut_off = False  # what may have become a call when the message ends; else it is neither call nor content
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
@@ -49,6 +52,21 @@ class CallParser(GeneratorParser):
         self.reader.record("")
         self.out.tag()
 
+    def named_call(self, name: str, call_id: str | None = None) -> Read[None]:
+        """The arguments come next, and then the call is whole."""
+        yield from self.begin_with_arguments(name, call_id)
+        self.end()
+
+    def begin_with_arguments(self, name: str, call_id: str | None = None) -> Read[None]:
+        if (yield from self.reader.peek()) == "{":
+            self.begin(name, call_id)
+            yield from value(self.reader, self.out.arguments)
+        else:
+            held: list[str] = []
+            yield from self.arguments(held.append)
+            self.begin(name, call_id)
+            self.out.arguments("".join(held))
+
     def arguments(self, sink: Sink) -> Read[None]:
         """An object; or one within a string, or null, which some models write."""
         char = yield from self.reader.peek()
@@ -77,14 +95,14 @@ class CallParser(GeneratorParser):
             else:
                 self.out.tag()
 
-    def _attempt(self, tag: str, *, is_text_if_cut: bool = False) -> Read[None]:
+    def _attempt(self, tag: str) -> Read[None]:
         """Reads what may be calls; a broken one is still `_is_in_call` behind it."""
         self.reader.record(tag)
         try:
             yield from self.call(tag)
         except CutOffError:
             rest = self.reader.forget() + self.reader.rest()
-            if is_text_if_cut and not self._is_in_call:
+            if self.is_text_if_cut_off and not self._is_in_call:
                 self.out.content(rest)
         except BrokenCallError:
             if not self._is_in_call:

@@ -18,6 +18,11 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     return {"type": "object", **(tool["function"].get("parameters") or {})}
 
 
+def required(tool: Tool) -> list[str]:
+    names = schema_of(tool).get("required")
+    return names if isinstance(names, list) else []
+
+
 def schema(json_schema: Any) -> Node:
     return {"type": "json_schema", "json_schema": json_schema}
 
@@ -25,6 +30,12 @@ def schema(json_schema: Any) -> Node:
 def arguments(tool: Tool) -> Node:
     """An object with the tool's arguments."""
     return schema(schema_of(tool))
+
+
+def standalone(json_schema: Any, around: dict[str, Any]) -> Any:
+    """The schema of one argument, with the definitions that it may refer to."""
+    definitions = {word: around[word] for word in ("$defs", "definitions") if word in around}
+    return {**definitions, **json_schema} if isinstance(json_schema, dict) else json_schema
 
 
 def const(text: str) -> Node:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 
-from jaxserve.parsers.calls import CallParser
+from jaxserve.parsers.calls import LONGEST_NAME, CallParser
 from jaxserve.parsers.reader import BrokenCallError, Read
 from jaxserve.parsers.values import value
 
-_LONGEST_WORD = 512
 _QUOTE = {quote: re.compile(quote) for quote in ('"', "'")}
 _ARGUMENTS = ("arguments", "parameters")
 
@@ -34,9 +33,8 @@ class JsonCallParser(CallParser):
             elif key == "id" and call_id is None:
                 call_id = yield from self._word()
             elif key in _ARGUMENTS and name is not None and not has_begun:
-                self.begin(name, call_id)
                 has_begun = True
-                yield from self.arguments(self.out.arguments)
+                yield from self.begin_with_arguments(name, call_id)
             elif key in _ARGUMENTS and not held:
                 yield from self.arguments(held.append)
             elif key == "type":
@@ -66,7 +64,7 @@ class JsonCallParser(CallParser):
 
     def _word(self) -> Read[str]:
         quote = yield from self.reader.expect('"', "'")
-        word = yield from self.reader.before(_QUOTE[quote], _LONGEST_WORD)
+        word, _ = yield from self.reader.before(_QUOTE[quote], LONGEST_NAME)
         try:
             return str(json.loads(f'"{word}"')) if "\\" in word else word
         except ValueError:

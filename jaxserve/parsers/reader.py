@@ -107,15 +107,22 @@ class Reader:
                 return
             yield
 
-    def before(self, pattern: re.Pattern[str], most: int) -> Read[str]:
-        """Reads a text of bounded length and the delimiter behind it, which it leaves out; both together at most so long."""
+    def until_tag(self, tags: Tags, sink: Sink) -> Read[str]:
+        """Reads up to the first of the tags, which must come."""
+        tag = yield from self.until(tags, sink)
+        if tag is None:
+            raise CutOffError
+        return tag
+
+    def before(self, pattern: re.Pattern[str], most: int) -> Read[tuple[str, str]]:
+        """Reads a text and the delimiter behind it, together at most so long, and returns both."""
         while (match := pattern.search(self._text, self._at, self._at + most)) is None:
             if len(self._text) - self._at >= most:
                 raise BrokenCallError
             yield from self._more()
         text = self._text[self._at : match.start()]
         self._advance(match.end())
-        return text
+        return text, match[0]
 
     def peek(self) -> Read[str]:
         """The next character, which stays."""

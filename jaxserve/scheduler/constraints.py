@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.grammar import MaskFiller
+from jaxserve.grammar import MaskFiller, Matcher, ThinkingMatcher
 from jaxserve.runner import RunnerSpec, StepInput
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.rows import RowFlag, RowTable
@@ -23,24 +23,36 @@ class Constraints:
         self._spec = spec
         self._filler: MaskFiller | None = None  # made when the first grammar comes: it brings threads
 
-    def masks(self, step: StepInput) -> np.ndarray:
-        """int32 [R, K, words] for Runner.sample. All results of earlier steps must have been processed."""
+    def masks(self, step: StepInput) -> np.ndarray | None:
+        """int32 [R, K, words] for Runner.sample; None if all rows are free for now. All results of earlier steps must have been
+        processed."""
         table, spec = self._table, self._spec
-        if self._filler is None:
-            self._filler = MaskFiller()
-        verifies = step.mode is ForwardMode.DECODE and spec.num_draft_tokens > 1
-        masks = np.full((step.num_rows, spec.num_draft_tokens if verifies else 1, spec.mask_words), -1, np.int32)
         is_constrained = (table.flags[step.rows] & RowFlag.GRAMMAR) != 0
         places = (step.sample & table.alive[step.rows] & is_constrained).nonzero()[0].tolist()
         rows = step.rows[places].tolist()
         matchers = [matcher for row in rows if (matcher := table.req(row).matcher) is not None]
+        verifies = step.mode is ForwardMode.DECODE and spec.num_draft_tokens > 1
+        drafts = [_known(table.drafts[row]) if verifies else [] for row in rows]
+        if all(matcher.is_free_along(tokens) for matcher, tokens in zip(matchers, drafts, strict=True)):
+            return None
+        masks = np.full((step.num_rows, spec.num_draft_tokens if verifies else 1, spec.mask_words), -1, np.int32)
         if not verifies:
-            self._filler.fill(matchers, places, masks[:, 0])
+            self._fill(matchers, places, masks[:, 0])
             return masks
-        for place, row, matcher in zip(places, rows, matchers, strict=True):
-            drafts = table.drafts[row]
-            matcher.fill_masks_along(drafts[: int(np.argmin(np.append(drafts, -1) >= 0))].tolist(), masks[place])
+        for place, matcher, tokens in zip(places, matchers, drafts, strict=True):
+            matcher.fill_masks_along(tokens, masks[place])
         return masks
+
+    def _fill(self, matchers: list[Matcher | ThinkingMatcher], places: list[int], out: np.ndarray) -> None:
+        plain: dict[int, Matcher] = {}
+        for place, matcher in zip(places, matchers, strict=True):
+            if isinstance(matcher, ThinkingMatcher):
+                matcher.fill_mask(out[place])
+            else:
+                plain[place] = matcher
+        if self._filler is None:
+            self._filler = MaskFiller()
+        self._filler.fill(list(plain.values()), plain, out)
 
     @staticmethod
     def follow(req: Req, token_id: int) -> FinishReason | None:
@@ -50,10 +62,17 @@ class Constraints:
             return None
         if not matcher.accept(token_id):
             return Constraints.failure(req) or FinishReason.abort(_REFUSED, 400, "BadRequestError")
-        return FinishReason.stop(None) if matcher.is_terminated else None
+        req.matcher = matcher.current
+        return FinishReason.stop(None) if req.matcher.is_terminated else None
 
     @staticmethod
     def failure(req: Req) -> FinishReason | None:
         """Why a request ends whose grammar grew too complex: its mask allows eos alone, but the output is not whole."""
         error = None if req.matcher is None else req.matcher.error
         return None if error is None else FinishReason.abort(error, 400, "BadRequestError")
+
+
+def _known(drafts: np.ndarray) -> list[int]:
+    """Those that are there: the first of them that is not a token is behind the last."""
+    known: list[int] = drafts[: int(np.argmin(np.append(drafts, -1) >= 0))].tolist()
+    return known

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxserve.grammar import CompiledGrammar, GrammarError
+from jaxserve.grammar import CompiledGrammar, GrammarError, ThinkingGrammar
 from jaxserve.scheduler.req import Req, RequestState, unexpected
-from jaxserve.types import FinishReason, Grammar
+from jaxserve.types import FinishReason, Grammar, Thinking
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +22,12 @@ POLL_INTERVAL_S = 0.005
 
 
 class PendingGrammar(Protocol):
-    """grammar.GrammarFuture"""
+    """grammar.GrammarFuture and its likes"""
 
     @property
     def done(self) -> bool: ...
 
-    def result(self) -> CompiledGrammar: ...
+    def result(self) -> CompiledGrammar | ThinkingGrammar: ...
 
     def abandon(self) -> None: ...
 
@@ -36,6 +36,8 @@ class Compiler(Protocol):
     """grammar.GrammarCompiler"""
 
     def submit(self, grammar: Grammar) -> PendingGrammar: ...
+
+    def submit_behind(self, thinking: Thinking, grammar: Grammar) -> PendingGrammar: ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,7 +61,10 @@ class GrammarQueue:
         """Its grammar may be known already; the next poll says so."""
         assert self._compiler is not None, f"request {req.rid} has a grammar and there is no compiler"
         req.move_to(RequestState.COMPILING)
-        self._items[req] = self._compiler.submit(grammar)
+        if req.thinking is None:
+            self._items[req] = self._compiler.submit(grammar)
+        else:
+            self._items[req] = self._compiler.submit_behind(req.thinking, grammar)
 
     def poll(self) -> Compiled:
         """Takes out all whose grammar is compiled or refused. Does not wait."""

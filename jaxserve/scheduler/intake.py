@@ -63,6 +63,7 @@ class Intake:
             stop_text=self._stop_text(message),
             logprobs=self._logprobs(message),
             token_ids_logprob=self._token_ids_logprob(message),
+            thinking=message.thinking,
             queue_entry_s=self._wall_clock(),
             waiting_since_s=self._clock(),
         )

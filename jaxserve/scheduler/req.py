@@ -13,10 +13,10 @@ import enum
 import numpy as np
 
 from jaxserve.cache.manager import Lease
-from jaxserve.grammar import Matcher
+from jaxserve.grammar import Matcher, ThinkingMatcher
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.stops import StopMatcher
-from jaxserve.types import FinishReason, SamplingParams
+from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
@@ -61,7 +61,8 @@ class Req:
     logprob_start_len: int = -1  # the first prompt token of prompt_logprobs
     token_ids_logprob: np.ndarray | None = None  # int32: tokens whose logprobs are returned at every place
     hidden_states: HiddenStateBuffer | None = None  # set if they are returned
-    matcher: Matcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
+    thinking: Thinking | None = None  # what comes before its grammar
+    matcher: Matcher | ThinkingMatcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
 
     state: RequestState = RequestState.WAITING
     lease: Lease | None = None  # from admission to release

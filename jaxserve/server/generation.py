@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
@@ -41,6 +42,7 @@ from jaxserve.server.request_checks import (
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
+from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.tokenizer import Tokenizer
@@ -65,6 +67,7 @@ class Generation:
         self._send = send
         self._journal = journal
         self._live = LiveTable()
+        self.sessions = Sessions()
 
     @property
     def num_live(self) -> int:
@@ -73,7 +76,12 @@ class Generation:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, req: GenerateReqInput, sink: ChunkSink, tokenizer: Tokenizer | None, limits: ModelLimits
+        self,
+        req: GenerateReqInput,
+        sink: ChunkSink,
+        tokenizer: Tokenizer | None,
+        limits: ModelLimits,
+        bos_token_id: int | None = None,
     ) -> AsyncIterator[None]:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
         runs. The tokenizer is needed for prompts that are texts."""
@@ -92,8 +100,9 @@ class Generation:
             if prompts is None:
                 assert tokenizer is not None, "texts need a tokenizer"
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)
+            prompts = self._with_sessions(req, sequences, prompts, limits, bos_token_id)
             req.prompt_ids = await _check_prompts(prompts, limits)
-            rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, req.prompt_ids, strict=True)]
+            rooms = _rooms(req, limits)
             self._journal.accepted(sink)
             await self._send_request(req, sequences, rooms)
             yield
@@ -135,6 +144,28 @@ class Generation:
             twice = next(rid for rid, count in Counter(rids).items() if count > 1)
             raise RequestError(f"Duplicate request ID: the rids of a request must differ, {twice!r} comes twice.", param="rid")
         return rids
+
+    def _with_sessions(
+        self,
+        req: GenerateReqInput,
+        sequences: list[LiveSequence],
+        prompts: list[list[int]],
+        limits: ModelLimits,
+        bos_token_id: int | None,
+    ) -> list[list[int]]:
+        """The prompts, those of sessions behind what the sessions have. What is replaced there is aborted."""
+        prompts, limits = list(prompts), dataclasses.replace(limits, allow_auto_truncate=False)
+        for index, (options, sequence) in enumerate(zip(req.options, sequences, strict=False)):
+            params = options.session_params
+            if params is None:
+                continue
+            new_ids = check_prompt(prompts[index], limits)
+            sequence.turn, replaced = self.sessions.begin(params, sequence.rid, new_ids, bos_token_id)
+            prompts[index] = sequence.turn.prompt_ids().tolist()
+            if replaced:
+                self._send(AbortReq(rids=replaced))
+            check_prompt(prompts[index], limits)
+        return prompts
 
     async def _send_request(
         self,
@@ -235,6 +266,12 @@ async def _check_prompts(prompts: list[list[int]], limits: ModelLimits) -> list[
             await asyncio.sleep(0)
         checked += [check_prompt(ids, limits) for ids in prompts[first : first + SEQUENCES_PER_PART]]
     return checked
+
+
+def _rooms(req: GenerateReqInput, limits: ModelLimits) -> list[int]:
+    """New tokens that each prompt leaves room for."""
+    pairs = zip(req.sampling_params, req.prompt_ids, strict=True)
+    return [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
 
 
 def _draw_rids(req: GenerateReqInput) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxserve.messages import BatchStrOut, InputLogprobs, RequestTimes, TokenLogprobs
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.types import FinishReason
 
@@ -44,6 +45,7 @@ class LiveSequence:
     call: LiveCall | None  # None: nobody waits any more, the terminal message is still to come
     sent: bool = False  # the scheduler knows it
     aborted: bool = False  # before it was sent
+    turn: Turn | None = None  # of a session
 
 
 class LiveTable:
@@ -65,6 +67,8 @@ class LiveTable:
         """Of a sequence that the scheduler never heard of."""
         if self.holds(sequence):
             del self._live[sequence.rid]
+        if sequence.turn is not None:
+            sequence.turn.discard()
 
     def holds(self, sequence: LiveSequence) -> bool:
         return self._live.get(sequence.rid) is sequence
@@ -95,7 +99,11 @@ class LiveTable:
             start, end = end, end + count
             reason = finished.get(i)
             sequence = live.get(rid) if reason is None else live.pop(rid, None)
-            if sequence is None or sequence.call is None:
+            if sequence is None:
+                continue
+            if sequence.turn is not None:
+                sequence.turn.take_in(token_ids[start:end], reason)
+            if sequence.call is None:
                 continue  # its client left
             call, ids = sequence.call, token_ids[start:end]
             logprobs = _token_logprobs(ids, all_logprobs[i]) if i in all_logprobs else []
@@ -127,6 +135,8 @@ class LiveTable:
         """Ends a sequence from this side, without the scheduler."""
         self.release()  # what is held comes before the end
         self._live.pop(sequence.rid, None)
+        if sequence.turn is not None:
+            sequence.turn.take_in([], reason)
         if sequence.call is not None:
             meta = _final_meta(sequence.call.received_s, None, 0)
             sequence.call.push(GenerationChunk(sequence.index, sequence.rid, "", [], [], prompt_tokens, 0, 0, reason, meta))

@@ -123,6 +123,8 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     distinct_options = _distinct(req.options)
     for options in distinct_options:
         _check_options(options, limits)
+        if options.session_params is not None and req.num_samples > 1:
+            raise RequestError(f"A turn of a session has one sequence, got n={req.num_samples}.", param="n")
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params, distinct_options)
@@ -294,13 +296,13 @@ def _too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -
     return RequestError(f"The input ({count}) is longer than {limit}", code="context_length_exceeded")
 
 
-def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:
-    """max_new_tokens for this prompt: what was asked for, or what the context has room for."""
+def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits, *, cut: bool = False) -> int:
+    """max_new_tokens for this prompt: what was asked for, or what the context has room for. `cut`: too many are no error."""
     room = limits.context_len - prompt_len
     if params.max_new_tokens is None:
         return room
     if params.max_new_tokens > room:
-        if not limits.allow_auto_truncate:
+        if not (cut or limits.allow_auto_truncate):
             total = prompt_len + params.max_new_tokens
             raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of {limits.context_len} tokens: "

@@ -163,6 +163,11 @@ class Tokenizer:
         eos: int | None = self.hf.eos_token_id
         return eos
 
+    @property
+    def bos_token_id(self) -> int | None:
+        bos: int | None = self.hf.bos_token_id
+        return bos
+
     @functools.cached_property
     def longest_token_chars(self) -> int:
         """Of the vocabulary, as it is written there: no token stands for more characters of a text."""

@@ -36,7 +36,7 @@ from jaxserve.messages import (
     WorkerReady,
 )
 from jaxserve.models import generation_defaults
-from jaxserve.parsers.message import message_format
+from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -47,6 +47,7 @@ from jaxserve.server.generation import Generation
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.request_checks import ModelLimits, encode_prompt, without_tokenizer
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.tokenizer import Tokenizer
@@ -217,8 +218,8 @@ class TokenizerManager:
     @property
     def thinking_end(self) -> str | None:
         """The tag with which the model's thinking ends; None: not known."""
-        reasoning = message_format(self.args.reasoning_parser, None).reasoning
-        return None if reasoning is None else reasoning.end
+        name = self.args.reasoning_parser
+        return None if name is None else REASONING_FORMATS[name].end
 
     @property
     def model_info(self) -> dict[str, Any]:
@@ -247,7 +248,8 @@ class TokenizerManager:
         if not before_ready and self.status != "ready":
             raise self._closed()
         tokenizer = None if req.prompts is None else self.tokenizer
-        return self._generation.stream(req, sink, tokenizer, self.limits)
+        bos_token_id = None if self._tokenizer is None else self._tokenizer.bos_token_id
+        return self._generation.stream(req, sink, tokenizer, self.limits, bos_token_id)
 
     def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]:
         """The chunks of all sequences as they come, for a reader on the loop: see `pulled`."""
@@ -260,6 +262,10 @@ class TokenizerManager:
             "failed": f"The server has failed: {self.failure}",
         }
         return _unavailable(reasons[self.status])
+
+    @property
+    def sessions(self) -> Sessions:
+        return self._generation.sessions
 
     def abort_unsent(self, rid_prefix: str) -> None:
         """The part of an abort that no worker can do: requests that are still being tokenized."""

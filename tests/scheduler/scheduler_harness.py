@@ -39,7 +39,7 @@ from jaxserve.scheduler.control.registry import control_of, controls
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
-from jaxserve.types import FinishReason, ForwardMode, SamplingParams
+from jaxserve.types import FinishReason, ForwardMode, SamplingParams, Thinking
 
 
 class Clock:
@@ -188,6 +188,7 @@ class Harness:
         return_hidden_states: bool | Literal["last"] = False,
         priority: int | None = None,
         extra_key: str | None = None,
+        thinking: Thinking | None = None,
         **sampling: Any,
     ) -> str:
         rid = f"r{len(self.sent)}" if rid is None else rid
@@ -203,6 +204,7 @@ class Harness:
             return_hidden_states=return_hidden_states,
             priority=priority,
             extra_key=extra_key,
+            thinking=thinking,
         )
         self.sent.setdefault(rid, message)
         self.transport.inbox.append(message)

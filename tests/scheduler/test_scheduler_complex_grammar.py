@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scheduler_harness import Harness
@@ -22,8 +22,15 @@ class ComplexMatcher:
         self.state = self
 
     @property
+    def current(self) -> ComplexMatcher:
+        return self
+
+    @property
     def error(self) -> str | None:
         return MESSAGE if self.num_accepted == 3 else None
+
+    def is_free_along(self, drafts: Sequence[int]) -> bool:
+        return False
 
     def accept(self, token_id: int) -> bool:
         self.num_accepted += 1

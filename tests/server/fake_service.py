@@ -183,9 +183,14 @@ class FakeService:
     ) -> GenerationChunk:
         ids = [ord(char) for char in texts[-1]]
         logprobs = [TokenLogprob(id_, -0.5, []) for id_ in ids] if req.options_of(index).return_logprob else []
+        count, limit = sum(map(len, texts)), req.sampling_params[index // req.num_samples].max_new_tokens
         reason = FinishReason.stop(EOS) if is_last else None
-        count = sum(map(len, texts))
-        return GenerationChunk(index, rid, texts[-1], ids, logprobs, prompt_len, count, 3, reason, {}, "v1")
+        if limit is not None and limit <= count:
+            reason = FinishReason.length_limit(count)
+        if self.fail_after and len(texts) >= self.fail_after[0]:
+            reason = self.fail_after[1]
+        meta = {"e2e_latency": 0.25} if reason else {}
+        return GenerationChunk(index, rid, texts[-1], ids, logprobs, prompt_len, count, 3, reason, meta, "v1")
 
     def _reason(self, params: SamplingParams, letter: str, step: int) -> FinishReason | None:
         if self.fail_after and step >= self.fail_after[0]:

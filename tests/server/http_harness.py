@@ -49,6 +49,12 @@ async def live_server(service: FakeService, limits: ConnectionLimits | None = No
             await task
 
 
+def error_message(reply: httpx.Response) -> str:
+    """Of an error in any protocol's envelope."""
+    error = reply.json()["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
 def events_of(text: str) -> list[dict[str, Any]]:
     """The JSON events of a stream that ended with [DONE]."""
     parts = text.split("\n\n")

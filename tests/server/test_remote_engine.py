@@ -61,6 +61,8 @@ def test_controlling(engine: RemoteEngine) -> None:
     assert "flushed" in engine.flush_cache(timeout_s=3.0).lower()
     assert engine.slow_down(0.0).forward_sleep_time is None
     assert engine.set_internal_state({"max_queued_requests": 7}) == [True]
+    assert engine.open_session(1000, session_id="mine") == "mine"
+    engine.close_session("mine")
     assert engine.pause_generation(mode="retract") is not None
     assert not engine.is_ready()
     assert engine.continue_generation() is not None

@@ -19,7 +19,7 @@ from jaxserve.server.request_checks import (
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
-from jaxserve.types import MAX_GRAMMAR_BYTES, SamplingParams
+from jaxserve.types import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, SamplingParams
 
 
 def limits(**changes: int) -> ModelLimits:
@@ -41,6 +41,7 @@ def test_new_tokens_fit_the_context() -> None:
     assert fit_new_tokens(SamplingParams(max_new_tokens=3), 7, limits()) == 3
     assert fit_new_tokens(SamplingParams(max_new_tokens=None), 7, limits()) == 3
     assert fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits(allow_auto_truncate=True)) == 3
+    assert fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits(), cut=True) == 3
     with pytest.raises(RequestError, match="together 11; this model's maximum context length is 10") as caught:
         fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits())
     assert caught.value.code == "context_length_exceeded"
@@ -172,6 +173,7 @@ def test_the_parameters_of_a_batch_are_checked_once(monkeypatch: pytest.MonkeyPa
     [
         (SamplingParams(regex="a", ebnf="b"), "regex and ebnf cannot be combined: a request may have one grammar.", "regex"),
         (SamplingParams(json_schema="{}", regex="a"), "json_schema and regex cannot be combined", "json_schema"),
+        (SamplingParams(structural_tag="{}", ebnf="b"), "ebnf and structural_tag cannot be combined", "ebnf"),
         (SamplingParams(ebnf=" \n"), "ebnf must not be empty.", "ebnf"),
         (
             SamplingParams(regex="é" * (MAX_GRAMMAR_BYTES // 2) + "a"),
@@ -188,7 +190,8 @@ def test_a_request_has_one_grammar_of_a_sensible_size(params: SamplingParams, se
 
 
 def test_a_server_may_follow_no_grammars() -> None:
-    req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(json_schema="{}")])
-    check_shape(req, limits())
-    with pytest.raises(RequestError, match="json_schema is not available: this server runs with --grammar-backend none"):
-        check_shape(req, limits(follows_grammars=False))
+    for kind in GRAMMAR_KINDS:
+        req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(**{kind: "{}"})])
+        check_shape(req, limits())
+        with pytest.raises(RequestError, match=f"{kind} is not available: this server runs with --grammar-backend none"):
+            check_shape(req, limits(follows_grammars=False))

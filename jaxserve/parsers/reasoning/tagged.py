@@ -21,7 +21,7 @@ class TaggedFormat:
 
     def is_open(self, prompt_tail: str) -> bool:
         tail = prompt_tail.rstrip()
-        return tail.endswith(self.begin) or (self.always and not tail.endswith(self.end))
+        return tail.endswith(self.begin.rstrip()) or (self.always and not tail.endswith(self.end))
 
     def parser(self, *, is_open: bool) -> Parser:
         return _Parser(self, is_open)

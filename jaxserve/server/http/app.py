@@ -17,6 +17,9 @@ from fastapi.routing import APIRoute
 
 from jaxserve.config import ServerArgs
 from jaxserve.parsers.message import message_format
+from jaxserve.server.anthropic import protocol as anthropic_protocol
+from jaxserve.server.anthropic import routes as anthropic
+from jaxserve.server.anthropic.inline_system import InlineSystem
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
 from jaxserve.server.http import health
@@ -28,7 +31,10 @@ from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
 from jaxserve.server.http.root_path import RootPathMiddleware
 from jaxserve.server.http.service import GenerationService
-from jaxserve.server.native import generate, tokens
+from jaxserve.server.native import generate, parsing, tokens
+from jaxserve.server.ollama import models as ollama_models
+from jaxserve.server.ollama import protocol as ollama_protocol
+from jaxserve.server.ollama import routes as ollama
 from jaxserve.server.openai import chat, completions, models, protocol
 from jaxserve.server.openai.context import OpenAIContext
 from jaxserve.server.token_texts import TokenTexts
@@ -38,8 +44,15 @@ from jaxserve.server.version import package_version
 _BODIES: tuple[type[msgspec.Struct], ...] = (
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
+    parsing.ParseFunctionCallRequest,
+    parsing.SeparateReasoningRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
+    anthropic_protocol.MessagesRequest,
+    anthropic_protocol.CountTokensRequest,
+    ollama_protocol.OllamaChatRequest,
+    ollama_protocol.OllamaGenerateRequest,
+    ollama_protocol.OllamaShowRequest,
 )
 
 
@@ -64,14 +77,19 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         started_s=int(time.time()),
         message_format=message_format(args.reasoning_parser, args.tool_call_parser),
     )
+    app.state.inline_system = InlineSystem(tokenizer_manager)
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,
         generate.router,
         tokens.router,
+        parsing.router,
         models.router,
         completions.router,
         chat.router,
+        anthropic.router,
+        ollama.router,
+        ollama_models.router,
         control.router,
         control_router,
         admin_router,

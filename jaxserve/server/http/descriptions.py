@@ -47,6 +47,21 @@ _OPENAI_LIMITS: dict[str, dict[str, Any]] = {
 # JSON schema keywords by struct and field.
 LIMITS: dict[str, dict[str, dict[str, Any]]] = {
     "SamplingParams": _SAMPLING_LIMITS,
+    "OllamaOptions": {
+        **{name: _SAMPLING_LIMITS[name] for name in ("temperature", "top_p", "min_p", "stop")},
+        "repeat_penalty": _SAMPLING_LIMITS["repetition_penalty"],
+        "presence_penalty": _SAMPLING_LIMITS["presence_penalty"],
+        "frequency_penalty": _SAMPLING_LIMITS["frequency_penalty"],
+        "top_k": {"minimum": -1},
+        "typical_p": {"const": 1},
+        "tfs_z": {"const": 1},
+        "mirostat": {"const": 0},
+    },
+    "MessagesRequest": {
+        "max_tokens": {"minimum": 0},
+        **{name: _SAMPLING_LIMITS[name] for name in ("temperature", "top_p", "top_k")},
+        "stop_sequences": {"maxItems": MAX_STOP_STRINGS},
+    },
     "CompletionRequest": _OPENAI_LIMITS,
     "ChatCompletionRequest": _OPENAI_LIMITS,
 }
@@ -127,6 +142,56 @@ FIELDS: dict[str, str] = {
     "add_special_tokens": "Add the tokenizer's special tokens (default true for prompts).",
     "add_generation_prompt": "End with the beginning of an answer (default true).",
     "tokens": "Token ids, or a list of lists of them.",
+    "tool_call_parser": "How the model calls tools, as the option; null: that of --tool-call-parser.",
+    "reasoning_parser": "How the model marks its thinking, as the option; null: that of --reasoning-parser.",
+    "return_blocks": "Tell the parts in their order, too.",
+    # Anthropic
+    "system": "The system prompt: a text, or for Anthropic's also text blocks.",
+    "stop_sequences": "Strings that end the text; stop_sequence of the reply names the one that did.",
+    "budget_tokens": "Taken without effect: thinking counts as output and ends with it.",
+    "display": '"omitted" leaves the text of the thinking out of the reply.',
+    "type": "What kind of object this is.",
+    "name": "Of the tool that must be called.",
+    "disable_parallel_tool_use": "At most one call.",
+    "output_config": "How to answer.",
+    "effort": "Given to the chat template as reasoning_effort.",
+    "schema": "The JSON schema.",
+    "task_budget": "Taken without effect.",
+    "context_management": "Edits that clear old thinking and tool uses are taken without effect; others are refused.",
+    "edits": "Objects with a type.",
+    # Ollama
+    "options": "How to draw tokens and when to stop.",
+    "format": '"json", or a JSON schema that the output must match.',
+    "think": "Whether to think, or how hard (low, medium, high), where the chat template lets one choose.",
+    "keep_alive": "Taken without effect: the model stays loaded.",
+    "raw": "The prompt is what the model reads, without a template.",
+    "num_predict": "Most tokens to generate; below 1: as many as the context has room for.",
+    "repeat_penalty": "Above 1 makes tokens that were generated less likely; 1: off.",
+    **dict.fromkeys(("typical_p", "tfs_z"), "Not served; only 1 is taken."),
+    "mirostat": "Not served; only 0 is taken.",
+    **dict.fromkeys(
+        (
+            "numa",
+            "num_ctx",
+            "num_batch",
+            "num_gpu",
+            "main_gpu",
+            "low_vram",
+            "f16_kv",
+            "logits_all",
+            "vocab_only",
+            "use_mmap",
+            "use_mlock",
+            "embedding_only",
+            "num_thread",
+            "num_keep",
+            "repeat_last_n",
+            "penalize_newline",
+            "mirostat_tau",
+            "mirostat_eta",
+        ),
+        "Taken without effect.",
+    ),
     # control
     "abort_all": "End all requests.",
     "mode": "What becomes of running requests.",
@@ -153,9 +218,38 @@ FIELDS: dict[str, str] = {
     "dump_requests_threshold": "So many to a file.",
     "crash_dump_folder": "Folder for what ran when a worker dies; empty: none.",
 }
+_MODEL = {"model": "The served model's name."}
+_ANTHROPIC = {
+    **_MODEL,
+    "messages": "The conversation: texts, or blocks of text, thinking, tool_use, tool_result and search_result.",
+    "tools": "Tools that may be called, each with name, description and input_schema.",
+    "tool_choice": "Whether one of them must be called, may be, or must not.",
+    "thinking": "Whether the model thinks before it answers, where its template lets one choose; null: the template's choice.",
+}
+_OLLAMA = {
+    "model": "The served model's name, with or without :latest.",
+    "stream": "false: one reply instead of a stream of lines.",
+    "logprobs": "Tell each token's logprob.",
+}
 # Where a field means something else.
 FIELDS_OF: dict[str, dict[str, str]] = {
+    "MessagesRequest": {**_ANTHROPIC, "max_tokens": "Most tokens to generate; fewer if the context has no room for so many."},
+    "CountTokensRequest": _ANTHROPIC,
+    "OutputConfig": {"format": "What the text must match."},
+    "OllamaChatRequest": {
+        **_OLLAMA,
+        "messages": "The conversation: objects with role and content; empty: nothing is generated.",
+        "tools": "Functions that the model may call.",
+    },
+    "OllamaGenerateRequest": {**_OLLAMA, "prompt": "What the user says; empty: nothing is generated."},
+    "OllamaShowRequest": {"model": _OLLAMA["model"], "name": "The older name of model."},
+    "OllamaOptions": {"top_k": "Draw from this many likeliest tokens; 0: all."},
     "AbortRequest": {"rid": "What the ids of the requests to end begin with."},
+    "ParseFunctionCallRequest": {
+        "text": "What a model wrote.",
+        "tools": "Functions that it could call, as in chat completions.",
+    },
+    "SeparateReasoningRequest": {"text": "What a model wrote."},
     "CompletionRequest": {"logprobs": "Tell each token's logprob and so many alternatives, up to --max-top-logprobs."},
     "ChatCompletionRequest": {"logprobs": "Tell each token's logprob."},
 }
@@ -164,8 +258,23 @@ FIELDS_OF: dict[str, dict[str, str]] = {
 EXAMPLES: dict[str, dict[str, Any]] = {
     "TokenizeRequest": {"prompt": "The capital of France is"},
     "DetokenizeRequest": {"tokens": [1, 2, 3]},
+    "ParseFunctionCallRequest": {
+        "text": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}],
+        "tool_call_parser": "qwen25",
+    },
+    "SeparateReasoningRequest": {"text": "<think>\nHm.\n</think>\n\nParis", "reasoning_parser": "qwen3"},
     "CompletionRequest": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
     "ChatCompletionRequest": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
+    "MessagesRequest": {
+        "model": "default",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 64,
+    },
+    "CountTokensRequest": {"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+    "OllamaChatRequest": {"model": "default", "messages": [{"role": "user", "content": "What is the capital of France?"}]},
+    "OllamaGenerateRequest": {"model": "default", "prompt": "What is the capital of France?", "options": {"num_predict": 64}},
+    "OllamaShowRequest": {"model": "default"},
     "AbortRequest": {"abort_all": True},
     "ConfigureLoggingReq": {"log_requests": True, "log_requests_level": 0},
     "PauseGenerationReqInput": {"mode": "retract"},

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 
 from jaxserve.server.http.descriptions import EXAMPLES, FIELDS, FIELDS_OF, LIMITS
 from jaxserve.server.http.docs_page import page
-from jaxserve.server.http.errors import error_body, uses_openai_envelope
+from jaxserve.server.http.envelopes import ENVELOPES, envelope_of
 from jaxserve.server.requests import ERR_TYPES, RequestError
 from jaxserve.types import SamplingParams
 
@@ -32,7 +32,16 @@ _ERRORS = {
     500: "The server failed; its log says more.",
     503: "The server is starting, shutting down or paused, its queue is full, or the request waited or ran too long.",
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+# Routes whose replies may be streams: how these end, and their content type.
+_OPENAI_STREAM = ("events that end with `data: [DONE]`", "text/event-stream")
+_STREAMS = {
+    "/generate": _OPENAI_STREAM,
+    "/v1/completions": _OPENAI_STREAM,
+    "/v1/chat/completions": _OPENAI_STREAM,
+    "/v1/messages": ("events that end with `message_stop`", "text/event-stream"),
+    "/api/chat": ("lines that end with one that is `done`", "application/x-ndjson"),
+    "/api/generate": ("lines that end with one that is `done`", "application/x-ndjson"),
+}
 
 
 def json_body(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -106,9 +115,9 @@ def _schemas(structs: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
         if struct in EXAMPLES:
             described["example"] = EXAMPLES[struct]
     schemas[SamplingParams.__name__]["description"] = "How to draw tokens and when to stop."
-    for native, name in ((True, "Error"), (False, "OpenAIError")):
-        example = error_body("/generate" if native else "/v1/models", RequestError("One sentence.", param="temperature"))
-        schemas[name] = {"type": "object", "example": example, "description": _envelope(native)}
+    for envelope in ENVELOPES:
+        example = envelope.body(RequestError("One sentence.", param="temperature"))
+        schemas[envelope.name] = {"type": "object", "example": example, "description": envelope.description}
     return dict(schemas)
 
 
@@ -116,12 +125,6 @@ def _limited(field: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
     if "anyOf" in limits:
         field = {key: value for key, value in field.items() if key not in ("type", "items", "anyOf")}
     return {**field, **limits}
-
-
-def _envelope(native: bool) -> str:
-    if native:
-        return "An error of a path that does not begin with /v1/: an object, and the same keys beside it. `code` is the status."
-    return "An error of a path below /v1/: OpenAI's object, and the same keys beside it, as SGLang has them."
 
 
 def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
@@ -134,14 +137,15 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
         return
     if needs_key:
         operation["security"] = [{"key": []}]
-    reference = {"$ref": _REF_TEMPLATE.format(name="OpenAIError" if uses_openai_envelope(path) else "Error")}
+    reference = {"$ref": _REF_TEMPLATE.format(name=envelope_of(path).name)}
     for status in sorted(_error_statuses(operation, path)):
         description = f"{ERR_TYPES[status]}: {_ERRORS[status]}"
         responses[str(status)] = {"description": description, "content": {"application/json": {"schema": reference}}}
-    if path == "/generate" or path.endswith("/completions"):
+    if path in _STREAMS:
+        parts, media_type = _STREAMS[path]
         responses["200"] = {
-            "description": "The reply; with `stream: true` events that end with `data: [DONE]`.",
-            "content": {"application/json": {"schema": {}}, **_EVENTS},
+            "description": f"The reply; with `stream: true` {parts}.",
+            "content": {"application/json": {"schema": {}}, media_type: {"schema": {"type": "string"}}},
         }
 
 
@@ -154,6 +158,6 @@ def _error_statuses(operation: dict[str, Any], path: str) -> set[int]:
         statuses.add(400)
     if has_body:
         statuses |= {408, 413}
-    if "{model}" in path or (has_body and (path.startswith("/v1/") or path in ("/tokenize", "/detokenize"))):
+    if "{model}" in path or (has_body and (path.startswith(("/v1/", "/api/")) or path in ("/tokenize", "/detokenize"))):
         statuses.add(404)
     return statuses

@@ -10,9 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from jaxserve.server.http.connection import DONE_EVENT, event
+from jaxserve.server.http.envelopes import NATIVE
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import meta_info
-from jaxserve.server.requests import GenerationChunk, raise_if_failed
+from jaxserve.server.requests import GenerationChunk, RequestError, raise_if_failed
 
 _encode = msgspec.json.encode
 
@@ -38,6 +39,9 @@ class NativeEvents:
 
     def end(self) -> bytes:
         return DONE_EVENT
+
+    def error(self, error: RequestError) -> bytes:
+        return event(_encode(NATIVE.body(error))) + DONE_EVENT
 
     def _begin(self, index: int) -> _OutputJson:
         args = self._job.args

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from starlette.requests import Request
 
@@ -19,6 +20,11 @@ class OpenAIContext:
     texts: TokenTexts
     started_s: int  # Unix time; the model's `created`
     message_format: MessageFormat
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """What a chat's request leaves out, under SamplingParams' names."""
+        return self.service.generation_defaults if self.args.sampling_defaults == "model" else {}
 
 
 def context_of(request: Request) -> OpenAIContext:

@@ -15,7 +15,7 @@ from jaxserve.server.requests import RequestError
 from jaxserve.server.text_lanes import INLINE_CHARS, LONG_CHARS
 
 # A message, content part or tool takes about as long to check and render as so many characters to tokenize.
-_CHARS_PER_PIECE = 50
+CHARS_PER_PIECE = 50
 
 # By these names templates are told whether the model shall think.
 _THINKING_KWARGS = ("thinking", "enable_thinking")
@@ -82,23 +82,24 @@ class Conversation:
 def _weight(messages: list[dict[str, Any]], tools: list[dict[str, Any]], context_len: int) -> int:
     """Characters, and something for each message, part and tool. Refuses more of those than the context has tokens, before
     anything is done for each of them."""
-    _check_count("messages", len(messages), context_len)
-    _check_count("tools", len(tools), context_len)
+    check_count("messages", len(messages), context_len)
+    check_count("tools", len(tools), context_len)
     num_pieces, num_chars = len(messages) + len(tools), 0
     for message in messages:
         content, calls = message.get("content"), message.get("tool_calls")
         num_pieces += len(content) if isinstance(content, list) else 0
         num_pieces += len(calls) if isinstance(calls, list) else 0
-        _check_count("messages", num_pieces, context_len)
+        check_count("messages", num_pieces, context_len)
         parts = content if isinstance(content, list) else [content]
         texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
         num_chars += sum(len(text) for text in texts if isinstance(text, str))
     if tools:  # templates write them out whole, whatever they hold
         return LONG_CHARS
-    return num_chars + num_pieces * _CHARS_PER_PIECE
+    return num_chars + num_pieces * CHARS_PER_PIECE
 
 
-def _check_count(field: str, count: int, context_len: int) -> None:
+def check_count(field: str, count: int, context_len: int) -> None:
+    """Raises RequestError for more than the context can have tokens for: before anything is done for each of them."""
     if count > context_len:
         holds = "messages, content parts and tool calls" if field == "messages" else "tools"
         raise RequestError(

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.http.connection import DONE_EVENT
+from jaxserve.server.http.connection import DONE_EVENT, event
+from jaxserve.server.http.envelopes import OPENAI
 from jaxserve.server.openai.collect import Ending, Usage
 from jaxserve.server.openai.protocol import OpenAIRequest
-from jaxserve.server.requests import GenerationChunk, raise_if_failed
+from jaxserve.server.requests import GenerationChunk, RequestError, raise_if_failed
 
 _encode = msgspec.json.encode
 
@@ -126,6 +127,9 @@ class ChoiceEvents:
 
     def end(self) -> bytes:
         return self._writer.end(self._usage)
+
+    def error(self, error: RequestError) -> bytes:
+        return event(_encode(OPENAI.body(error))) + DONE_EVENT
 
     def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
         """Those of a chunk that says more than a text."""

@@ -1,5 +1,7 @@
-"""Calls as a JSON array: [{"name": "f", "parameters": {...}}, ...]. For models whose own way to call is not known: a grammar
-makes them write this, where a call is forced."""
+"""A message that is a JSON array of calls and nothing else, for models that have no format of their own, under a grammar.
+
+[{"name": "f", "parameters": {"x": 1}}]
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,24 @@ class JsonArrayFormat:
         return _Parser(tools)
 
     def structural_tag(self, tools: Sequence[Tool], *, at_least_one: bool, stop_after_first: bool) -> dict[str, Any]:
-        assert at_least_one, "an array is no text in which calls could stand"
         calls = [
             grammar.tag(f'{{"name": {json.dumps(grammar.name_of(tool))}, "parameters": ', grammar.arguments(tool), "}")
             for tool in tools
         ]
-        array = grammar.tags_with_separator(calls, ", ", stop_after_first=stop_after_first)
-        return grammar.structural_tag(grammar.sequence(grammar.const("["), array, grammar.const("]")))
+        array = grammar.tag("[", grammar.tags_with_separator(calls, ", ", stop_after_first=stop_after_first), "]")
+        return grammar.structural_tag(array if at_least_one else grammar.either(array, grammar.any_text()))
 
 
 class _Parser(JsonCallParser):
-    begins, ends = Tags("["), Tags("]")
+    begins = ends = Tags()
+    is_text_if_cut_off = True
 
     def call(self, tag: str) -> Read[None]:
-        while True:
-            yield from self.reader.space()
+        if (yield from self.reader.peek()) == "[":
+            yield from self.call_objects()
+        else:
             yield from self.call_object()
-            yield from self.reader.space()
-            if not (yield from self.reader.accept(",")):
-                break
-        yield from self.reader.expect("]")
+
+    def _message(self) -> Read[None]:
+        yield from self._attempt((yield from self.reader.space()))
+        yield from self.reader.to_the_end(self.out.content)

@@ -1,0 +1,58 @@
+"""DeepSeek V3 and R1.
+
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f
+```json
+{"x": 1}
+```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jaxserve.parsers import grammar
+from jaxserve.parsers.base import Parser, Tool
+from jaxserve.parsers.calls import LONGEST_NAME, CallParser
+from jaxserve.parsers.reader import Read, Tags
+
+BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_KIND_END, _NAME_END = re.compile(SEPARATOR), re.compile(r"\n|(?=```)")
+
+
+class DeepSeekV3Format:
+    keeps_special_tokens = True
+
+    def parser(self, tools: Sequence[Tool]) -> Parser:
+        return _Parser(tools)
+
+    def structural_tag(self, tools: Sequence[Tool], *, at_least_one: bool, stop_after_first: bool) -> dict[str, Any]:
+        calls = [
+            grammar.tag(
+                f"{CALL}function{SEPARATOR}{grammar.name_of(tool)}\n```json\n", grammar.arguments(tool), f"\n```{CALL_END}"
+            )
+            for tool in tools
+        ]
+        section = grammar.tag(BEGIN, grammar.tags_with_separator(calls, "\n", stop_after_first=stop_after_first), END)
+        return grammar.triggered_tags(BEGIN, [section], at_least_one=at_least_one, stop_after_first=stop_after_first)
+
+
+class _Parser(CallParser):
+    begins, ends = Tags(BEGIN, END, CALL), Tags(CALL_END)
+
+    def call(self, tag: str) -> Read[None]:
+        if tag != CALL:
+            self.skip()
+            return
+        yield from self.reader.before(_KIND_END, LONGEST_NAME)
+        name, _ = yield from self.reader.before(_NAME_END, LONGEST_NAME)
+        yield from self.reader.space()
+        if (yield from self.reader.peek()) == "`":
+            yield from self.reader.expect("```json")
+        yield from self.reader.space()
+        yield from self.named_call(name.strip())
+        for rest in ("```", CALL_END):
+            yield from self.reader.space()
+            yield from self.reader.accept(rest, cut=True)

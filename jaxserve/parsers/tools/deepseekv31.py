@@ -1,0 +1,41 @@
+"""DeepSeek V3.1: <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jaxserve.parsers import grammar
+from jaxserve.parsers.base import Parser, Tool
+from jaxserve.parsers.calls import LONGEST_NAME, CallParser
+from jaxserve.parsers.reader import Read, Tags
+from jaxserve.parsers.tools.deepseekv3 import BEGIN, CALL, CALL_END, END, SEPARATOR
+
+_NAME_END = re.compile(SEPARATOR)
+
+
+class DeepSeekV31Format:
+    keeps_special_tokens = True
+
+    def parser(self, tools: Sequence[Tool]) -> Parser:
+        return _Parser(tools)
+
+    def structural_tag(self, tools: Sequence[Tool], *, at_least_one: bool, stop_after_first: bool) -> dict[str, Any]:
+        calls = [grammar.tag(CALL + grammar.name_of(tool) + SEPARATOR, grammar.arguments(tool), CALL_END) for tool in tools]
+        section = grammar.tag(BEGIN, grammar.tags_with_separator(calls, "", stop_after_first=stop_after_first), END)
+        return grammar.triggered_tags(BEGIN, [section], at_least_one=at_least_one, stop_after_first=stop_after_first)
+
+
+class _Parser(CallParser):
+    begins, ends = Tags(BEGIN, END, CALL), Tags(CALL_END)
+
+    def call(self, tag: str) -> Read[None]:
+        if tag != CALL:
+            self.skip()
+            return
+        name, _ = yield from self.reader.before(_NAME_END, LONGEST_NAME)
+        yield from self.reader.space()
+        yield from self.named_call(name.strip())
+        yield from self.reader.space()
+        yield from self.reader.accept(CALL_END, cut=True)

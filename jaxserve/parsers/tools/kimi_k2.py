@@ -1,0 +1,61 @@
+"""Kimi K2: the call's id has the tool's name and a count.
+
+<|tool_calls_section_begin|>
+<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|>
+<|tool_calls_section_end|>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jaxserve.parsers import grammar
+from jaxserve.parsers.base import Parser, Tool
+from jaxserve.parsers.calls import LONGEST_NAME, CallParser
+from jaxserve.parsers.reader import Read, Tags
+
+BEGIN = "<|tool_calls_section_begin|>"
+_END = "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_ID_END = re.compile(re.escape(_ARGUMENTS))
+_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTALL)
+
+
+class KimiK2Format:
+    keeps_special_tokens = True
+
+    def parser(self, tools: Sequence[Tool]) -> Parser:
+        return _Parser(tools)
+
+    def structural_tag(self, tools: Sequence[Tool], *, at_least_one: bool, stop_after_first: bool) -> dict[str, Any]:
+        calls = [
+            grammar.tag(
+                f"{_CALL}functions.{grammar.name_of(tool)}:",
+                grammar.sequence(grammar.regex("[0-9]{1,4}"), grammar.const(_ARGUMENTS), grammar.arguments(tool)),
+                _CALL_END,
+            )
+            for tool in tools
+        ]
+        section = grammar.tag(BEGIN, grammar.tags_with_separator(calls, "", stop_after_first=stop_after_first), _END)
+        return grammar.triggered_tags(BEGIN, [section], at_least_one=at_least_one, stop_after_first=stop_after_first)
+
+
+class _Parser(CallParser):
+    begins, ends = Tags(BEGIN, _END, _CALL), Tags(_CALL_END)
+
+    def call(self, tag: str) -> Read[None]:
+        if tag != _CALL:
+            self.skip()
+            return
+        text, _ = yield from self.reader.before(_ID_END, LONGEST_NAME)
+        call_id = text.strip()
+        match = _ID.fullmatch(call_id)
+        name = match["name"] if match is not None else ""
+        if name.isdigit() and len(self.schemas) == 1:  # a count alone
+            (name,) = self.schemas
+        yield from self.reader.space()
+        yield from self.named_call(name, call_id)
+        yield from self.reader.space()
+        yield from self.reader.accept(_CALL_END, cut=True)
