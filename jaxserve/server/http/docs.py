@@ -12,6 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
+from jaxserve.server.http import replies
 from jaxserve.server.http.descriptions import EXAMPLES, FIELDS, FIELDS_OF, LIMITS
 from jaxserve.server.http.docs_page import page
 from jaxserve.server.http.envelopes import ENVELOPES, envelope_of
@@ -133,7 +134,7 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
     responses.pop("422", None)  # FastAPI's own; here that is 400
     if path.startswith(("/health", "/ready")):
         for code, meaning in (("200", "Yes."), ("503", "Not now; the text says why.")):
-            responses[code] = {"description": meaning, "content": {"text/plain": {"schema": {"type": "string"}}}}
+            responses[code] = {"description": meaning, "content": replies.described(path)}
         return
     if needs_key:
         operation["security"] = [{"key": []}]
@@ -141,12 +142,11 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
     for status in sorted(_error_statuses(operation, path)):
         description = f"{ERR_TYPES[status]}: {_ERRORS[status]}"
         responses[str(status)] = {"description": description, "content": {"application/json": {"schema": reference}}}
+    responses["200"] = {"description": "The reply.", "content": replies.described(path)}
     if path in _STREAMS:
         parts, media_type = _STREAMS[path]
-        responses["200"] = {
-            "description": f"The reply; with `stream: true` {parts}.",
-            "content": {"application/json": {"schema": {}}, media_type: {"schema": {"type": "string"}}},
-        }
+        responses["200"]["description"] = f"The reply; with `stream: true` {parts}."
+        responses["200"]["content"][media_type] = {"schema": {"type": "string"}}
 
 
 def _error_statuses(operation: dict[str, Any], path: str) -> set[int]:
