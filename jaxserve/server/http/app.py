@@ -34,8 +34,10 @@ from jaxserve.server.native import generate, tokens
 from jaxserve.server.ollama import models as ollama_models
 from jaxserve.server.ollama import protocol as ollama_protocol
 from jaxserve.server.ollama import routes as ollama
-from jaxserve.server.openai import chat, completions, models, protocol
+from jaxserve.server.openai import chat, completions, models, protocol, responses
 from jaxserve.server.openai.context import OpenAIContext
+from jaxserve.server.openai.responses.protocol import ResponsesRequest
+from jaxserve.server.openai.responses.store import ResponseStore
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
 
@@ -45,6 +47,7 @@ _BODIES: tuple[type[msgspec.Struct], ...] = (
     tokens.DetokenizeRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
+    ResponsesRequest,
     anthropic_protocol.MessagesRequest,
     anthropic_protocol.CountTokensRequest,
     ollama_protocol.OllamaChatRequest,
@@ -73,6 +76,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         started_s=int(time.time()),
         message_format=message_format(args.reasoning_parser, args.tool_call_parser),
     )
+    app.state.responses = ResponseStore(args.max_stored_responses)
     app.state.inline_system = InlineSystem(tokenizer_manager)
     app.state.started_monotonic_s = time.monotonic()
     routers = (
@@ -82,6 +86,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         models.router,
         completions.router,
         chat.router,
+        responses.router,
         anthropic.router,
         ollama.router,
         ollama_models.router,
