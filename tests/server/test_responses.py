@@ -139,6 +139,32 @@ async def test_a_conversation_goes_on(server: Server) -> None:
     assert server.service.templated[-1]["messages"] == messages
 
 
+async def test_functions_in_namespaces(server: Server) -> None:
+    server.service.script = [CALL]
+    space = {"type": "namespace", "name": "now", "description": "What is.", "tools": [WEATHER]}
+    response = await both(server, tools=[space, {**WEATHER, "name": "other"}])
+    (call,) = response.output
+    assert (call.name, call.namespace) == ("weather", "now")
+    assert [tool["function"]["name"] for tool in server.service.templated[-1]["tools"]] == ["weather", "other"]
+    answer = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+    again = await create(server, input=[{"role": "user", "content": "hello"}, call.to_dict(), answer], tools=[space])
+    assert again.output[0].namespace == "now"
+
+
+async def test_messages_of_developers() -> None:
+    """As Codex sends them."""
+    later = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "later"}]}
+    first = {**later, "content": [{"type": "input_text", "text": "first"}]}
+    user = {"role": "user", "content": "hello"}
+    service, _ = await seen(instructions="top", input=[first, first, user, later, user])
+    assert service.templated[-1]["messages"] == [
+        {"role": "system", "content": "top\nfirst\nfirst"},
+        user,
+        {"role": "system", "content": "later"},
+        user,
+    ]
+
+
 async def test_what_is_kept(server: Server) -> None:
     server.service.script = ["Yes."]
     client = server.client
@@ -296,6 +322,9 @@ async def test_what_reaches_the_template_and_the_sampler() -> None:
         ({"input": [{"type": "function_call_output", "output": "b"}]}, "input[0].call_id must be a string"),
         ({"tools": [{"type": "web_search"}]}, 'the type "web_search"'),
         ({"tools": [{"type": "function"}]}, "name"),
+        ({"tools": [WEATHER, {"type": "namespace", "name": "n", "tools": [WEATHER]}]}, '"weather" comes twice'),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [1]}]}, "tools[0].tools must be a list of tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [WEATHER] * (CONTEXT_LEN + 1)}]}, "context length"),
         ({"include": ["file_search_call.results"]}, "include may hold"),
         ({"max_output_tokens": 0}, "max_output_tokens must be at least 1, got 0."),
         ({"truncation": "auto"}, "truncation must be disabled"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxserve.server.foreign_fields import OFF, ForeignFields
 from jaxserve.server.openai.foreign_fields import WITHOUT_EFFECT as CHATS_WITHOUT_EFFECT
 
@@ -23,12 +25,15 @@ INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 
 _OF_REPLIES = {"id": "comes with the items of replies", "status": "comes with the items of replies"}
 MESSAGE = ForeignFields({}, {**_OF_REPLIES, "phase": "comes with the items of replies"})
-CALL = ForeignFields({"namespace": OFF, "caller": (*OFF, {"type": "direct"})}, _OF_REPLIES)
-CALL_OUTPUT = ForeignFields({"namespace": OFF, "caller": (*OFF, {"type": "direct"}), "name": OFF}, _OF_REPLIES)
+_CALLER: dict[str, tuple[Any, ...]] = {"caller": (*OFF, {"type": "direct"})}
+_OF_CALLS = {**_OF_REPLIES, "namespace": "names are unique without it"}
+CALL = ForeignFields(_CALLER, _OF_CALLS)
+CALL_OUTPUT = ForeignFields(_CALLER, {**_OF_CALLS, "name": "the call has it"})
 REASONING = ForeignFields({}, {**_OF_REPLIES, "summary": "the whole is there", "encrypted_content": "only OpenAI can read it"})
 TEXT = ForeignFields(
     {},
     dict.fromkeys(("annotations", "logprobs"), "comes with the items of replies")
     | {"prompt_cache_breakpoint": "all are cached"},
 )
-TOOL = ForeignFields({"defer_loading": OFF})
+TOOL = ForeignFields({"defer_loading": OFF, "output_schema": OFF})
+NAMESPACE = ForeignFields({}, {"description": "the tools have their own"})

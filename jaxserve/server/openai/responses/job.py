@@ -15,6 +15,7 @@ from jaxserve.server.openai.chat import ChatJob
 from jaxserve.server.openai.logprobs import chat_logprobs
 from jaxserve.server.openai.responses.output import Event, Output
 from jaxserve.server.openai.responses.protocol import ResponsesRequest
+from jaxserve.server.openai.responses.request import functions_of
 from jaxserve.server.openai.responses.store import Kept, ResponseStore
 from jaxserve.server.requests import GenerationChunk, RequestError, raise_if_failed
 
@@ -29,11 +30,11 @@ class ResponseJob:
     chat: ChatJob
     items: list[dict[str, Any]]
     store: ResponseStore
-    output: Output = dataclasses.field(default_factory=Output)
     completed_s: int | None = None
 
     def __post_init__(self) -> None:
         self._parser = self.chat.message_parser()
+        self.output = Output({tool["function"]["name"]: namespace for tool, namespace in functions_of(self.body)})
 
     @property
     def id(self) -> str:

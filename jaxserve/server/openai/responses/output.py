@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxserve.parsers.pieces import CallBegin, Content, Piece, Reasoning
@@ -13,7 +13,9 @@ Event = dict[str, Any]
 
 
 class Output:
-    def __init__(self) -> None:
+    def __init__(self, namespaces: Mapping[str, str | None]) -> None:
+        """`namespaces`: of the tools, by name."""
+        self._namespaces = namespaces
         self.items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the item that is open
         self._logprobs: list[dict[str, Any]] = []
@@ -82,6 +84,8 @@ class Output:
                 assert isinstance(piece, CallBegin), f"{piece} begins nothing"
                 item = {"id": f"fc_{new_rid()}", "type": "function_call", "call_id": call_id(piece), "name": piece.name}
                 item["arguments"] = ""
+                if (namespace := self._namespaces.get(piece.name)) is not None:
+                    item["namespace"] = namespace
         item["status"] = "in_progress"
         self.items.append(item)
         yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}

@@ -6,7 +6,8 @@ Neighbouring items of the assistant (its thinking, its text, its calls) are one 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jaxserve.server.foreign_fields import not_supported
@@ -18,15 +19,17 @@ from jaxserve.server.openai.responses.foreign_fields import (
     INCLUDABLE,
     LOGPROBS,
     MESSAGE,
+    NAMESPACE,
     REASONING,
     TEXT,
     TOOL,
 )
 from jaxserve.server.openai.responses.protocol import ResponsesRequest
+from jaxserve.server.openai.system_messages import placed
 from jaxserve.server.requests import RequestError
 
 Item = dict[str, Any]
-_Placed = tuple[Item, str]  # and where it stands
+_Located = tuple[Item, str]  # and where it stands
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _OF_ASSISTANT = ("reasoning", "function_call")
@@ -39,19 +42,23 @@ def new_items(body: ResponsesRequest) -> list[Item]:
 
 def num_pieces(items: list[Item], tools: list[Any] | None) -> int:
     contents = [item.get("content") for item in items]
-    return len(items) + sum(len(content) for content in contents if isinstance(content, list)) + len(tools or [])
+    within = [tool.get("tools") for tool in tools or []]
+    inner = sum(len(each) for each in (*contents, *within) if isinstance(each, list))
+    return len(items) + len(tools or []) + inner
 
 
-def chat_request(body: ResponsesRequest, kept: list[Item], rid: str) -> ChatCompletionRequest:
+def chat_request(
+    body: ResponsesRequest, kept: list[Item], takes_inline_system: Callable[[], bool], rid: str
+) -> ChatCompletionRequest:
     """`kept` are the items of the conversation that the request goes on with. Raises RequestError."""
     _check(body)
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    items = [*((item, "the kept conversation") for item in kept), *_placed(new_items(body))]
+    items = [*((item, "the kept conversation") for item in kept), *_located(new_items(body))]
     logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     return ChatCompletionRequest(
         model=body.model,
-        messages=[*system, *_messages(items)],
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)] if body.tools else None,
+        messages=placed([*system, *_messages(items)], takes_inline_system),
+        tools=[tool for tool, _ in functions_of(body)] or None,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
@@ -99,6 +106,26 @@ def _response_format(body: ResponsesRequest) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {name: value for name, value in form.items() if name != "type"}}
 
 
+def functions_of(body: ResponsesRequest) -> list[tuple[Item, str | None]]:
+    """Each as a chat completion has it, with the namespace it is in."""
+    functions: list[tuple[Item, str | None]] = []
+    for i, tool in enumerate(body.tools or []):
+        where, inner = f"tools[{i}]", tool.get("tools")
+        if tool.get("type") != "namespace":
+            functions.append((_tool(tool, where), None))
+            continue
+        NAMESPACE.check(tool, ("type", "name", "tools"), where)
+        if not isinstance(inner, list) or not all(isinstance(each, dict) for each in inner):
+            raise _wrong(f"{where}.tools", "a list of tools", inner)
+        name = _string(tool, "name", where)
+        functions += [(_tool(each, f"{where}.tools[{j}]"), name) for j, each in enumerate(inner)]
+    names = Counter(str(function["function"].get("name")) for function, _ in functions)
+    if twice := [name for name, count in names.items() if count > 1]:
+        message = f"tools must have different names, also in different namespaces; {shown(twice[0])} comes twice."
+        raise RequestError(message, param="tools")
+    return functions
+
+
 def _tool(tool: Item, where: str) -> Item:
     kind = tool.get("type")
     if kind != "function":
@@ -111,13 +138,13 @@ def _tool(tool: Item, where: str) -> Item:
 # --- items
 
 
-def _placed(items: list[Item]) -> Iterator[_Placed]:
+def _located(items: list[Item]) -> Iterator[_Located]:
     if not items:
         raise RequestError("input must hold at least one item, got [].", param="input")
     return ((item, f"input[{i}]") for i, item in enumerate(items))
 
 
-def _messages(items: Iterable[_Placed]) -> Iterator[Item]:
+def _messages(items: Iterable[_Located]) -> Iterator[Item]:
     for of_assistant, group in itertools.groupby(items, _is_of_assistant):
         if of_assistant:
             yield _assistant(group)
@@ -125,8 +152,8 @@ def _messages(items: Iterable[_Placed]) -> Iterator[Item]:
             yield from itertools.starmap(_message, group)
 
 
-def _is_of_assistant(placed: _Placed) -> bool:
-    item, _ = placed
+def _is_of_assistant(located: _Located) -> bool:
+    item, _ = located
     return item.get("type") in _OF_ASSISTANT or (_kind(item) == "message" and item.get("role") == "assistant")
 
 
@@ -149,7 +176,7 @@ def _message(item: Item, where: str) -> Item:
     raise not_supported("input", f"may hold messages, reasoning and function calls; {where} has the type {shown(kind)}")
 
 
-def _assistant(items: Iterable[_Placed]) -> Item:
+def _assistant(items: Iterable[_Located]) -> Item:
     thoughts: list[str] = []
     texts: list[str] = []
     calls: list[Item] = []
