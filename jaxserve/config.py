@@ -82,7 +82,21 @@ class ServerArgs:
     trust_remote_code: bool = arg(False, "Allow a tokenizer that brings its own Python code.")
     json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.", is_json=True)
     weight_version: str = arg("default", "A label for the weights, returned in meta_info.")
-    chat_template: str | None = arg(None, "Jinja chat template file to use instead of the tokenizer's.")
+    chat_template: str | None = arg(
+        None, "Jinja chat template file to use instead of the tokenizer's, or the name of one of the tokenizer's."
+    )
+    hf_chat_template_name: str | None = arg(
+        None, "Which of a tokenizer's several chat templates to use; default: default, or the first."
+    )
+    default_chat_template_kwargs: str | None = arg(
+        None,
+        "JSON object with values for the chat template, where chat_template_kwargs of a request do not say otherwise.",
+        is_json=True,
+    )
+    trust_request_chat_template: bool = arg(
+        False,
+        "Let requests bring a chat_template in chat_template_kwargs; one can keep a thread busy for as long as it likes.",
+    )
     reasoning_parser: str | None = arg(
         None,
         "How the model marks its thinking, which chat then answers apart from the content; default: it stays in the text.",
@@ -106,15 +120,34 @@ class ServerArgs:
         "Web pages that may use the server beside those of this machine: origins (https://chat.example.com) with commas "
         "between them, or * for all.",
     )
+    fastapi_root_path: str = arg("", "Path before all of the server's, as /llm, where a proxy leaves it in place.")
     ssl_keyfile: str | None = arg(None, "TLS private key file.")
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
+    ssl_ca_certs: str | None = arg(None, "Certificates above it, sent along where the certificate file lacks them.")
+    ssl_keyfile_password: str | None = arg(None, "Password of the private key file.")
+    enable_ssl_refresh: bool = arg(False, "Use new certificates when the files change, without a restart.")
     max_body_size_mb: int = arg(64, "Largest request body accepted, in MiB.")
     limit_concurrency: int | None = arg(
         None, "Most connections at a time; more are answered 503; default: by the limit on open files, which is raised."
     )
     log_level: str = arg("info", "Verbosity of the logs.", choices=LOG_LEVELS)
     log_level_http: str | None = arg(None, "Verbosity of the HTTP server's own logs; default: warning.", choices=LOG_LEVELS)
-    log_requests: bool = arg(False, "Log each request when it arrives and when it ends.")
+    log_requests: bool = arg(False, "Log each request when it is accepted and when it ends.")
+    log_requests_level: int = arg(
+        2, "0: ids, counts and times; 1: and sampling parameters; 2: and the ends of texts; 3: and all of the texts."
+    )
+    log_requests_format: str = arg("text", "Form of these lines.", choices=("text", "json"))
+    log_requests_target: tuple[str, ...] | None = arg(
+        None, "Where these lines go: stdout and folders, with commas between them; default: the server's log."
+    )
+    enable_request_time_stats_logging: bool = arg(False, "Log the times of each request when it ends.")
+    uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = arg(
+        None, "Paths that the access log leaves out, by their beginnings, with commas between them."
+    )
+    crash_dump_folder: str | None = arg(
+        None,
+        "Write what ran and what ended in the last five minutes to a file in this folder when a worker dies, or on SIGQUIT.",
+    )
     enable_cache_report: bool = arg(False, "Report cached tokens in the usage of OpenAI replies.")
     stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
     incremental_streaming_output: bool = arg(False, "/generate streams new text only, not all text so far.")
@@ -229,6 +262,8 @@ class ServerArgs:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, choices = getattr(self, field.name), field.metadata["choices"]
+            if isinstance(value, list):  # as Python's callers and JSON write what is a tuple here
+                object.__setattr__(self, field.name, tuple(value))
             if choices and value is not None and value not in choices:
                 raise ValueError(f"{_flag(field.name)} must be one of {', '.join(map(str, choices))}; got {value!r}.")
         self._check_ranges()
@@ -241,11 +276,18 @@ class ServerArgs:
         self._check_white_space()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
+        if self.chat_template is not None and self.hf_chat_template_name is not None:
+            raise ValueError("Give --chat-template or --hf-chat-template-name, not both.")
+        for name in ("ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"):
+            if getattr(self, name) and self.ssl_certfile is None:
+                raise ValueError(f"{_flag(name)} needs --ssl-certfile and --ssl-keyfile.")
 
     def _check_browsers_and_keys(self) -> None:
         for name in ("api_key", "admin_api_key"):
             if (key := getattr(self, name)) is not None:
                 check_key(key, _flag(name))
+        if self.fastapi_root_path and not re.fullmatch(r"(/[^/\s?#]+)+", self.fastapi_root_path):
+            raise ValueError(f"--fastapi-root-path begins with / and does not end with it; got {self.fastapi_root_path!r}.")
         for origin in [] if self.allowed_origins is None else self.allowed_origins.split(","):
             if not _ORIGIN.fullmatch(origin.strip()):
                 raise ValueError(f"--allowed-origins holds scheme://host or scheme://host:port, or *; got {origin!r}.")
@@ -291,6 +333,7 @@ class ServerArgs:
         least = self.speculative_ngram_min_match_window_size
         self._check("speculative_ngram_max_match_window_size", lambda v: v >= least, f"at least {least}, the smallest window")
         self._check("speculative_num_draft_tokens", lambda v: v >= 2, "at least 2: the certain token and one guess")
+        self._check("log_requests_level", lambda v: 0 <= v <= 3, "in [0, 3]")
         self._check("schedule_conservativeness", lambda v: v >= 0, "at least 0")
         self._check("page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
         self._check("chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")
@@ -338,7 +381,7 @@ class ServerArgs:
 
     def public_dict(self) -> dict[str, Any]:
         """All options for /server_info, without the secrets."""
-        secret = {"api_key", "admin_api_key"}
+        secret = {"api_key", "admin_api_key", "ssl_keyfile_password"}
         return {k: "***" if k in secret and v else v for k, v in dataclasses.asdict(self).items()}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jsonschema
+import realistic_schemas
 import regex
 
 from jaxserve.types import Grammar
@@ -159,6 +160,7 @@ SCHEMA_CASES = [
     ),
     _schema_case("formats", _object({"day": {"type": "string", "format": "date"}, "id": {"type": "string", "format": "uuid"}})),
     _schema_case("any object", {"type": "object"}),
+    *(_schema_case(name, schema) for name, schema in realistic_schemas.SCHEMAS.items()),
 ]
 
 

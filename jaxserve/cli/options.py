@@ -22,23 +22,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Options of the HTTP server, of no meaning to a command that runs a model in its own terminal.
 HTTP_ONLY = frozenset(
-    ("served_model_name", "host", "port", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
-     "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
-     "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage", "skip_tokenizer_init",
+    ("served_model_name", "host", "port", "fastapi_root_path", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
+     "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb", "log_level_http",
+     "uvicorn_access_log_exclude_prefixes", "log_requests", "log_requests_level", "log_requests_format",
+     "log_requests_target", "crash_dump_folder", "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh",
+     "enable_cache_report", "stream_response_default_include_usage", "skip_tokenizer_init",
      "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
 )  # fmt: skip
 
 
-class IntList(click.ParamType):
-    """Numbers with commas between them."""
+class ListOf(click.ParamType):
+    """Numbers, or words, with commas between them."""
 
-    name = "int,int,..."
+    def __init__(self, kind: type[int] | type[str]) -> None:
+        self._kind = kind
+        self.name = "int,int,..." if kind is int else "text,text,..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         if isinstance(value, tuple):
             return value
         try:
-            return tuple(int(part) for part in value.split(","))
+            return tuple(self._kind(part.strip()) for part in value.split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers such as 16,64,256.", param, ctx)
 
@@ -95,12 +99,13 @@ def _option(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[
 
 
 def _value_type(hint: Any) -> Any:
-    """The type to parse a value to: X for X | None, IntList for tuples of int."""
+    """The type to parse a value to: X for X | None, ListOf for tuples."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         (hint,) = _without_none(typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
-        assert typing.get_args(hint) == (int, ...), f"no command line form for {hint}"
-        return IntList()
+        kind, _ = typing.get_args(hint)
+        assert kind in (int, str), f"no command line form for {hint}"
+        return ListOf(kind)
     assert hint in (str, int, float, bool), f"no command line form for {hint}"
     return hint
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, regex_to_lark
 
-from jaxserve.grammar import ebnf, lark, tag_formats, tag_lark
+from jaxserve.grammar import ebnf, json_schema, lark, tag_formats, tag_lark
 from jaxserve.grammar.errors import GrammarError
 from jaxserve.grammar.json_text import read_json
 from jaxserve.grammar.setup import JsonStyle
@@ -57,10 +57,20 @@ def _of_schema(text: str, style: JsonStyle) -> str:
     schema = True if text == _ANY_JSON else read_json(text, "json_schema")
     if schema is True:  # any value; the library takes options with objects only
         schema, text = {}, "{}"
+    known = _with_known_formats(schema, "json_schema")
+    if known != schema:
+        text = json.dumps(known, ensure_ascii=False)
     try:
         return str(LLMatcher.grammar_from_json_schema(text, defaults=_options(style) if isinstance(schema, dict) else None))
     except ValueError as error:
         raise GrammarError(f"json_schema: {error}.") from error
+
+
+def _with_known_formats(schema: object, what: str) -> object:
+    try:
+        return json_schema.without_unknown_formats(schema)
+    except RecursionError:
+        raise GrammarError(f"{what} is nested too deeply.") from None
 
 
 def _options(style: JsonStyle) -> JsonCompileOptions:
@@ -78,7 +88,7 @@ def _of_structural_tag(text: str, tokenizer: GrammarTokenizer, style: JsonStyle)
     def schema(value: bool | dict[str, Any], place: str) -> str:
         if value is False:
             raise GrammarError(f"structural_tag: {place}: nothing matches the schema false.")
-        given: dict[str, Any] = value if isinstance(value, dict) else {}
+        given: Any = _with_known_formats(value, f"structural_tag: {place}") if isinstance(value, dict) else {}
         written = json.dumps({**given, "x-guidance": {**options, **given.get("x-guidance", {})}}, ensure_ascii=False)
         parts[place] = str(LLMatcher.grammar_from_json_schema(written))
         return written

@@ -18,6 +18,11 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     return {"type": "object", **(tool["function"].get("parameters") or {})}
 
 
+def required(tool: Tool) -> list[str]:
+    names = schema_of(tool).get("required")
+    return names if isinstance(names, list) else []
+
+
 def schema(json_schema: Any) -> Node:
     return {"type": "json_schema", "json_schema": json_schema}
 

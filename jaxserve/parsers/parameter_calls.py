@@ -11,7 +11,7 @@ from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Tool
 from jaxserve.parsers.calls import LONGEST_NAME, CallParser
 from jaxserve.parsers.reader import Read, Tags
-from jaxserve.parsers.schema import TEXT, kinds, typed
+from jaxserve.parsers.schema import TEXT, kinds, properties, typed
 from jaxserve.parsers.values import escaped
 
 QUOTED_NAME_END = re.compile('"\\s*>')
@@ -103,9 +103,9 @@ class InvokeParser(ParameterCallParser):
 def arguments_grammar(tool: Tool, spelling: Spelling) -> grammar.Node:
     """All behind the name, the schema's arguments in its order; those that are not required may be left out."""
     schema = grammar.schema_of(tool)
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
+    required = grammar.required(tool)
     elements = []
-    for key, of_one in properties.items():
+    for key, of_one in properties(schema).items():
         key_end, value = spelling.key_end, grammar.any_text()
         if "string" not in kinds(schema, key):
             key_end, value = spelling.json_key_end or key_end, grammar.schema(grammar.standalone(of_one, schema))

@@ -10,26 +10,34 @@ from jaxserve.parsers.values import as_json
 TEXT = frozenset({"string"})
 _NULLS = ("null", "none")
 _KINDS = {"{": "object", "[": "array", '"': "string", "t": "boolean", "f": "boolean", "n": "null"}
+_VALUE_KINDS = {
+    str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null", list: "array", dict: "object",
+}  # fmt: skip
+
+
+def properties(schema: Any) -> dict[str, Any]:
+    """Schemas of the arguments."""
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def kinds(schema: Any, argument: str) -> frozenset[str]:
     """JSON types that an argument may have by the schema of all arguments; text, if it says nothing of it."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
     found: set[str] = set()
-    nodes = [properties.get(argument)] if isinstance(properties, dict) else []
+    nodes = [properties(schema).get(argument)]
     seen: set[int] = set()
     while nodes:
         node = nodes.pop()
         if not isinstance(node, dict) or id(node) in seen:
             continue
         seen.add(id(node))
-        named = node.get("type", [])
-        found.update(kind for kind in ([named] if isinstance(named, str) else named) if isinstance(kind, str))
-        values = [node["const"]] if "const" in node else node.get("enum", [])
-        if not named and isinstance(values, list):
-            found.update(_kind(json.dumps(value)) for value in values)
+        named = node.get("type")
+        found.update(kind for kind in _list(named) or [named] if isinstance(kind, str))
+        if named is None:
+            values = [node["const"]] if "const" in node else _list(node.get("enum"))
+            found.update(_VALUE_KINDS[type(value)] for value in values)
         for word in ("anyOf", "oneOf", "allOf"):
-            nodes += node[word] if isinstance(node.get(word), list) else []
+            nodes += _list(node.get(word))
         if isinstance(reference := node.get("$ref"), str):
             nodes.append(_resolved(reference, schema))
     return frozenset(found) or TEXT
@@ -52,6 +60,10 @@ def typed(text: str, kinds: frozenset[str]) -> str:
 def _kind(value: str) -> str:
     number = "number" if set(value) & set(".eE") else "integer"
     return _KINDS.get(value[0], number)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _resolved(reference: str, schema: Any) -> Any:

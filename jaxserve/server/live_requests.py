@@ -9,35 +9,30 @@ asyncio only; no sockets, no tokenizing.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from typing import Any
 
 from jaxserve.messages import BatchStrOut, InputLogprobs, RequestTimes, TokenLogprobs
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.types import FinishReason
-
-logger = logging.getLogger(__name__)
 
 
 class LiveCall:
     """One request: where its chunks go."""
 
-    __slots__ = ("_log_end", "_sink", "_unfinished", "received_s")
+    __slots__ = ("_sink", "_unfinished", "received_s")
 
-    def __init__(self, sink: ChunkSink, num_sequences: int, *, received_s: float, log_end: bool = False) -> None:
+    def __init__(self, sink: ChunkSink, num_sequences: int, *, received_s: float) -> None:
         self.received_s = received_s  # Unix time
         self._sink = sink
         self._unfinished = num_sequences  # sequences whose last chunk has not arrived
-        self._log_end = log_end
 
     def push(self, chunk: GenerationChunk) -> None:
         self._sink.push(chunk)
         if chunk.finish_reason is None:
             return
-        if self._log_end:
-            _log_end(chunk)
         self._unfinished -= 1
         if not self._unfinished:
             self._sink.end()
@@ -50,6 +45,7 @@ class LiveSequence:
     call: LiveCall | None  # None: nobody waits any more, the terminal message is still to come
     sent: bool = False  # the scheduler knows it
     aborted: bool = False  # before it was sent
+    turn: Turn | None = None  # of a session
 
 
 class LiveTable:
@@ -71,9 +67,17 @@ class LiveTable:
         """Of a sequence that the scheduler never heard of."""
         if self.holds(sequence):
             del self._live[sequence.rid]
+        if sequence.turn is not None:
+            sequence.turn.discard()
 
     def holds(self, sequence: LiveSequence) -> bool:
         return self._live.get(sequence.rid) is sequence
+
+    def ages(self) -> list[tuple[str, float]]:
+        """Of the sequences that somebody waits for, the oldest first, in seconds."""
+        now_s = time.time()
+        waiting = [(s.rid, now_s - s.call.received_s) for s in self._live.values() if s.call is not None]
+        return sorted(waiting, key=lambda one: -one[1])
 
     def unsent(self, rid_prefix: str) -> list[LiveSequence]:
         return [s for rid, s in self._live.items() if not s.sent and rid.startswith(rid_prefix)]
@@ -95,7 +99,11 @@ class LiveTable:
             start, end = end, end + count
             reason = finished.get(i)
             sequence = live.get(rid) if reason is None else live.pop(rid, None)
-            if sequence is None or sequence.call is None:
+            if sequence is None:
+                continue
+            if sequence.turn is not None:
+                sequence.turn.take_in(token_ids[start:end], reason)
+            if sequence.call is None:
                 continue  # its client left
             call, ids = sequence.call, token_ids[start:end]
             logprobs = _token_logprobs(ids, all_logprobs[i]) if i in all_logprobs else []
@@ -127,6 +135,8 @@ class LiveTable:
         """Ends a sequence from this side, without the scheduler."""
         self.release()  # what is held comes before the end
         self._live.pop(sequence.rid, None)
+        if sequence.turn is not None:
+            sequence.turn.take_in([], reason)
         if sequence.call is not None:
             meta = _final_meta(sequence.call.received_s, None, 0)
             sequence.call.push(GenerationChunk(sequence.index, sequence.rid, "", [], [], prompt_tokens, 0, 0, reason, meta))
@@ -178,12 +188,3 @@ def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens
         meta["spec_accept_rate"] = times.accepted_drafts / times.proposed_drafts
         meta["spec_accept_token_num"], meta["spec_draft_token_num"] = times.accepted_drafts, times.proposed_drafts
     return meta
-
-
-def _log_end(chunk: GenerationChunk) -> None:
-    reason = chunk.finish_reason
-    logger.info(
-        "Request %s ended: %s, %d prompt tokens (%d cached), %d new tokens, %.3f s",
-        chunk.rid, reason.to_dict() if reason else None, chunk.prompt_tokens, chunk.cached_tokens,
-        chunk.completion_tokens, chunk.meta.get("e2e_latency", 0.0),
-    )  # fmt: skip

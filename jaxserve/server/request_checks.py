@@ -123,6 +123,8 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     distinct_options = _distinct(req.options)
     for options in distinct_options:
         _check_options(options, limits)
+        if options.session_params is not None and req.num_samples > 1:
+            raise RequestError(f"A turn of a session has one sequence, got n={req.num_samples}.", param="n")
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params, distinct_options)

@@ -49,6 +49,16 @@ class RequestError(Exception):
         self.code = code  # OpenAI's machine-readable code, such as model_not_found
 
 
+class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request goes on from an earlier one of its session."""
+
+    id: str
+    rid: str | None = None  # of the turn it goes on from; None: from none (of a streaming session: from the newest)
+    offset: int | None = None  # of that turn's tokens so many are kept, or, negative, so many are not; None and 0: all are
+    replace: bool | None = None  # what followed that turn (without a rid: everything) is dropped, and aborted if it runs
+    drop_previous_output: bool | None = None  # what that turn generated is not kept
+
+
 class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What may be asked for beside sampling parameters, for each prompt of a request apart. Immutable: prompts share them.
 
@@ -60,6 +70,7 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     logprob_start_len: int = -1
     token_ids_logprob: tuple[int, ...] | None = None
     return_hidden_states: bool | Literal["last"] = False
+    session_params: SessionParams | None = None
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from tokenizers import decoders
 
+from jaxserve.server.chat_templates import chosen_template
 from jaxserve.server.prompt_encoding import encode_within
 from jaxserve.text.byte_level import byte_alphabet
 
@@ -129,15 +130,20 @@ class Tokenizer:
 
     @staticmethod
     def load(
-        path: str, *, trust_remote_code: bool = False, chat_template: str | None = None, hide_torch: bool = False
+        path: str,
+        *,
+        trust_remote_code: bool = False,
+        chat_template: str | None = None,
+        chat_template_name: str | None = None,
+        hide_torch: bool = False,
     ) -> Tokenizer:
-        """Raises ValueError with a sentence for the user. `hide_torch`: see `without_torch`; for our own processes only."""
+        """Raises ValueError with a sentence for the user. Templates: see `chosen_template`. `hide_torch`: see `without_torch`;
+        for our own processes only."""
         folder = Path(path)
         if not folder.is_dir():
             raise ValueError(f"The tokenizer folder {path!r} does not exist.")
         if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
             raise ValueError(f"The folder {path!r} holds no tokenizer files (tokenizer.json, tokenizer.model, ...).")
-        template = read_chat_template(chat_template) if chat_template else None
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         with without_torch() if hide_torch else contextlib.nullcontext():
             from transformers import AutoTokenizer
@@ -146,8 +152,7 @@ class Tokenizer:
                 hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
             except Exception as error:  # transformers raises whatever its parsers raise
                 raise ValueError(f"The tokenizer in {path!r} cannot be loaded: {error}") from error
-        if template is not None:
-            hf.chat_template = template
+        hf.chat_template = chosen_template(hf.chat_template, chat_template, chat_template_name)
         return Tokenizer(hf)
 
     def __len__(self) -> int:
@@ -157,6 +162,11 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         eos: int | None = self.hf.eos_token_id
         return eos
+
+    @property
+    def bos_token_id(self) -> int | None:
+        bos: int | None = self.hf.bos_token_id
+        return bos
 
     @functools.cached_property
     def longest_token_chars(self) -> int:
@@ -204,7 +214,7 @@ class Tokenizer:
     ) -> str:
         """A conversation as the model's text. Raises ValueError with a sentence if there is no template or it refuses the
         messages."""
-        if not self.hf.chat_template:
+        if not (self.hf.chat_template or kwargs.get("chat_template")):
             raise ValueError("The model has no chat template; start the server with --chat-template or send a plain prompt.")
         render = functools.partial(
             self.hf.apply_chat_template,
@@ -221,13 +231,6 @@ class Tokenizer:
                 with contextlib.suppress(Exception):
                     return str(render(tools=[tool.get("function", tool) for tool in tools]))
             raise ValueError(f"The chat template cannot render these messages: {error}") from error
-
-
-def read_chat_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--chat-template {path!r} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager

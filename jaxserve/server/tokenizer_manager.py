@@ -41,10 +41,13 @@ from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
+from jaxserve.server.journal.journal import Journal
 from jaxserve.server.request_checks import ModelLimits, encode_prompt, without_tokenizer
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.tokenizer import Tokenizer
@@ -77,9 +80,9 @@ class TokenizerManager:
         self._link = WorkerLink(workers, self._deliver, self._end_turn)
         scheduler = WorkerAddress(SCHEDULER)
         self.lanes = TextLanes()
-        self._generation = Generation(
-            lambda message: self._link.send(scheduler, message), self.lanes, log_requests=args.log_requests
-        )
+        self.template_arguments = TemplateArguments.of(args)
+        self.journal = Journal(args, self._decode_prompt)
+        self._generation = Generation(lambda message: self._link.send(scheduler, message), self.lanes, self.journal)
         self._controls = ControlClient(self, self._link)
         self._dispatch = Dispatcher(
             {
@@ -101,6 +104,7 @@ class TokenizerManager:
         """Ends the sockets; what the workers have not read by now is dropped."""
         self._link.close()
         self.lanes.close()
+        self.journal.close()
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)
@@ -120,6 +124,7 @@ class TokenizerManager:
                 args.effective_tokenizer_path,
                 trust_remote_code=args.trust_remote_code,
                 chat_template=args.chat_template,
+                chat_template_name=args.hf_chat_template_name,
                 hide_torch=hide_torch,
             )
         return self._tokenizer
@@ -140,6 +145,17 @@ class TokenizerManager:
     def set_max_queued(self, max_queued: int | None) -> None:
         """As a control request changed it."""
         self._limits = dataclasses.replace(self.limits, max_queued=max_queued)
+
+    def configure_journal(self, changes: dict[str, Any]) -> None:
+        """As a control request wants it."""
+        self.journal.configure(dataclasses.replace(self.journal.settings, **changes))
+
+    def _decode_prompt(self, ids: list[int]) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def live_requests(self) -> list[tuple[str, float]]:
+        """The rids of what has not ended, the oldest first, and for how many seconds each has been here."""
+        return self._generation.ages()
 
     def fail(self, reason: str) -> None:
         """The workers are gone: everything that waits ends now, and nothing new is taken. `reason` is a sentence that clients
@@ -232,7 +248,8 @@ class TokenizerManager:
         if not before_ready and self.status != "ready":
             raise self._closed()
         tokenizer = None if req.prompts is None else self.tokenizer
-        return self._generation.stream(req, sink, tokenizer, self.limits)
+        bos_token_id = None if self._tokenizer is None else self._tokenizer.bos_token_id
+        return self._generation.stream(req, sink, tokenizer, self.limits, bos_token_id)
 
     def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]:
         """The chunks of all sequences as they come, for a reader on the loop: see `pulled`."""
@@ -245,6 +262,10 @@ class TokenizerManager:
             "failed": f"The server has failed: {self.failure}",
         }
         return _unavailable(reasons[self.status])
+
+    @property
+    def sessions(self) -> Sessions:
+        return self._generation.sessions
 
     def abort_unsent(self, rid_prefix: str) -> None:
         """The part of an abort that no worker can do: requests that are still being tokenized."""

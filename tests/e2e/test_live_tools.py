@@ -24,7 +24,9 @@ PARAMETERS = {
 SCHEMA = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "x": {"type": "integer", "minimum": 0, "maximum": 99}}}
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": True}}
 NOW = {"type": "function", "function": {"name": "now"}}
-FIELDS: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 400, "temperature": 1.0}
+# The demo model knows no thinking: once it has begun it would never end.
+UNTHINKING = [*QUESTION, {"role": "assistant", "content": "<think>\n\n</think>"}]
+FIELDS: dict[str, Any] = {"model": MODEL, "messages": UNTHINKING, "max_tokens": 400, "temperature": 1.0}
 
 
 def client_of(server: LiveServer) -> openai.OpenAI:
@@ -58,6 +60,7 @@ def checked(call: Any) -> dict[str, Any]:
 def answer(client: openai.OpenAI, **fields: Any) -> Any:
     """One choice, streamed and whole, which must be the same."""
     body = {**FIELDS, "seed": 5, **fields}
+    body["extra_body"] = {"continue_final_message": True, **fields.get("extra_body", {})}
     choice = client.chat.completions.create(**body).choices[0]
     if "response_format" in fields:  # the package's helper makes pydantic models of these
         return choice
@@ -96,6 +99,18 @@ def test_a_required_call_comes_whatever_the_model_likes(server: str, request: py
     assert follow_up.choices[0].finish_reason in ("stop", "length")
 
 
+@pytest.mark.parametrize("server", ["plain", "parsing"])
+def test_of_a_tool_that_is_not_strict_the_grammar_takes_what_it_knows(server: str, request: pytest.FixtureRequest) -> None:
+    client = request.getfixturevalue(server)
+    unknown = {"x": {"type": "integer", "minimum": 0, "maximum": 9, "not": {"const": 5}}}
+    parameters = {**SCHEMA, "properties": {**unknown, "unit": {"enum": ["m", "km"]}}, "if": {"required": ["x"]}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    [call] = answer(client, tools=[tool], tool_choice="required", parallel_tool_calls=False).message.tool_calls
+    assert json.loads(call.function.arguments)["x"] in range(10)
+    with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
+        answer(client, tools=[{**tool, "function": {**tool["function"], "strict": True}}], tool_choice="required")
+
+
 def test_whoever_may_call_need_not(parsing: openai.OpenAI) -> None:
     for tools in ([NOW], [ADD]):
         choice = answer(parsing, tools=tools, temperature=0)
@@ -118,8 +133,12 @@ def test_the_answer_matches_its_format(server: str, request: pytest.FixtureReque
     assert answer(client, response_format=tag).message.content == "fine"
     with pytest.raises(openai.BadRequestError, match="response_format and regex cannot be combined"):
         answer(client, response_format=asked, extra_body={"regex": "a"})
-    with pytest.raises(openai.BadRequestError, match="json_schema"):
-        answer(client, response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}})
+    odd = {"type": "integer", "minimum": 0, "maximum": 9, "not": {"const": 5}}
+    unknown = {"type": "json_schema", "json_schema": {"name": "x", "schema": odd}}
+    assert answer(client, response_format=unknown).message.content.strip() in map(str, range(10))
+    unknown["json_schema"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match="not"):
+        answer(client, response_format=unknown)
 
 
 def test_a_format_beside_tools_leaves_both_ways(parsing: openai.OpenAI) -> None:
@@ -133,6 +152,19 @@ def test_a_format_beside_tools_leaves_both_ways(parsing: openai.OpenAI) -> None:
             jsonschema.validate(json.loads(message.content), SCHEMA)
         ways.add(bool(message.tool_calls))
     assert ways
+
+
+def test_a_format_does_not_hold_while_the_model_thinks(parsing: openai.OpenAI) -> None:
+    thinking = [*QUESTION, {"role": "assistant", "content": "<think>"}]
+    asked = {"type": "json_schema", "json_schema": {"name": "length", "schema": SCHEMA}}
+    extra = {"continue_final_message": True, "ignore_eos": True}
+    reply = parsing.chat.completions.create(
+        model=MODEL, messages=thinking, max_tokens=12, response_format=asked, extra_body=extra
+    )
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.choices[0].message.content == ""
+    assert reply.choices[0].message.model_dump()["reasoning_content"]
+    assert reply.usage.model_dump()["reasoning_tokens"] == reply.usage.completion_tokens == 12
 
 
 def test_what_is_wrong_is_named(plain: openai.OpenAI) -> None:

@@ -41,8 +41,10 @@ class GrammarSampler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
         self._eos = eos_token_ids
-        # What ends strings, numbers, lists and objects soonest.
-        self._closers = np.array([tokenizer.token_to_id(text) for text in '"}],)0'])
+        # What ends strings, lists and objects soonest; what gets on in addresses and times; what is a number.
+        self._closers = [
+            np.array([tokenizer.token_to_id(text) for text in texts]) for texts in ('"}],)', "@.:DSZ", "0")
+        ]  # tried in any order
 
     def draw(self, matcher: Matcher, rng: np.random.Generator, max_tokens: int, hurry_after: int) -> Drawn:
         mask = allow_all(1, self._vocab_size)[0]
@@ -52,8 +54,8 @@ class GrammarSampler:
             choices = allowed_ids(mask)
             assert len(choices) and not matcher.error, matcher.error
             if len(token_ids) >= hurry_after:
-                wanted = np.intersect1d(choices, (*self._eos,)) if matcher.may_end else np.intersect1d(choices, self._closers)
-                choices = wanted if len(wanted) else choices
+                wanted = [np.array(self._eos)] if matcher.may_end else [self._closers[i] for i in rng.permutation(3)]
+                choices = next((fit for some in wanted if len(fit := np.intersect1d(choices, some))), choices)
             token = int(rng.choice(choices))
             assert matcher.accept(token), f"the mask allows token {token}, the matcher refuses it"
             if token not in self._eos:

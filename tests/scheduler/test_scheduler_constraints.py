@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scheduler_harness import Harness, prompt_of
+from tokenizers import Tokenizer
 
 from jaxserve.demo import demo_model_path
 from jaxserve.grammar import GrammarCompiler, Matcher, ThinkingMatcher
+from jaxserve.messages import Sample, TokenizedGenerateReqInput
 from jaxserve.scheduler import prefill_adder
-from jaxserve.types import Grammar, Thinking
+from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
+from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
+from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqInput
+from jaxserve.types import Grammar, SamplingParams, Thinking
 
 VOCAB_SIZE, EOS = 2048, 2046
 GRAMMARS = (
@@ -35,6 +42,11 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 
 THINKING = (Thinking(None, "e"), Thinking(None, "he"), Thinking("t", "in"), Thinking("<tool_call>", " a"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(Path(demo_model_path()) / "tokenizer.json"))
 
 
 def alone(harness: Harness, compiler: GrammarCompiler, rid: str) -> list[int]:
@@ -145,4 +157,78 @@ def test_a_request_can_be_aborted_and_time_out_while_its_grammar_compiles() -> N
         finish = harness.answer(rid).finish
         assert finish is not None and (finish.type, finish.status_code) == ("abort", status)
     assert harness.scheduler.is_idle
+    harness.close()
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE, "eos_token_ids": (EOS,), "page_size": 4, "num_pages": 64, "max_rows": 8, "context_len": 160,
+}  # fmt: skip
+
+
+def test_samples_of_one_prompt_follow_the_grammar_each_for_itself(compiler: GrammarCompiler) -> None:
+    harness = Harness(grammars=compiler, **SMALL)
+    message = TokenizedGenerateReqInput(
+        rid="first",
+        input_ids=np.array(prompt_of(9), np.int32),
+        sampling_params=SamplingParams(max_new_tokens=30, sampling_seed=1, regex=GRAMMARS[0].text),
+        thinking=THINKING[0],
+        more_samples=[Sample(f"sample{seed}", seed) for seed in (2, 3)],
+    )
+    harness.sent = {one.rid: one for one in message.sequences()}
+    harness.send(message)
+    run_until_answered(harness)
+    answers = [harness.answer(rid).token_ids for rid in harness.sent]
+    assert answers == [alone(harness, compiler, rid) for rid in harness.sent] and answers[0] != answers[1] != answers[2]
+    harness.close()
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 4])
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_a_pause_changes_nothing(compiler: GrammarCompiler, mode: Any, num_draft_tokens: int) -> None:
+    for turns in range(1, 14, 2):
+        harness = Harness(grammars=compiler, num_draft_tokens=num_draft_tokens, **SMALL)
+        for i, thinking in enumerate((None, *THINKING)):
+            harness.submit(prompt_of(5 + i), 30, thinking=thinking, regex=GRAMMARS[1].text)
+        harness.turn(turns)
+        harness.control(PauseGenerationReqInput(mode=mode))
+        harness.turn(2)
+        harness.control(ContinueGenerationReqInput())
+        run_until_answered(harness)
+        for rid in harness.sent:
+            assert harness.answer(rid).token_ids == alone(harness, compiler, rid), (rid, turns)
+        harness.close()
+
+
+def test_weights_are_replaced_between_constrained_requests(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """Those that run end first, those whose grammar compiles meanwhile come after; all follow their grammars."""
+    harness = Harness(grammars=compiler, **SMALL)
+    rids = [harness.submit(prompt_of(6, i), 60, regex=GRAMMARS[0].text) for i in range(4)]
+    harness.turn(3)
+    harness.control(UpdateWeightFromDiskReqInput(model_path="new"))
+    harness.turn()
+    rids.append(harness.submit(prompt_of(6, 9), 60, regex=f"{GRAMMARS[0].text}|never compiled before"))
+    give_up_s = time.monotonic() + 60
+    while not harness.control_replies():
+        assert time.monotonic() < give_up_s
+        harness.turn()
+    run_until_answered(harness)
+    for rid in rids:
+        text = tokenizer.decode([token for token in harness.answer(rid).token_ids if token != EOS])
+        assert re.fullmatch(GRAMMARS[0].text, text), text
+    harness.close()
+
+
+def test_thinking_that_never_ends_ends_by_length_and_stops_count_in_it(compiler: GrammarCompiler) -> None:
+    harness = Harness(grammars=compiler, **SMALL)
+    forever = Thinking(None, "</never>")
+    long = harness.submit(prompt_of(6), 40, thinking=forever, ignore_eos=True, regex="a")
+    free = harness.submit(prompt_of(6), 40, ignore_eos=True)
+    run_until_answered(harness)
+    answer = harness.answer(long)
+    assert answer.token_ids == harness.answer(free).token_ids
+    assert answer.finish is not None and answer.finish.type == "length"
+    assert all(masks is None for masks in harness.runner.masks)
+    stopped = harness.submit(prompt_of(6), 40, thinking=forever, regex="a", stop_token_ids=answer.token_ids[5:6])
+    run_until_answered(harness)
+    assert harness.answer(stopped).token_ids == answer.token_ids[:6]
     harness.close()

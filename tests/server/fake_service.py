@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxserve.messages import HiddenStates
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
+from jaxserve.scheduler.control.configure_logging import ConfigureLoggingReqOutput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqOutput
 from jaxserve.scheduler.control.declaration import ControlError, ControlStruct
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqOutput
@@ -25,6 +26,7 @@ from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccu
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
@@ -57,6 +59,7 @@ class FakeService:
         self.vocab_size = VOCAB_SIZE
         self.generation_defaults: dict[str, Any] = {}
         self.resolved_options: dict[str, Any] = {"page_size": 16}
+        self.template_arguments = TemplateArguments()
         self.num_live = 0
         self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
@@ -72,6 +75,7 @@ class FakeService:
             "pause_generation": [PauseGenerationReqOutput()],
             "continue_generation": [ContinueGenerationReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
+            "configure_logging": [ConfigureLoggingReqOutput("info")],
             "freeze_gc": [FreezeGCReqOutput(1), FreezeGCReqOutput(2)],
             "set_internal_state": [SetInternalStateReqOutput(True, {})],
             "release_memory_occupation": [ReleaseMemoryOccupationReqOutput(())],

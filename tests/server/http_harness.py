@@ -71,6 +71,7 @@ async def until(condition: Any, timeout_s: float = 5.0) -> None:
 
 def self_signed(folder: Path) -> tuple[str, str]:
     """(certificate, key) for 127.0.0.1."""
+    folder.mkdir(exist_ok=True)
     certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
     if shutil.which("openssl") is None:
         pytest.skip("making a certificate takes the openssl command")

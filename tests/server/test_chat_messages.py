@@ -255,6 +255,19 @@ async def test_whether_to_think_reaches_the_template(fields: dict[str, Any], kwa
     assert {name: value for name, value in service.templated[0].items() if name in names} == kwargs
 
 
+async def test_spaces_between_special_tokens_may_stand_among_the_templates_values() -> None:
+    """As SGLang reads them."""
+    service = FakeService()
+    async with openai_client(service) as client:
+        for extra, wanted in (
+            ({}, True),
+            ({"chat_template_kwargs": {"spaces_between_special_tokens": False}}, False),
+            ({"chat_template_kwargs": {"spaces_between_special_tokens": False}, "spaces_between_special_tokens": True}, True),
+        ):
+            await whole(service, client, ["x"], extra_body=extra)
+            assert service.requests[-1].sampling_params[0].spaces_between_special_tokens is wanted
+
+
 async def test_a_grammar_begins_behind_the_thinking() -> None:
     service = FakeService()
     grammar = {"response_format": {"type": "json_object"}}
@@ -322,12 +335,12 @@ async def test_a_forced_call_without_a_parser_is_a_json_array() -> None:
             assert without_ids(gathered(chunks)) == {**EXPECTED, "content": "", "reasoning_content": "", "tool_calls": expected}
         kind, tag = tag_of(service)
         assert kind == "structural_tag"
-        assert [part["type"] for part in tag["format"]["elements"]] == ["const_string", "tags_with_separator", "const_string"]
-        assert tag["format"]["elements"][1]["stop_after_first"] is False
+        assert (tag["format"]["begin"], tag["format"]["end"]) == ("[", "]")
+        assert tag["format"]["content"]["stop_after_first"] is False
         named = {"type": "function", "function": {"name": "now"}}
-        reply = await whole(service, client, [text[41:]], tools=[ADD, NOW], tool_choice=named, parallel_tool_calls=False)
-        assert reply.choices[0].message.content == text[41:]  # no array
-        tags = tag_of(service)[1]["format"]["elements"][1]
+        reply = await whole(service, client, ["so [1]"], tools=[ADD, NOW], tool_choice=named, parallel_tool_calls=False)
+        assert reply.choices[0].message.content == "so [1]"
+        tags = tag_of(service)[1]["format"]["content"]
         assert tags["stop_after_first"] is True
         assert [one["begin"] for one in tags["tags"]] == ['{"name": "now", "parameters": ']
         assert service.templated[-1]["tools"] == [NOW]
@@ -377,13 +390,22 @@ async def test_tools_beside_another_grammar() -> None:
     async with openai_client(service) as client:
         await whole(service, client, ["{}"], tools=[ADD], response_format=asked)
         calls, answer = tag_of(service)[1]["format"]["elements"]
-        assert (calls["at_least_one"], answer) == (True, {"type": "json_schema", "json_schema": schema})
+        lenient = {**schema, "x-guidance": {"lenient": True}}
+        assert (calls["at_least_one"], answer) == (True, {"type": "json_schema", "json_schema": lenient})
         for extra, part in (
             ({"regex": "a+"}, {"type": "regex", "pattern": "a+"}),
             ({"ebnf": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}),
         ):
             await whole(service, client, ["{}"], tools=[ADD], extra_body=extra)
             assert tag_of(service)[1]["format"]["elements"][1] == part
+        older = {"type": "structural_tag", "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]}
+        await whole(service, client, ["x"], tools=[ADD], response_format={**older, "at_least_one": True})
+        part = tag_of(service)[1]["format"]["elements"][1]
+        assert (part["type"], part["triggers"], part["at_least_one"]) == ("triggered_tags", ["<a"], True)
+        content = {"type": "json_schema", "json_schema": {}}
+        assert part["tags"] == [{"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}]
+        with pytest.raises(openai.BadRequestError, match="structural_tag must have a format, or structures"):
+            await whole(service, client, ["x"], tools=[ADD], response_format={"type": "structural_tag", "triggers": []})
         await whole(service, client, ["{}"], tools=[ADD], response_format=asked, tool_choice="required")
         assert tag_of(service)[1]["format"]["type"] == "triggered_tags"
 

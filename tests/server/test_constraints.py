@@ -27,6 +27,7 @@ async def grammar_of(route: str, **fields: Any) -> Grammar | None:
     return service.requests[0].sampling_params[0].grammar
 
 
+LENIENT = {**SCHEMA, "x-guidance": {"lenient": True}}
 LEGACY = {
     "type": "structural_tag",
     "structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}],
@@ -39,13 +40,13 @@ LEGACY = {
     ("fields", "kind", "text"),
     [
         ({"response_format": {"type": "json_object"}}, "json_schema", {"type": "object"}),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema", SCHEMA),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, "json_schema", LENIENT),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}},
             "json_schema",
             SCHEMA,
         ),
-        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema", SCHEMA),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema", LENIENT),
         ({"response_format": LEGACY}, "structural_tag", LEGACY),
         ({"json_schema": SCHEMA}, "json_schema", SCHEMA),
         ({"json_schema": json.dumps(SCHEMA)}, "json_schema", SCHEMA),

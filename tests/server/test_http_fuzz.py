@@ -12,6 +12,7 @@ from http_harness import app_client, error_message
 
 from jaxserve.server.anthropic import foreign_fields as anthropic
 from jaxserve.server.anthropic.protocol import MessagesRequest
+from jaxserve.server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
 from jaxserve.server.native.tokens import TokenizeRequest
 from jaxserve.server.ollama import foreign_fields as ollama
 from jaxserve.server.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
@@ -48,6 +49,8 @@ TARGETS = {
     "/api/show": ({"model": "default"}, (*OllamaShowRequest.__struct_fields__, *ollama.SHOW.without_effect)),
     "/tokenize": ({"prompt": "x"}, TokenizeRequest.__struct_fields__),
     "/detokenize": ({"tokens": [5]}, ("tokens", "skip_special_tokens")),
+    "/parse_function_call": ({"text": "x", "tool_call_parser": "glm45"}, ParseFunctionCallRequest.__struct_fields__),
+    "/separate_reasoning": ({"text": "x", "reasoning_parser": "qwen3"}, SeparateReasoningRequest.__struct_fields__),
     "/set_internal_state": ({"server_args": {}}, ("server_args",)),
     "/slow_down": ({}, ("forward_sleep_time",)),
     "/abort_request": ({"rid": "x"}, ("rid", "abort_all")),

@@ -19,7 +19,7 @@ from jaxserve.server.request_checks import (
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
-from jaxserve.types import MAX_GRAMMAR_BYTES, SamplingParams
+from jaxserve.types import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, SamplingParams
 
 
 def limits(**changes: int) -> ModelLimits:
@@ -173,6 +173,7 @@ def test_the_parameters_of_a_batch_are_checked_once(monkeypatch: pytest.MonkeyPa
     [
         (SamplingParams(regex="a", ebnf="b"), "regex and ebnf cannot be combined: a request may have one grammar.", "regex"),
         (SamplingParams(json_schema="{}", regex="a"), "json_schema and regex cannot be combined", "json_schema"),
+        (SamplingParams(structural_tag="{}", ebnf="b"), "ebnf and structural_tag cannot be combined", "ebnf"),
         (SamplingParams(ebnf=" \n"), "ebnf must not be empty.", "ebnf"),
         (
             SamplingParams(regex="é" * (MAX_GRAMMAR_BYTES // 2) + "a"),
@@ -189,7 +190,8 @@ def test_a_request_has_one_grammar_of_a_sensible_size(params: SamplingParams, se
 
 
 def test_a_server_may_follow_no_grammars() -> None:
-    req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(json_schema="{}")])
-    check_shape(req, limits())
-    with pytest.raises(RequestError, match="json_schema is not available: this server runs with --grammar-backend none"):
-        check_shape(req, limits(follows_grammars=False))
+    for kind in GRAMMAR_KINDS:
+        req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams(**{kind: "{}"})])
+        check_shape(req, limits())
+        with pytest.raises(RequestError, match=f"{kind} is not available: this server runs with --grammar-backend none"):
+            check_shape(req, limits(follows_grammars=False))

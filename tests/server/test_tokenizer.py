@@ -131,3 +131,30 @@ def test_bytes_of_a_vocabulary_of_characters(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(str(write_folder(sentencepiece_like(), tmp_path)))
     ids = tokenizer.encode("\U0001f600", add_special_tokens=False)
     assert b"".join(map(tokenizer.token_bytes, ids)).decode().strip() == "\U0001f600"
+
+
+def named_templates(folder: Path, **templates: str) -> str:
+    rust = RustTokenizer.from_str(sentencepiece_like().to_str())
+    named = [{"name": name, "template": template} for name, template in templates.items()]
+    return str(write_folder(rust, folder, chat_template=named))
+
+
+def test_templates_by_name(tmp_path: Path) -> None:
+    folder = named_templates(tmp_path, rag="R", default="D", tool_use="T")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert Tokenizer.load(folder).render_chat(MESSAGES) == "D"
+    assert Tokenizer.load(folder).render_chat(MESSAGES, tools) == "T"
+    assert Tokenizer.load(folder, chat_template="rag").render_chat(MESSAGES, tools) == "R"
+    assert Tokenizer.load(folder, chat_template_name="rag").render_chat(MESSAGES) == "R"
+    (tmp_path / "rag").write_text("a file")
+    assert Tokenizer.load(folder, chat_template=str(tmp_path / "rag")).render_chat(MESSAGES) == "a file"
+    with pytest.raises(ValueError, match=r"--hf-chat-template-name 'x': the tokenizer has the templates .*rag"):
+        Tokenizer.load(folder, chat_template_name="x")
+    with pytest.raises(ValueError, match="cannot be read: there is no such file, and the tokenizer has the templates"):
+        Tokenizer.load(folder, chat_template="x")
+    with pytest.raises(ValueError, match="the tokenizer has no templates with names"):
+        Tokenizer.load(demo_model_path(), chat_template_name="rag")
+
+
+def test_without_a_default_template_the_first_is_used(tmp_path: Path) -> None:
+    assert Tokenizer.load(named_templates(tmp_path, rag="R", other="O")).render_chat(MESSAGES) == "R"

@@ -11,6 +11,7 @@ from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
 from jaxserve.parsers.calls import LONGEST_NAME, CallParser
 from jaxserve.parsers.reader import BrokenCallError, Read, Tags
+from jaxserve.parsers.schema import properties
 from jaxserve.parsers.values import value
 
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -32,8 +33,8 @@ class PythonicFormat:
 def call_grammar(tool: Tool) -> grammar.Node:
     """f(x=1): required arguments, then the others. JSON's values are read as well as Python's."""
     schema = grammar.schema_of(tool)
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
-    values = {key: grammar.schema(grammar.standalone(value, schema)) for key, value in properties.items()}
+    required = grammar.required(tool)
+    values = {key: grammar.schema(grammar.standalone(value, schema)) for key, value in properties(schema).items()}
     needed = [key for key in values if key in required]
     others = [key for key in values if key not in required]
     if needed:

@@ -17,7 +17,8 @@ class Controllable(Protocol):
 
 
 def add_control_methods(engine: type[Controllable]) -> None:
-    """One method per control request; its parameters are the request's fields, its result is the reply struct."""
+    """One method per control request; its parameters are the request's fields, its result is the reply struct, unless the
+    declaration names another."""
     for control in controls().values():
         setattr(engine, control.name, _method(control))
 
@@ -32,7 +33,7 @@ def _method(control: Control) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         engine: Controllable = arguments.pop("self")
-        return engine.control(control.request(**arguments))
+        return control.result(engine.control(control.request(**arguments)))
 
     method.__name__ = method.__qualname__ = control.name
     method.__doc__ = control.request.__doc__

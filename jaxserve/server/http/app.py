@@ -28,8 +28,9 @@ from jaxserve.server.http.content_type import JsonBodyMiddleware
 from jaxserve.server.http.docs import DocumentedApp
 from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
+from jaxserve.server.http.root_path import RootPathMiddleware
 from jaxserve.server.http.service import GenerationService
-from jaxserve.server.native import generate, tokens
+from jaxserve.server.native import generate, parsing, tokens
 from jaxserve.server.ollama import models as ollama_models
 from jaxserve.server.ollama import protocol as ollama_protocol
 from jaxserve.server.ollama import routes as ollama
@@ -45,6 +46,8 @@ from jaxserve.server.version import package_version
 _BODIES: tuple[type[msgspec.Struct], ...] = (
     tokens.TokenizeRequest,
     tokens.DetokenizeRequest,
+    parsing.ParseFunctionCallRequest,
+    parsing.SeparateReasoningRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
     ResponsesRequest,
@@ -65,6 +68,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         title="jaxserve",
         version=package_version(),
         description="An LLM inference server on JAX.",
+        servers=[{"url": args.fastapi_root_path}] if args.fastapi_root_path else None,
     )
     app.state.service = tokenizer_manager
     app.state.args = args
@@ -83,6 +87,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         health.router,
         generate.router,
         tokens.router,
+        parsing.router,
         models.router,
         completions.router,
         chat.router,
@@ -106,4 +111,6 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     policy = BrowserPolicy(args.host, args.allowed_origins, has_key=args.api_key is not None)
     app.add_middleware(BrowserGuard, policy=policy, control_paths=admin_paths)
+    if args.fastapi_root_path:
+        app.add_middleware(RootPathMiddleware, root_path=args.fastapi_root_path)
     return app

@@ -146,6 +146,9 @@ FIELDS: dict[str, str] = {
     "add_special_tokens": "Add the tokenizer's special tokens (default true for prompts).",
     "add_generation_prompt": "End with the beginning of an answer (default true).",
     "tokens": "Token ids, or a list of lists of them.",
+    "tool_call_parser": "How the model calls tools, as the option; null: that of --tool-call-parser.",
+    "reasoning_parser": "How the model marks its thinking, as the option; null: that of --reasoning-parser.",
+    "return_blocks": "Tell the parts in their order, too.",
     # Anthropic
     "system": "The system prompt: a text, or for Anthropic's also text blocks.",
     "stop_sequences": "Strings that end the text; stop_sequence of the reply names the one that did.",
@@ -224,6 +227,13 @@ FIELDS: dict[str, str] = {
     "keep_pause": "Not served; only false is taken.",
     "token_step": "Not served; only 0 is taken.",
     "manifest": "Not served; only null is taken.",
+    "log_requests": "Log each request when it is accepted and when it ends.",
+    "log_requests_level": "0: ids, counts, times; 1: and sampling parameters; 2: and the ends of texts; 3: all of the texts.",
+    "log_requests_format": "Form of these lines.",
+    "log_level": "Verbosity of the logs of all processes.",
+    "dump_requests_folder": "Write finished requests to files in this folder of the server; empty: no more.",
+    "dump_requests_threshold": "So many to a file.",
+    "crash_dump_folder": "Folder for what ran when a worker dies; empty: none.",
 }
 _MODEL = {"model": "The served model's name."}
 _ANTHROPIC = {
@@ -260,6 +270,11 @@ FIELDS_OF: dict[str, dict[str, str]] = {
     "OllamaShowRequest": {"model": _OLLAMA["model"], "name": "The older name of model."},
     "OllamaOptions": {"top_k": "Draw from this many likeliest tokens; 0: all."},
     "AbortRequest": {"rid": "What the ids of the requests to end begin with."},
+    "ParseFunctionCallRequest": {
+        "text": "What a model wrote.",
+        "tools": "Functions that it could call, as in chat completions.",
+    },
+    "SeparateReasoningRequest": {"text": "What a model wrote."},
     "CompletionRequest": {"logprobs": "Tell each token's logprob and so many alternatives, up to --max-top-logprobs."},
     "ChatCompletionRequest": {"logprobs": "Tell each token's logprob."},
 }
@@ -268,6 +283,12 @@ FIELDS_OF: dict[str, dict[str, str]] = {
 EXAMPLES: dict[str, dict[str, Any]] = {
     "TokenizeRequest": {"prompt": "The capital of France is"},
     "DetokenizeRequest": {"tokens": [1, 2, 3]},
+    "ParseFunctionCallRequest": {
+        "text": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
+        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}],
+        "tool_call_parser": "qwen25",
+    },
+    "SeparateReasoningRequest": {"text": "<think>\nHm.\n</think>\n\nParis", "reasoning_parser": "qwen3"},
     "CompletionRequest": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
     "ChatCompletionRequest": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
     "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
@@ -281,6 +302,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "OllamaGenerateRequest": {"model": "default", "prompt": "What is the capital of France?", "options": {"num_predict": 64}},
     "OllamaShowRequest": {"model": "default"},
     "AbortRequest": {"abort_all": True},
+    "ConfigureLoggingReq": {"log_requests": True, "log_requests_level": 0},
     "PauseGenerationReqInput": {"mode": "retract"},
     "SetInternalStateReq": {"server_args": {"max_queued_requests": 1000}},
     "UpdateWeightFromDiskReqInput": {"model_path": "/models/other"},

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 
 from jaxserve.scheduler.control.declaration import ControlStruct
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import TextLanes
@@ -51,6 +52,10 @@ class GenerationService(Protocol):
     @property
     def tokenizer(self) -> TextTokenizer:
         """May be used from any thread."""
+
+    @property
+    def template_arguments(self) -> TemplateArguments:
+        """What chat templates are given beside the conversation."""
 
     @property
     def context_len(self) -> int: ...

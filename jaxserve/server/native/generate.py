@@ -50,6 +50,7 @@ _FIELDS = {
     "priority": _for_each({"type": "integer"}),
     "extra_key": _TEXTS,
     "cache_salt": _TEXTS,
+    "session_params": _for_each({"$ref": "#/components/schemas/SessionParams"}),
     "require_reasoning": {"type": "boolean", "default": False},
 }
 _DOCS = generate_body(

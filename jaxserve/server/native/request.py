@@ -159,7 +159,7 @@ def _json_text(value: Mapping[str, Any], name: str) -> str:
 
 def _options(fields: dict[str, Any], count: int) -> list[PromptOptions]:
     """One per prompt; prompts that ask for the same share theirs."""
-    columns = {name: _per_prompt(fields[name], name, count) for name in _OPTIONS if name in fields}
+    columns = {name: _per_prompt(fields[name], name, count) for name in _OPTIONS if fields.get(name, {}) != {}}
     if not any(isinstance(column, list) for column in columns.values()):
         return [PromptOptions(**columns)] * count
     rows = zip(*(column if isinstance(column, list) else [column] * count for column in columns.values()), strict=True)

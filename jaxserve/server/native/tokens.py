@@ -11,14 +11,14 @@ from fastapi import APIRouter, Request
 from jaxserve.server.http.body import read_struct, shown
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.service import GenerationService, service_of
+from jaxserve.server.native.sizes import check_size, most_together
 from jaxserve.server.openai.conversation import Conversation
 from jaxserve.server.openai.params import check_model
 from jaxserve.server.requests import RequestError
 
 router = APIRouter(tags=["tokenizer"])
 
-# Of one request. Tokenizing takes a hundred times a text's memory and a second for some megabytes.
-_MOST_TOGETHER = 2 * 1024 * 1024
+# Of one request.
 _MOST_LISTS = 16384
 
 
@@ -96,21 +96,11 @@ async def _prompt_tokens(body: TokenizeRequest, service: GenerationService) -> A
             raise RequestError(f"{field} needs messages instead of a prompt.", param=field)
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
     num_chars = sum(map(len, texts))
-    _check_size("prompt", "texts", len(texts), _MOST_LISTS)
-    _check_size("prompt", "characters", num_chars, _most_together(service))
+    check_size("prompt", "texts", len(texts), _MOST_LISTS)
+    check_size("prompt", "characters", num_chars, most_together(service))
     encode = functools.partial(service.tokenizer.encode, add_special_tokens=body.add_special_tokens is not False)
     ids = await service.lanes.run_all(num_chars, [functools.partial(encode, text) for text in texts])
     return ids[0] if isinstance(body.prompt, str) else ids
-
-
-def _most_together(service: GenerationService) -> int:
-    """Characters, or tokens, of one request: enough for several prompts that fill the context."""
-    return max(_MOST_TOGETHER, 8 * service.context_len)
-
-
-def _check_size(field: str, what: str, count: int, most: int) -> None:
-    if count > most:
-        raise RequestError(f"{field} may hold at most {most} {what} in one request, got {count}.", param=field)
 
 
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
@@ -121,9 +111,9 @@ async def detokenize(request: Request) -> dict[str, Any]:
     check_model(body.model, request.app.state.args)
     single = not body.tokens or isinstance(body.tokens[0], int)
     lists: list[Any] = [body.tokens] if single else list(body.tokens)
-    _check_size("tokens", "lists of tokens", len(lists), _MOST_LISTS)
+    check_size("tokens", "lists of tokens", len(lists), _MOST_LISTS)
     num_tokens = sum(len(ids) for ids in lists if isinstance(ids, list))
-    _check_size("tokens", "tokens", num_tokens, _most_together(service))
+    check_size("tokens", "tokens", num_tokens, most_together(service))
 
     def decode() -> list[str]:
         for ids in lists:

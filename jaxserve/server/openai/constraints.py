@@ -41,6 +41,14 @@ def with_calls(grammar: Grammar | None, calls: dict[str, Any]) -> Grammar:
     return Grammar("structural_tag", _json(calls, "tools"))
 
 
+def lenient(schema: Any) -> Any:
+    """A schema of which the grammar compiler ignores what it does not know, where it would refuse it."""
+    if not isinstance(schema, dict):
+        return schema
+    options = schema.get("x-guidance")
+    return {**schema, "x-guidance": {"lenient": True, **(options if isinstance(options, dict) else {})}}
+
+
 def _of_format(given: dict[str, Any]) -> Grammar | None:
     kind = given.get("type")
     if kind not in _TYPES:
@@ -74,7 +82,7 @@ def _schema(given: dict[str, Any]) -> Any:
         raise RequestError(f"response_format.json_schema.{name} is not a field this server knows.", param="response_format")
     if not isinstance(described.get("schema"), dict):
         raise _wrong("response_format.json_schema.schema", "a JSON schema", described.get("schema"))
-    return described["schema"]
+    return described["schema"] if described.get("strict") else lenient(described["schema"])
 
 
 def _as_format(grammar: Grammar) -> dict[str, Any]:
@@ -89,9 +97,24 @@ def _as_format(grammar: Grammar) -> dict[str, Any]:
         raise RequestError(f"{grammar.kind} is not valid JSON: {error}.", param=grammar.kind) from None
     if grammar.kind == "json_schema":
         return {"type": "json_schema", "json_schema": value}
-    if not isinstance(value, dict) or not isinstance(value.get("format"), dict):
-        raise RequestError("structural_tag must have a format to be combined with tools.", param="structural_tag")
-    return dict(value["format"])
+    format_ = value.get("format", _modern(value)) if isinstance(value, dict) else None
+    if not isinstance(format_, dict):
+        raise RequestError("structural_tag must have a format, or structures and triggers.", param="structural_tag")
+    return format_
+
+
+def _modern(tag: dict[str, Any]) -> dict[str, Any] | None:
+    """SGLang's older form as a format; whether it is a good one is seen there."""
+    structures = tag.get("structures")
+    if not isinstance(structures, list) or not all(isinstance(one, dict) for one in structures):
+        return None
+    rest = {name: value for name, value in tag.items() if name not in ("type", "structures")}
+    tags = [
+        {"type": "tag", "content": {"type": "json_schema", "json_schema": one.get("schema", {})}}
+        | {name: value for name, value in one.items() if name != "schema"}
+        for one in structures
+    ]
+    return {"type": "triggered_tags", "tags": tags, **rest}
 
 
 def _json(value: Any, field: str) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.openai.messages import template_messages
 from jaxserve.server.openai.thinking import check_effort
@@ -15,13 +16,6 @@ from jaxserve.server.text_lanes import INLINE_CHARS, LONG_CHARS
 
 # A message, content part or tool takes about as long to check and render as so many characters to tokenize.
 CHARS_PER_PIECE = 50
-
-# Arguments of the functions between here and the template that are the server's business; all other names reach the template.
-_OWN_TEMPLATE_KWARGS = frozenset(
-    ("self", "messages", "conversation", "conversations", "tools", "add_generation_prompt", "continue_final_message",
-     "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
-     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs", "sanitize_control_tokens")
-)  # fmt: skip
 
 # By these names templates are told whether the model shall think.
 _THINKING_KWARGS = ("thinking", "enable_thinking")
@@ -67,7 +61,7 @@ class Conversation:
             choice,
             not continue_final_message if add_generation_prompt is None else add_generation_prompt,
             continue_final_message,
-            _template_kwargs(chat_template_kwargs, reasoning_effort, thinking),
+            _template_kwargs(service.template_arguments, chat_template_kwargs, reasoning_effort, thinking),
             weight,
         )
 
@@ -121,11 +115,16 @@ def _is_small(value: Any) -> bool:
 
 
 def _template_kwargs(
-    given: dict[str, Any] | None, reasoning_effort: str | float | None, thinking: bool | None
+    arguments: TemplateArguments,
+    given: dict[str, Any] | None,
+    reasoning_effort: str | float | None,
+    thinking: bool | None,
 ) -> dict[str, Any]:
     kwargs = dict(given or {})
-    if refused := _OWN_TEMPLATE_KWARGS & kwargs.keys():
-        raise RequestError(f"chat_template_kwargs must not hold {', '.join(sorted(refused))}.", param="chat_template_kwargs")
+    try:
+        arguments.check(kwargs)
+    except ValueError as error:
+        raise RequestError(str(error), param="chat_template_kwargs") from None
     if reasoning_effort is not None:
         check_effort(reasoning_effort)
         kwargs.setdefault("reasoning_effort", reasoning_effort)
@@ -133,4 +132,4 @@ def _template_kwargs(
     if thinking is not None:
         for name in _THINKING_KWARGS:
             kwargs.setdefault(name, thinking)
-    return kwargs
+    return {**arguments.defaults, **kwargs}

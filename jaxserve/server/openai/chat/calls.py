@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from jaxserve.config import ServerArgs
-from jaxserve.parsers.base import ToolFormat
-from jaxserve.parsers.json_array import JsonArrayFormat
+from jaxserve.parsers.base import Tool, ToolFormat
+from jaxserve.parsers.tools.json_array import JsonArrayFormat
 from jaxserve.server.foreign_fields import not_supported
-from jaxserve.server.openai.constraints import with_calls
+from jaxserve.server.openai.constraints import lenient, with_calls
 from jaxserve.server.openai.tool_choice import ToolChoice
 from jaxserve.server.requests import RequestError
 from jaxserve.types import Grammar
@@ -43,5 +45,15 @@ def grammar_of_calls(
         message = f"{reason} asks for constrained output, which is not available: this server runs with --grammar-backend none."
         raise RequestError(message, param=reason)
     must_call = choice.is_forced or grammar is not None
-    tag = calls.structural_tag(choice.callable, at_least_one=must_call, stop_after_first=only_one)
+    tools = [tool if tool["function"].get("strict") else _not_strict(tool) for tool in choice.callable]
+    tag = calls.structural_tag(tools, at_least_one=must_call, stop_after_first=only_one)
     return with_calls(None if choice.is_forced else grammar, tag)
+
+
+def _not_strict(tool: Tool) -> Tool:
+    """With a schema of which what grammars do not know is ignored. Some models write each parameter by itself."""
+    function = tool["function"]
+    schema: dict[str, Any] = lenient(function.get("parameters") or {})
+    if schema.get("properties"):
+        schema["properties"] = {name: lenient(part) for name, part in schema["properties"].items()}
+    return {**tool, "function": {**function, "parameters": schema}}

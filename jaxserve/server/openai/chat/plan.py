@@ -19,6 +19,8 @@ from jaxserve.server.openai.thinking import Tag, ThinkingTokens, thinking_after,
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError, new_rid
 from jaxserve.types import Grammar, SamplingParams, Thinking
 
+_SPACES = "spaces_between_special_tokens"
+
 
 @dataclasses.dataclass(frozen=True)
 class ChatJob:
@@ -148,10 +150,12 @@ def _params(
     if calls is not None:
         only_one = body.parallel_tool_calls is False
         grammar = grammar_of_calls(conversation.tools, calls, grammar, args, only_one=only_one)
+    defaults = dict(context.sampling_defaults)
+    spaces = (body.chat_template_kwargs or {}).get(_SPACES)
+    if isinstance(spaces, bool):  # SGLang looks for it there
+        defaults[_SPACES] = spaces
     keeps = message_format.keeps_special_tokens
-    return sampling_params(
-        body, max_tokens, context.sampling_defaults, service.vocab_size, grammar=grammar, keep_special_tokens=keeps
-    )
+    return sampling_params(body, max_tokens, defaults, service.vocab_size, grammar=grammar, keep_special_tokens=keeps)
 
 
 def _usage(n: int, thinking: Thinking | None, context: OpenAIContext) -> Usage:
