@@ -58,7 +58,7 @@ def _read(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] |
         return "auto", None, True
     if choice in _MODES:
         return choice, None, True
-    kind = choice.get("type") if isinstance(choice, dict) else None
+    kind = choice.get("type", "function" if "function" in choice else None) if isinstance(choice, dict) else None
     if kind == "function":
         return "required", [_name(choice, "tool_choice")], False
     if kind == "allowed_tools":
