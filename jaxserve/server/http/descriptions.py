@@ -210,6 +210,8 @@ FIELDS: dict[str, str] = {
         "Taken without effect.",
     ),
     # control
+    "session_params": "How to go on from an earlier request of a session: /open_session.",
+    "capacity_of_str_len": "Most tokens that a prompt of the session may have.",
     "abort_all": "End all requests.",
     "mode": "What becomes of running requests.",
     "tags": 'What is meant: "kv_cache", "weights"; null: both.',
@@ -258,6 +260,19 @@ FIELDS_OF: dict[str, dict[str, str]] = {
         "text": "What the text must match.",
         "reasoning": "How hard to think.",
     },
+    "SessionParams": {
+        "id": "The session.",
+        "rid": "Of the turn to go on from; null: from none, or in a streaming session from the newest.",
+        "offset": "Tokens of that turn to keep, or, negative, to drop; null and 0: all are kept.",
+        "replace": "Drop what followed that turn (without a rid: everything), and abort what of it runs.",
+        "drop_previous_output": "Keep that turn's prompt alone.",
+    },
+    "OpenSessionReqInput": {
+        "session_id": "An id of your own, of up to 512 characters; null: one is drawn.",
+        "streaming": "Turns are only appended, one at a time.",
+        "timeout": "Seconds without a request after which the session is closed; null: it stays open.",
+    },
+    "CloseSessionReqInput": {"session_id": "The session."},
     "Reasoning": {"effort": "How hard to think, as reasoning_effort of chat completions."},
     "TextConfig": {"format": "json_schema, json_object or text."},
     "OutputConfig": {"format": "What the text must match."},
