@@ -66,7 +66,7 @@ LIMITS: dict[str, dict[str, dict[str, Any]]] = {
         **{name: _SAMPLING_LIMITS[name] for name in ("temperature", "top_p", "top_k")},
         "stop_sequences": {"maxItems": MAX_STOP_STRINGS},
     },
-    "CompletionRequest": _OPENAI_LIMITS,
+    "CompletionRequest": {**_OPENAI_LIMITS, "max_tokens": {"minimum": 0}},
     "ChatCompletionRequest": _OPENAI_LIMITS,
 }
 
@@ -209,6 +209,12 @@ FIELDS: dict[str, str] = {
         ),
         "Taken without effect.",
     ),
+    # scores
+    "query": "A text, or token ids.",
+    "items": "What follows the query, one after the other: texts, or lists of token ids.",
+    "label_token_ids": "The tokens whose probability is asked for.",
+    "apply_softmax": "Let the probabilities of the tokens add up to 1.",
+    "item_first": "The items stand before the query.",
     # control
     "session_params": "How to go on from an earlier request of a session: /open_session.",
     "capacity_of_str_len": "Most tokens that a prompt of the session may have.",
@@ -305,6 +311,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "SeparateReasoningRequest": {"text": "<think>\nHm.\n</think>\n\nParis", "reasoning_parser": "qwen3"},
     "CompletionRequest": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
+    "ScoreRequest": {"query": "Is this the capital of France? ", "items": ["Paris", "Lyon"], "label_token_ids": [101, 102]},
     "ChatCompletionRequest": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
     "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
     "MessagesRequest": {
