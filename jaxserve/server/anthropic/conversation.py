@@ -62,7 +62,7 @@ def chat_request(
     if choice is not None and choice.disable_parallel_tool_use is not None:
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
     if config is not None and config.format is not None:
-        chat.response_format = {"type": "json_schema", "json_schema": {"schema": config.format.schema}}
+        chat.response_format = {"type": "json_schema", "json_schema": {"schema": config.format.schema, "strict": True}}
     if isinstance(body, MessagesRequest):
         chat.stream = body.stream
         chat.stop = body.stop_sequences
