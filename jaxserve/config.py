@@ -243,6 +243,8 @@ class ServerArgs:
     )
     constrained_json_disable_any_whitespace: bool = arg(False, "No white space between the parts of constrained JSON.")
 
+    disable_jump_forward: bool = arg(False, "Sample also the tokens that a grammar leaves no choice about, one by one.")
+
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
     tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")

@@ -30,7 +30,7 @@ ERR_TYPES = {
 }
 
 
-class RequestError(Exception):
+class RequestError(ValueError):  # as SGLang's Engine raises
     """A request that cannot be served: the HTTP status and one sentence for the user."""
 
     def __init__(

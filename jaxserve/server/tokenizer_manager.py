@@ -335,12 +335,13 @@ class TokenizerManager:
         **kwargs: Any,
     ) -> list[int]:
         """The ids of a conversation; RequestError if the template cannot render it, or it is far too long. From any thread."""
+        tokenizer = self.tokenizer
         try:
-            text = self.tokenizer.render_chat(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
+            text = tokenizer.render_chat(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
         except ValueError as error:
             raise RequestError(str(error), param="messages") from error
         # The template has written the special tokens.
-        return encode_prompt(self.tokenizer, text, self.limits, add_special_tokens=False)
+        return encode_prompt(tokenizer, text, self.limits, add_special_tokens=False)
 
 
 def _unavailable(message: str) -> RequestError:

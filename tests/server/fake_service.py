@@ -13,12 +13,14 @@ import numpy as np
 
 from jaxserve.messages import HiddenStates
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
+from jaxserve.scheduler.control.close_session import CloseSessionReqOutput
 from jaxserve.scheduler.control.configure_logging import ConfigureLoggingReqOutput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqOutput
 from jaxserve.scheduler.control.declaration import ControlError, ControlStruct
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqOutput
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReqOutput
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReqOutput
+from jaxserve.scheduler.control.open_session import OpenSessionReqOutput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqOutput
 from jaxserve.scheduler.control.registry import control_of
 from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOccupationReqOutput
@@ -54,7 +56,11 @@ class FakeService:
         self.num_programs_missing = 0
         self.tokenizer = FakeTokenizer()
         self.lanes = TextLanes()
-        self.model_info: dict[str, Any] = {"context_length": CONTEXT_LEN}
+        self.model_info: dict[str, Any] = {
+            "model_path": "/models/tiny",
+            "weight_version": "default",
+            "context_length": CONTEXT_LEN,
+        }
         self.context_len = CONTEXT_LEN
         self.vocab_size = VOCAB_SIZE
         self.generation_defaults: dict[str, Any] = {}
@@ -75,6 +81,8 @@ class FakeService:
             "pause_generation": [PauseGenerationReqOutput()],
             "continue_generation": [ContinueGenerationReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
+            "open_session": [OpenSessionReqOutput("mine")],
+            "close_session": [CloseSessionReqOutput()],
             "configure_logging": [ConfigureLoggingReqOutput("info")],
             "freeze_gc": [FreezeGCReqOutput(1), FreezeGCReqOutput(2)],
             "set_internal_state": [SetInternalStateReqOutput(True, {})],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import subprocess
@@ -65,6 +66,32 @@ def test_an_engine_without_a_tokenizer(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=r"^A text needs a tokenizer, and .* send input_ids") as caught:
             engine.generate("Hello")
         assert caught.value.status_code == 400
+
+
+def test_arguments_at_sglangs_positions(engine: Engine) -> None:
+    parameters = list(inspect.signature(Engine.generate).parameters)
+    assert parameters[:4] == ["self", "prompt", "sampling_params", "input_ids"]
+    nothing = [None] * 5
+    reply: Any = engine.generate("Hello", GREEDY, None, *nothing, True, -1, 2)
+    assert len(reply["meta_info"]["output_top_logprobs"][0]) == 2
+    with pytest.raises(TypeError, match="generate got return_logprob twice"):
+        engine.generate("Hello", GREEDY, None, *nothing, True, return_logprob=True)
+    with pytest.raises(TypeError, match="generate takes at most"):
+        engine.generate(*[None] * 60)
+    with pytest.raises(RequestError, match="image_data"):
+        engine.generate("Hello", GREEDY, None, "picture.png")
+
+
+def test_a_refused_request_is_a_value_error_as_sglangs(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="temperature must be non-negative"):
+        engine.generate("Hello", {"temperature": -1})
+
+
+def test_what_an_engine_says_of_itself(engine: Engine) -> None:
+    assert engine.get_model_info()["weight_version"] == "v7"
+    info = engine.get_server_info()
+    assert (info["version"], info["weight_version"]) == (jaxserve.__version__, "v7")
+    assert len(engine.get_all_child_pids()) == 2
 
 
 def test_names_of_the_package() -> None:

@@ -12,10 +12,11 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
+from jaxserve.server.http import replies
 from jaxserve.server.http.descriptions import EXAMPLES, FIELDS, FIELDS_OF, LIMITS
 from jaxserve.server.http.docs_page import page
 from jaxserve.server.http.envelopes import ENVELOPES, envelope_of
-from jaxserve.server.requests import ERR_TYPES, RequestError
+from jaxserve.server.requests import ERR_TYPES, RequestError, SessionParams
 from jaxserve.types import SamplingParams
 
 _REF_TEMPLATE = "#/components/schemas/{name}"
@@ -78,6 +79,10 @@ def _with_descriptions(properties: dict[str, Any], special: Mapping[str, str]) -
     return {name: {**field, "description": meanings[name]} if name in meanings else field for name, field in properties.items()}
 
 
+# Of the body of /generate, which is read field by field.
+_NATIVE_PARTS = (SamplingParams, SessionParams)
+
+
 class DocumentedApp(FastAPI):
     """A FastAPI whose /openapi.json also holds the structs its routes parse, and whose /docs needs nothing from elsewhere."""
 
@@ -107,7 +112,7 @@ class DocumentedApp(FastAPI):
 
 
 def _schemas(structs: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components([*structs, SamplingParams], ref_template=_REF_TEMPLATE)
+    _, schemas = msgspec.json.schema_components([*structs, *_NATIVE_PARTS], ref_template=_REF_TEMPLATE)
     for struct, described in schemas.items():
         described["description"] = " ".join(described.get("description", "").split())
         fields, limits = described.get("properties", {}), LIMITS.get(struct, {})
@@ -134,7 +139,7 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
     responses.pop("422", None)  # FastAPI's own; here that is 400
     if path.startswith(("/health", "/ready")):
         for code, meaning in (("200", "Yes."), ("503", "Not now; the text says why.")):
-            responses[code] = {"description": meaning, "content": {"text/plain": {"schema": {"type": "string"}}}}
+            responses[code] = {"description": meaning, "content": replies.described(path)}
         return
     if needs_key:
         operation["security"] = [{"key": []}]
@@ -142,12 +147,11 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
     for status in sorted(_error_statuses(operation, path)):
         description = f"{ERR_TYPES[status]}: {_ERRORS[status]}"
         responses[str(status)] = {"description": description, "content": {"application/json": {"schema": reference}}}
+    responses["200"] = {"description": "The reply.", "content": replies.described(path)}
     if path in _STREAMS:
         parts, media_type = _STREAMS[path]
-        responses["200"] = {
-            "description": f"The reply; with `stream: true` {parts}.",
-            "content": {"application/json": {"schema": {}}, media_type: {"schema": {"type": "string"}}},
-        }
+        responses["200"]["description"] = f"The reply; with `stream: true` {parts}."
+        responses["200"]["content"][media_type] = {"schema": {"type": "string"}}
 
 
 def _error_statuses(operation: dict[str, Any], path: str) -> set[int]:
