@@ -119,6 +119,7 @@ FIELDS: dict[str, str] = {
     "top_logprobs": "Tell so many alternatives of each token, up to --max-top-logprobs; needs logprobs.",
     "priority": "Larger goes first, with --enable-priority-scheduling.",
     "extra_key": "Requests share cached prefixes only with those of the same key.",
+    "session_params": "How the request goes on from an earlier one of its session.",
     "cache_salt": "As extra_key; both may be given.",
     "require_reasoning": "The output begins with thinking: a grammar applies behind it. Needs --reasoning-parser.",
     "return_token_ids": "Tell the generated token ids.",
@@ -233,6 +234,20 @@ _OLLAMA = {
 }
 # Where a field means something else.
 FIELDS_OF: dict[str, dict[str, str]] = {
+    "OpenSessionReqInput": {
+        "capacity_of_str_len": "Most tokens that a prompt of the session may have.",
+        "session_id": "Its name; null: one is drawn.",
+        "streaming": "Turns are only appended, one at a time.",
+        "timeout": "Close it after so many seconds without a request; null: never.",
+    },
+    "CloseSessionReqInput": {"session_id": "The session."},
+    "SessionParams": {
+        "id": "The session.",
+        "rid": "Id of the turn to go on from; null: none, of a streaming session the newest.",
+        "offset": "Keep so many of that turn's tokens, or all but so many if negative; null and 0: all.",
+        "replace": "Drop what followed that turn, or everything without a rid.",
+        "drop_previous_output": "Do not keep what that turn generated.",
+    },
     "MessagesRequest": {**_ANTHROPIC, "max_tokens": "Most tokens to generate; fewer if the context has no room for so many."},
     "CountTokensRequest": _ANTHROPIC,
     "OutputConfig": {"format": "What the text must match."},

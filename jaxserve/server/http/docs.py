@@ -16,7 +16,7 @@ from jaxserve.server.http import replies
 from jaxserve.server.http.descriptions import EXAMPLES, FIELDS, FIELDS_OF, LIMITS
 from jaxserve.server.http.docs_page import page
 from jaxserve.server.http.envelopes import ENVELOPES, envelope_of
-from jaxserve.server.requests import ERR_TYPES, RequestError
+from jaxserve.server.requests import ERR_TYPES, RequestError, SessionParams
 from jaxserve.types import SamplingParams
 
 _REF_TEMPLATE = "#/components/schemas/{name}"
@@ -107,7 +107,7 @@ class DocumentedApp(FastAPI):
 
 
 def _schemas(structs: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components([*structs, SamplingParams], ref_template=_REF_TEMPLATE)
+    _, schemas = msgspec.json.schema_components([*structs, SamplingParams, SessionParams], ref_template=_REF_TEMPLATE)
     for struct, described in schemas.items():
         described["description"] = " ".join(described.get("description", "").split())
         fields, limits = described.get("properties", {}), LIMITS.get(struct, {})
