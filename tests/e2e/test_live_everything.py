@@ -1,4 +1,4 @@
-"""Every kind of request at once, against a server with every feature on: all are answered, nothing compiles, nothing is lost."""
+"""Every kind of request at once, against a server with every feature on: all are answered, nothing compiles or is lost."""
 
 from __future__ import annotations
 
