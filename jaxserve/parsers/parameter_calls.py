@@ -11,7 +11,7 @@ from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Tool
 from jaxserve.parsers.calls import CallParser
 from jaxserve.parsers.reader import Read, Tags
-from jaxserve.parsers.schema import TEXT, kinds, properties, typed
+from jaxserve.parsers.schema import TEXT, choices, kinds, properties, typed
 from jaxserve.parsers.values import escaped
 
 _LONGEST_KEY = 512
@@ -127,8 +127,8 @@ def arguments_grammar(tool: Tool, spelling: Spelling) -> grammar.Node:
         key_end, value = spelling.key_end, grammar.any_text()
         if "string" not in kinds(schema, key):
             key_end, value = spelling.json_key_end or key_end, grammar.schema(grammar.standalone(of_one, schema))
-        elif kinds(schema, key) == TEXT and isinstance(texts := of_one.get("enum"), list):
-            value = grammar.either(*(grammar.const(str(text)) for text in texts))
+        elif texts := choices(of_one):
+            value = grammar.either(*map(grammar.const, texts))
         begin = spelling.between + spelling.parameter + key + key_end + spelling.padding
         parameter = grammar.tag(begin, value, spelling.padding + spelling.value_end)
         elements.append(parameter if key in required else grammar.either(parameter, grammar.const("")))

@@ -81,6 +81,7 @@ CASES: list[tuple[str, str, list[Piece]]] = [
     ),
     # Kimi
     ("kimi_k2", f"<|tool_call_begin|>functions.get:3<|tool_call_argument_begin|>{K}<|tool_call_end|>", call("get", K, 0, "functions.get:3")),
+    ("kimi_k2", f"<|tool_call_begin|>get<|tool_call_argument_begin|>{K}", GET),
     ("kimi_k2", f"<|tool_call_begin|>get:0 <|tool_call_argument_begin|> {K}", call("get", K, 0, "get:0")),
     # names that begin with a tool's
     ("kimi_k2", f"<|tool_call_begin|>get_x:0<|tool_call_argument_begin|>{K}", [Content(f"<|tool_call_begin|>get_x:0<|tool_call_argument_begin|>{K}")]),
@@ -133,6 +134,23 @@ AROUND = (
     "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|python_start|>", "<|python_end|>",
 )  # fmt: skip
+
+
+ODD_SCHEMAS: list[Any] = [
+    True, None, 5, {}, {"type": 5}, {"enum": []}, {"enum": [5, "a"]}, {"enum": "a"}, {"type": "string", "enum": [None]},
+    {"$ref": "#/$defs/none"}, {"anyOf": 5}, {"type": "string", "enum": ["a", "b"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("at_least_one", [True, False])
+def test_a_grammar_follows_from_any_schema(name: str, at_least_one: bool) -> None:
+    """What a schema may be is checked elsewhere; `true` is one."""
+    odd = [None, {}, {"properties": 5}, {"properties": {}, "required": 5}, {"required": ["x"]}]
+    for parameters in [*odd, *({"properties": {"x": schema}, "required": ["x"]} for schema in ODD_SCHEMAS)]:
+        one = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+        tag = TOOL_FORMATS[name].structural_tag([one], at_least_one=at_least_one, stop_after_first=False)
+        assert '"elements": []' not in json.dumps(tag), "an empty choice matches nothing"
 
 
 TYPED: list[tuple[Any, str, Any]] = [

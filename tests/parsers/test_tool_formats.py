@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -175,3 +177,18 @@ def seconds(name: str, text: str, step: int) -> float:
     start = time.process_time()
     parse(format_of(name).parser(TOOLS), [text[at : at + step] for at in range(0, len(text), step)])
     return time.process_time() - start
+
+
+def test_a_message_that_is_given_up_leaves_no_garbage(name: str) -> None:
+    """Streams are aborted; nothing of them waits for the garbage collector."""
+    text = SPELLINGS[name]([PARIS])
+    gc.collect()
+    gc.disable()
+    try:
+        parser = format_of(name).parser(TOOLS)
+        parser.feed(text[: len(text) // 2])
+        gone = weakref.ref(parser.reader)  # type: ignore[attr-defined]
+        del parser
+        assert gone() is None
+    finally:
+        gc.enable()

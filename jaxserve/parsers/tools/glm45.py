@@ -30,7 +30,7 @@ _SPELLING = Spelling(
 @dataclasses.dataclass(frozen=True)
 class Glm45Format:
     has_line_breaks: bool = True
-    keeps_special_tokens: bool = False
+    keeps_special_tokens: bool = True
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

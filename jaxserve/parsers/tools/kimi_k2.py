@@ -57,6 +57,6 @@ class _Parser(CallParser):
         yield from self.reader.space()
         yield from self.reader.expect(_ARGUMENTS)
         yield from self.reader.space()
-        yield from self.named_call(name, namespace + name + count)
+        yield from self.named_call(name, f"{namespace}{name}{count}" if count else None)
         yield from self.reader.space()
         yield from self.reader.accept(_CALL_END)
