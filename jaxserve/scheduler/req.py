@@ -55,6 +55,10 @@ class LogprobBuffer:
             self._top_ids.append(top_ids[: self.top_num])
             self._top_logprobs.append(top_logprobs[: self.top_num])
 
+    def drop_last(self) -> None:
+        for values in (self._logprobs, self._top_ids, self._top_logprobs):
+            del values[-1:]
+
     def take(self) -> OutputLogprobs:
         """Everything since the last call."""
         out = OutputLogprobs(logprobs=np.array(self._logprobs, np.float32))
