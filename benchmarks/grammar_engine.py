@@ -61,7 +61,6 @@ def main() -> None:
         max_running_requests=max(options.rows),
         decode_row_buckets=tuple(sorted(set(options.rows))),
         context_length=options.tokens + 56,
-        disable_radix_cache=True,
         reasoning_parser="qwen3",
         warmup="full",
     )

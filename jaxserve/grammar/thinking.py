@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxserve.grammar.bits import is_allowed
+from jaxserve.grammar.bits import hold_back, is_allowed
 from jaxserve.grammar.matcher import CompiledGrammar, Matcher
 from jaxserve.grammar.tokenizer import GrammarTokenizer
 from jaxserve.types import Grammar, Thinking
@@ -55,12 +55,13 @@ class ThinkingMatcher:
         self._tokenizer = tokenizer
         self._tail = b""  # the last bytes of the text: the beginning of a tag may be among them
         self._answers = False
+        self._forbidden: set[int] = set()  # tokens that would end the thinking and begin the answer wrongly
 
     def copy(self) -> ThinkingMatcher:
         begin = None if self._begin is None else self._begin.copy()
         other = ThinkingMatcher(self._answer.copy(), begin, self._thinking, self._tokenizer)
         other._early_answer = None if self._early_answer is None else self._early_answer.copy()
-        other._tail, other._answers = self._tail, self._answers
+        other._tail, other._answers, other._forbidden = self._tail, self._answers, set(self._forbidden)
         return other
 
     # --- where it stands
@@ -72,7 +73,7 @@ class ThinkingMatcher:
 
     def is_free_along(self, drafts: Sequence[int]) -> bool:
         """As Matcher.is_free_along: it thinks, and none of these ends that."""
-        if self._answers or self._begin is not None:
+        if self._answers or self._begin is not None or self._forbidden:
             return False
         ahead = self._tokenizer.ll.decode_bytes(list(drafts)) if drafts else b""
         return self._thinking.end.encode() not in self._tail + ahead
@@ -92,13 +93,17 @@ class ThinkingMatcher:
         return []
 
     def accept(self, token_id: int) -> bool:
-        """Takes in the next token. False if what it adds to the answer is not allowed; then nothing else can be done."""
+        """Takes in the next token. False, and nothing changes, if what it adds to the answer is not allowed; from now on the
+        mask does not have it."""
         if self._answers:
             return self._answer.accept(token_id)
         text = self._tokenizer.ll.decode_bytes([token_id])
-        if self._begin is None:
-            return self._think(text)
-        return self._open(token_id, text)
+        is_taken = self._think(text) if self._begin is None else self._open(token_id, text)
+        if is_taken:
+            self._forbidden.clear()
+        else:
+            self._forbidden.add(token_id)
+        return is_taken
 
     def _open(self, token_id: int, text: bytes) -> bool:
         assert self._begin is not None and self._thinking.begin is not None
@@ -124,9 +129,9 @@ class ThinkingMatcher:
         if not tag:
             self._tail = (self._tail + text)[-len(end) + 1 :] if len(end) > 1 else b""
             return True
-        self._answers = True
         # White space that shares a token with the tag is nobody's.
-        return self._answer_with(behind) or self._answer_with(behind.lstrip())
+        self._answers = self._answer_with(behind) or self._answer_with(behind.lstrip())
+        return self._answers
 
     def _answer_with(self, text: bytes) -> bool:
         """What shares a token with the end tag."""
@@ -151,6 +156,8 @@ class ThinkingMatcher:
                 other = np.empty_like(out)
                 self._early_answer.fill_mask(other)
                 out |= other
+        if not self._answers:
+            hold_back(out, self._forbidden)
 
     def fill_masks_along(self, drafts: Sequence[int], out: np.ndarray) -> int:
         """As Matcher.fill_masks_along."""

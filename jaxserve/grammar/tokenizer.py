@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
+import msgspec
 from llguidance import LLTokenizer
 
 from jaxserve.grammar.errors import GrammarError
 from jaxserve.grammar.setup import Setup
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    special: bool
+
+
+class _TokenizerFile(msgspec.Struct):
+    """What matters here of a file of megabytes: reading all of it would keep the process busy."""
+
+    added_tokens: list[_AddedToken] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +49,7 @@ def build_tokenizer(setup: Setup) -> GrammarTokenizer:
         ll = LLTokenizer(setup.tokenizer_json, n_vocab=setup.vocab_size, eos_token=list(eos) or None)
     except Exception as error:  # whatever the Rust side says about a tokenizer it cannot read
         raise GrammarError(f"Constrained output is not possible with this model's tokenizer: {error}.") from error
-    added = json.loads(setup.tokenizer_json).get("added_tokens") or []
-    text_ids = [token["id"] for token in added if not token["special"] and token["id"] < setup.vocab_size]
+    added = msgspec.json.decode(setup.tokenizer_json, type=_TokenizerFile).added_tokens
+    text_ids = [token.id for token in added if not token.special and token.id < setup.vocab_size]
     marked = tuple(token_id for token_id in text_ids if ll.is_special_token(token_id) and token_id not in eos)
     return GrammarTokenizer(ll, frozenset(eos), marked)

@@ -35,6 +35,10 @@ class LogprobBuffer:
             assert id_logprobs is not None, f"logprobs of {len(self.token_ids)} tokens wanted, none returned"
             self._id_logprobs.append(id_logprobs[: len(self.token_ids)])
 
+    def drop_last(self) -> None:
+        for values in (self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs):
+            del values[-1:]
+
     def take(self) -> TokenLogprobs:
         """Everything since the last call."""
         out = TokenLogprobs(logprobs=np.array(self._logprobs, np.float32))
@@ -87,6 +91,11 @@ class HiddenStateBuffer:
         if self.only_last:
             self._prompt, self._outputs = [], []
         self._outputs.append(state)
+
+    def drop_last(self) -> None:
+        """Of the outputs. Where only the last are wanted the next takes its place anyway."""
+        if not self.only_last:
+            del self._outputs[-1:]
 
     def take(self) -> HiddenStates | None:
         """Everything since the last call; None while the prompt's are not whole, and where there is nothing."""

@@ -2,6 +2,9 @@
 
 The masks of a step follow from the tokens of all steps before it. So a step with constrained rows is launched in two phases:
 its forward pass first, and its sampling when the results of the step before are in and the matchers have followed them.
+
+A row that thinks needs no masks, and nobody waits for it. When its answer begins, the step after that was sampled already,
+without a mask: what it gave the row is dropped, and the row is sent back (`jumps`) to be sampled again at that place.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import numpy as np
 
 from jaxserve.grammar import MaskFiller, Matcher, ThinkingMatcher
 from jaxserve.runner import RunnerSpec, StepInput
+from jaxserve.scheduler.jumps import Jumps
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.types import FinishReason, ForwardMode
@@ -18,9 +22,11 @@ _REFUSED = "A token was sampled that the grammar does not allow; other parameter
 
 
 class Constraints:
-    def __init__(self, table: RowTable, spec: RunnerSpec) -> None:
+    def __init__(self, table: RowTable, spec: RunnerSpec, jumps: Jumps) -> None:
         self._table = table
         self._spec = spec
+        self._jumps = jumps
+        self.masks_are_due = False  # the step launched last is not sampled yet and will be asked for with `masks`
         self._filler: MaskFiller | None = None  # made when the first grammar comes: it brings threads
 
     def masks(self, step: StepInput) -> np.ndarray | None:
@@ -54,16 +60,43 @@ class Constraints:
             self._filler = MaskFiller()
         self._filler.fill(list(plain.values()), plain, out)
 
-    @staticmethod
-    def follow(req: Req, token_id: int) -> FinishReason | None:
+    def follow(self, req: Req, token_id: int) -> FinishReason | None:
         """Takes in a request's newest token. The reason to end it, if the grammar gives one."""
         matcher = req.matcher
         if matcher is None:
             return None
         if not matcher.accept(token_id):
-            return Constraints.failure(req) or FinishReason.abort(_REFUSED, 400, "BadRequestError")
+            if isinstance(matcher, ThinkingMatcher) and not req.sampling.stop_regex:
+                self._take_back(req)
+                return None
+            return self.failure(req) or FinishReason.abort(_REFUSED, 400, "BadRequestError")
         req.matcher = matcher.current
+        if self._table.thinks_ahead and isinstance(matcher, ThinkingMatcher):
+            self._note_thinking(req)
         return FinishReason.stop(None) if req.matcher.is_terminated else None
+
+    def _take_back(self, req: Req) -> None:
+        """The newest token ends the thinking and begins the answer wrongly, which no mask could know. It is sampled again."""
+        table, row = self._table, req.row
+        table.known_len[row] -= 1
+        if req.logprobs is not None:
+            req.logprobs.drop_last()
+        if req.hidden_states is not None and table.known_len[row] > req.prompt_len:
+            req.hidden_states.drop_last()
+        table.flags[row] = table.flags[row] & ~np.uint16(RowFlag.THINKING) | np.uint16(RowFlag.GRAMMAR)
+        self._jumps.redo(req)
+
+    def _note_thinking(self, req: Req) -> None:
+        assert req.matcher is not None
+        table, row = self._table, req.row
+        thinks, thought = req.matcher.is_free_along(()), bool(table.flags[row] & RowFlag.THINKING)
+        if thinks == thought:
+            return
+        table.flags[row] ^= np.uint16(RowFlag.THINKING | RowFlag.GRAMMAR)
+        # Drafts behind the tag, and those that the next step verifies, were guessed and taken without the grammar.
+        is_ahead = self._spec.num_draft_tokens > 1 or (table.in_flight[row] and not self.masks_are_due)
+        if thought and is_ahead:
+            self._jumps.redo(req)
 
     @staticmethod
     def failure(req: Req) -> FinishReason | None:

@@ -21,7 +21,6 @@ class InFlight:
         self._constraints = constraints
         self._results = results
         self._steps: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
-        self._needs_masks = False  # the step launched last is not sampled yet
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -31,17 +30,17 @@ class InFlight:
         step = self._builder.build(batch, page_updates)
         handle = self._runner.forward(step)
         self._steps.append((batch, step, handle))
-        self._needs_masks = step.needs_masks
+        self._constraints.masks_are_due = step.needs_masks
         if not step.needs_masks:
             self._runner.sample(handle)
         return step
 
     def finish_launch(self) -> None:
         """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in."""
-        if self._needs_masks:
+        if self._constraints.masks_are_due:
             _, step, handle = self._steps[-1]
             self._runner.sample(handle, self._constraints.masks(step))
-            self._needs_masks = False
+            self._constraints.masks_are_due = False
 
     def take_in(self, keep: int = 0) -> int:
         """Results of the oldest steps, until `keep` are left. Waits for them. Returns how many tokens went to requests."""

@@ -7,6 +7,8 @@
 A run of k tokens then takes two steps, for the step after the results is launched already. The step that computes them is one
 that all others wait for, unless steps mix; so a run must be longer than there are others. A request whose tokens are looked at
 one by one (logprobs, hidden states, stop strings, stop tokens of its own) does not jump. Which tokens come out does not change.
+
+The same way goes a request whose next token is to be sampled again (`redo`): see `constraints`.
 """
 
 from __future__ import annotations
@@ -58,8 +60,16 @@ class Jumps:
         if others > _MOST_OTHERS or self._table.is_held[row] or self._table.flags[row] & _LOOKED_AT:
             return
         if len(req.matcher.forced_tokens()) >= SHORTEST_RUN + others:
-            self._table.is_held[row] = True
-            self._held.append(req)
+            self._hold(req)
+
+    def redo(self, req: Req) -> None:
+        """What launched steps sample for it is to be sampled again."""
+        self._table.drops[req.row] = True
+        self._hold(req)
+
+    def _hold(self, req: Req) -> None:
+        self._table.is_held[req.row] = True
+        self._held.append(req)
 
     def carry_out(self) -> int:
         """For those that no launched step names. Returns how many tokens they gained."""
@@ -75,7 +85,8 @@ class Jumps:
     def _jump(self, req: Req) -> int:
         table, row, matcher = self._table, req.row, req.matcher
         assert matcher is not None
-        table.is_held[row] = False
+        is_to_redo = table.drops[row]
+        table.is_held[row] = table.drops[row] = False
         known_len = int(table.known_len[row])
         room = int(table.max_len[row]) - known_len - 1  # the last one is sampled, as ever
         count = 0
@@ -84,7 +95,7 @@ class Jumps:
                 break
             table.tokens[row, known_len + count] = token_id
             count += 1
-        if not count:
+        if not count and not is_to_redo:
             return 0
         self.num_jumps += 1
         computed_len = min(int(table.kv_len[row]), known_len)

@@ -91,7 +91,8 @@ class OutputSender:
         table = self._table
         due = rows
         if len(rows):
-            is_due = table.known_len[rows] - table.prompt_len[rows] >= table.send_at_len[rows]
+            output_len = table.known_len[rows] - table.prompt_len[rows]
+            is_due = (output_len >= table.send_at_len[rows]) & (output_len > table.sent_len[rows])
             due = rows if is_due.all() else rows[is_due]
         if not len(due) and not self._ended:
             return

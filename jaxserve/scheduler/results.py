@@ -28,7 +28,7 @@ from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-_LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR  # requests whose newest token is looked at one by one
+_LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR | RowFlag.THINKING  # requests whose newest token is looked at one by one
 _ANSWERED = RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES  # requests to whose tokens more belongs
 
 _BROKEN_LOGITS = "The model's logits were not numbers (NaN or infinite) for this request."
@@ -75,7 +75,7 @@ class ResultProcessor:
         self._residents.processed(rows)
         if batch.scores is not None:
             batch.scores.take_in_prompts(output)
-        wanted = self._table.alive[rows]
+        wanted = self._table.alive[rows] & ~self._table.drops[rows]
         if batch.items:
             self._note_prefilled(batch)
             wanted &= batch.sample
@@ -100,7 +100,8 @@ class ResultProcessor:
         """Token by token, as if each had come in a step of its own: a row that ends at one of them drops the rest."""
         num_taken, going, rows = 0, wanted, batch.rows
         for place in range(output.token_ids.shape[1]):
-            going = going[(output.num_tokens[going] > place) & self._table.alive[rows[going]]]
+            is_wanted = self._table.alive[rows[going]] & ~self._table.drops[rows[going]]
+            going = going[(output.num_tokens[going] > place) & is_wanted]
             if not len(going):
                 break
             num_taken += self._take_place(place, going, batch, output)[0]
@@ -172,7 +173,9 @@ class ResultProcessor:
                 reason = self._constraints.failure(req) or FinishReason.stop(int(tokens[i]))
             else:
                 reason = self._text_or_grammar_end(req, row, int(tokens[i]))
-            if reason is None and ends_by_length[i]:
+            if (
+                reason is None and ends_by_length[i] and self._table.known_len[row] >= self._table.max_len[row]
+            ):  # not taken back
                 reason = FinishReason.length_limit(len(self._table.output_ids(row)))
             if reason is not None:
                 self._finish(req, reason)

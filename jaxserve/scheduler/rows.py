@@ -39,18 +39,30 @@ class RowFlag:
     GRAMMAR = 256
     SCORES = 512  # logprobs of prompt tokens, or of tokens that the request names
     HIDDEN_STATES = 1024
+    THINKING = 2048  # its grammar begins when it has thought: its tokens are looked at, no mask is needed
     UNANNOUNCED = 128  # nothing was sent yet: the next message carries what the detokenizer must know
 
 
 class RowTable:
-    def __init__(self, *, max_rows: int, context_len: int, default_stream_interval: int, num_draft_tokens: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        context_len: int,
+        default_stream_interval: int,
+        num_draft_tokens: int = 1,
+        thinks_ahead: bool = False,
+    ) -> None:
+        """`thinks_ahead`: a step with rows that think is sampled before the results of the step before are in."""
+        self.thinks_ahead = thinks_ahead
         self._default_stream_interval = default_stream_interval
         # Not cleared: the operating system provides pages of this large table only where rows were really used.
         self.tokens = np.empty((max_rows, context_len), np.int32)
         self.reqs: list[Req | None] = [None] * max_rows
         self.rids: list[str] = [""] * max_rows
         self.alive = np.zeros(max_rows, bool)  # the row's request wants more tokens; False: it waits for its last step
-        self.is_held = np.zeros(max_rows, bool)  # the row takes part in no step until its forced tokens were taken over
+        self.is_held = np.zeros(max_rows, bool)  # the row takes part in no step until it was sent back: see `jumps`
+        self.drops = np.zeros(max_rows, bool)  # and what launched steps sampled for it is not wanted
         self.in_flight = np.zeros(max_rows, np.int32)  # launched, unprocessed steps that name the row
         self.kv_len = np.zeros(max_rows, np.int32)
         self.known_len = np.zeros(max_rows, np.int32)
@@ -77,7 +89,7 @@ class RowTable:
         self.tokens[row, : req.prompt_len] = req.prompt_ids
         self.tokens[row, req.prompt_len : fill_len] = req.output_ids
         self.alive[row] = True
-        self.is_held[row] = False
+        self.is_held[row] = self.drops[row] = False
         self.kv_len[row] = req.lease.prefix_len
         self.known_len[row] = fill_len
         self.prompt_len[row] = req.prompt_len
@@ -89,7 +101,7 @@ class RowTable:
         is_first_streamed = req.stream and not req.sent_len
         self.send_at_len[row] = 1 if is_first_streamed else req.sent_len + self.send_every[row]
         self.decode_flags[row] = decode_flags(req)
-        self.flags[row] = _row_flags(req)
+        self.flags[row] = _row_flags(req, self.thinks_ahead)
         self.ignores_eos[row] = req.sampling.ignore_eos
         self.verify_steps[row], self.accepted_drafts[row] = req.verify_steps, req.accepted_drafts
         self.own_stop_ids[row] = NO_TOKEN
@@ -133,7 +145,7 @@ def decode_flags(req: Req) -> int:
     )
 
 
-def _row_flags(req: Req) -> int:
+def _row_flags(req: Req, thinks_ahead: bool) -> int:
     sampling, flags = req.sampling, 0
     if not sampling.is_greedy:
         flags |= RowFlag.SAMPLING
@@ -152,7 +164,7 @@ def _row_flags(req: Req) -> int:
     if len(req.own_stop_ids):
         flags |= RowFlag.OWN_STOP_IDS
     if req.matcher is not None:
-        flags |= RowFlag.GRAMMAR
+        flags |= RowFlag.THINKING if thinks_ahead and req.matcher.is_free_along(()) else RowFlag.GRAMMAR
     if req.stop_text is not None:
         flags |= RowFlag.STOP_TEXT
     if not req.announced:

@@ -111,6 +111,7 @@ class Scheduler:
             context_len=spec.context_len,
             default_stream_interval=args.stream_interval,
             num_draft_tokens=spec.num_draft_tokens,
+            thinks_ahead=not args.disable_radix_cache,
         )
         self._compiling = GrammarQueue(grammars)
         self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
@@ -124,7 +125,6 @@ class Scheduler:
         self._requests = Requests(
             self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters
         )
-        constraints = Constraints(self._table, spec)
         self._jumps = Jumps(
             self._table,
             self._residents,
@@ -134,6 +134,7 @@ class Scheduler:
             is_on=not args.disable_jump_forward and not args.disable_radix_cache,
             mixes=args.enable_mixed_chunk,
         )
+        constraints = Constraints(self._table, spec, self._jumps)
         self._results = ResultProcessor(
             spec=spec,
             table=self._table,

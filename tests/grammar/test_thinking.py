@@ -62,6 +62,10 @@ def test_what_shares_a_token_with_the_tag_belongs_to_the_answer(compiler: Gramma
     assert isinstance(answer, Matcher) and allowed(answer) == set(ids("y"))
     refused = make(compiler, None, "t", Grammar("regex", "x"))
     assert not refused.accept(token)
+    assert token not in allowed(refused) and not refused.is_free_along([])
+    assert len(allowed(refused)) >= VOCAB_SIZE - 1
+    answer = follow(refused, ids("t"))
+    assert isinstance(answer, Matcher) and allowed(answer) == set(ids("x"))
 
 
 def test_white_space_that_shares_a_token_with_the_tag_is_nobodys(

@@ -92,7 +92,7 @@ def test_dfs_weight_keeps_subtrees_together_the_heaviest_first() -> None:
 @pytest.mark.parametrize("name", ["fcfs", "lof", "random", "lpm", "dfs-weight"])
 def test_retracted_requests_go_first(name: str) -> None:
     cache = make_cache([1, 2, 3, 4])
-    reqs = [make_req(rid, [9], num_retractions=1, max_new_tokens=1) for rid in "ab"]
+    reqs = [make_req(rid, [9], has_begun=True, max_new_tokens=1) for rid in "ab"]
     reqs += [make_req("c", [1, 2, 3, 9]), make_req("d", [1, 2, 9], max_new_tokens=20)]
     assert order(name, cache, reqs).startswith("ab")
 
