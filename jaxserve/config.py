@@ -184,6 +184,9 @@ class ServerArgs:
         16384,
         "Answer 503 to requests beyond this many that must wait, 400 to a batch that could never fit. Engine: no limit.",
     )
+    max_stored_responses: int = arg(
+        1024, "Keep so many responses of /v1/responses in memory, to be asked for and gone on with, up to 256 MiB; 0: none."
+    )
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
     swa_full_tokens_ratio: float = arg(
         0.5, "Layers with a sliding window keep this many tokens for each token that layers without one keep."
@@ -239,6 +242,8 @@ class ServerArgs:
         None, "Regular expression for white space where JSON allows it; default: up to 32 blanks, tabs and line ends."
     )
     constrained_json_disable_any_whitespace: bool = arg(False, "No white space between the parts of constrained JSON.")
+
+    disable_jump_forward: bool = arg(False, "Sample also the tokens that a grammar leaves no choice about, one by one.")
 
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
@@ -311,7 +316,13 @@ class ServerArgs:
         )  # fmt: skip
         for name in at_least_one:
             self._check(name, lambda v: v >= 1, "at least 1")
-        for name in ("max_queued_requests", "prefill_decode_interval", "max_top_logprobs", "shutdown_timeout_s"):
+        for name in (
+            "max_queued_requests",
+            "max_stored_responses",
+            "prefill_decode_interval",
+            "max_top_logprobs",
+            "shutdown_timeout_s",
+        ):
             self._check(name, lambda v: v >= 0, "at least 0")
         for name in (
             "request_waiting_timeout_s",

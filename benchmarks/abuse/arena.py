@@ -90,14 +90,17 @@ def _is_sentence(body: bytes) -> bool:
     return False
 
 
+_RESPONSE_ENDS = tuple(b'data: {"type":"response.%b"' % name for name in (b"completed", b"incomplete", b"failed"))
+
+
 def _has_one_end(stream: bytes) -> bool:
-    """OpenAI's and SGLang's, Anthropic's, or Ollama's."""
+    """OpenAI's and SGLang's, Anthropic's, that of Responses, or Ollama's."""
     *lines, last = stream.rstrip().splitlines() or [b""]
     return not any(map(_is_end, lines)) and _is_end(last)
 
 
 def _is_end(line: bytes) -> bool:
-    ends = (b"data: [DONE]", b'data: {"type":"message_stop"', b'data: {"type":"error"')
+    ends = (b"data: [DONE]", b'data: {"type":"message_stop"', b'data: {"type":"error","error"', *_RESPONSE_ENDS)
     return line.startswith(ends) or (line.startswith(b'{"error"') or b',"done":true' in line[:200])
 
 

@@ -86,6 +86,10 @@ class Matcher:
 
     # --- tokens
 
+    def forced_tokens(self) -> list[int]:
+        """Those that must come next, one after the other, as the tokenizer spells them; the masks allow no others."""
+        return [] if self._has_ended else list(self.state.compute_ff_tokens())
+
     def accept(self, token_id: int) -> bool:
         """Takes in the next token of the output, of the vocabulary. False, and nothing changes, if the grammar refuses it.
 

@@ -87,6 +87,10 @@ class ThinkingMatcher:
 
     # --- tokens
 
+    def forced_tokens(self) -> list[int]:
+        """As Matcher.forced_tokens; asked before the answer begins, there are none."""
+        return []
+
     def accept(self, token_id: int) -> bool:
         """Takes in the next token. False if what it adds to the answer is not allowed; then nothing else can be done."""
         if self._answers:

@@ -27,8 +27,8 @@ class RunningBatch:
     """The running requests whose prompt was launched, in the order they joined. `rows` holds those that can take part in the
     next step; it is replaced, never written to: launched steps refer to it.
 
-    The others wait for results: those whose last token is being sampled, for their end by length is known already, and those
-    that may have reached their end, if drafts were accepted.
+    The others wait for results: those whose last token is being sampled, for their end by length is known already, those that
+    may have reached their end, if drafts were accepted, and those that are about to jump (`jumps`).
     """
 
     def __init__(self, table: RowTable) -> None:
@@ -48,7 +48,7 @@ class RunningBatch:
         alive = table.alive[self._members]
         if not alive.all():
             self._members = self._members[alive]
-        needs_more = table.kv_len[self._members] + 1 < table.max_len[self._members]
+        needs_more = (table.kv_len[self._members] + 1 < table.max_len[self._members]) & ~table.is_held[self._members]
         self.rows = self._members if needs_more.all() else self._members[needs_more]
 
     def remove(self, row: int) -> None:

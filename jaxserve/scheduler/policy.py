@@ -55,8 +55,8 @@ class SchedulePolicy:
     def order(self, waiting: list[Req]) -> list[Req]:
         """The requests in the order to try them; the argument, in which retracted ones stand first, is left alone. Ties keep
         the order of arrival."""
-        retracted = [req for req in waiting if req.num_retractions]
-        fresh = [req for req in waiting if not req.num_retractions] if retracted else waiting
+        retracted = [req for req in waiting if req.has_begun]
+        fresh = [req for req in waiting if not req.has_begun] if retracted else waiting
         ordered = [*retracted, *self._order(fresh)]
         return sorted(ordered, key=lambda req: -req.urgency) if self._by_urgency else ordered
 

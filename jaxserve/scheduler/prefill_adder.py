@@ -173,8 +173,8 @@ class PrefillAdder:
         return max((start + self._step_left) // self._page_size * self._page_size, start)
 
     def _may_split(self, req: Req, extend_len: int) -> bool:
-        """Without chunked prefill, only a retracted request that has outgrown the runner's steps is split."""
-        return self._limits.splits_prompts or (req.num_retractions > 0 and extend_len > self._limits.max_step_tokens)
+        """Without chunked prefill, only a request that comes back and has outgrown the runner's steps is split."""
+        return self._limits.splits_prompts or (req.has_begun and extend_len > self._limits.max_step_tokens)
 
     def _append(self, req: Req, start: int, end: int, *, is_new: bool) -> None:
         item = PrefillItem(req=req, row=req.row, start=start, end=end, fill_len=req.fill_len, is_new=is_new)

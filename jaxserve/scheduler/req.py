@@ -71,6 +71,7 @@ class Req:
     announced: bool = False  # its first message, with what the detokenizer needs to know, is out
     cached_len: int = 0  # prompt tokens that came from the tree at the first admission
     finish_reason: FinishReason | None = None
+    has_begun: bool = False  # was admitted before
     num_retractions: int = 0
     verify_steps: int = 0  # steps that verified drafts, valid while WAITING; and the drafts accepted in them
     accepted_drafts: int = 0

@@ -33,8 +33,9 @@ class Residents:
     def attach(self, req: Req, lease: Lease) -> None:
         req.lease = lease
         req.move_to(RequestState.PREFILL)
-        if not req.num_retractions:
+        if not req.has_begun:
             req.cached_len = lease.prefix_len
+        req.has_begun = True
         self._table.put(req)
         self._reqs[lease.row] = req
 
@@ -52,14 +53,18 @@ class Residents:
 
     def retract(self, req: Req) -> None:
         """Takes row and pages away; the request keeps its outputs and goes back to WAITING."""
+        req.num_retractions += 1
+        self.send_back(req)
+
+    def send_back(self, req: Req, computed_len: int = 0) -> None:
+        """The same where memory is not short: so many tokens, whose KV is valid, stay cached."""
         row = req.row
         assert not self._table.in_flight[row], f"request {req.rid} is retracted while a launched step names row {row}"
         req.output_ids = self._table.output_ids(row).copy()
         req.sent_len = int(self._table.sent_len[row])
         req.verify_steps, req.accepted_drafts = int(self._table.verify_steps[row]), int(self._table.accepted_drafts[row])
-        req.num_retractions += 1
         req.move_to(RequestState.WAITING)
-        self._release(req)
+        self._release(req, computed_len)
 
     def launched(self, rows: np.ndarray) -> None:
         self._table.in_flight[rows] += 1
@@ -73,10 +78,10 @@ class Residents:
             for row in rows[over].tolist():
                 self._release(self._reqs[row])
 
-    def _release(self, req: Req) -> None:
+    def _release(self, req: Req, computed_len: int = 0) -> None:
         assert req.lease is not None, f"request {req.rid} released twice"
         table, row = self._table, req.lease.row
-        valid_ids = None
+        valid_ids = table.tokens[row, :computed_len] if computed_len else None
         if req.finish_reason is not None and req.finish_reason.type != "abort":
             valid_len = min(int(table.kv_len[row]), int(table.known_len[row]))
             valid_ids = table.tokens[row, :valid_len]

@@ -19,6 +19,7 @@ import numpy as np
 from jaxserve.runner import NO_CANDIDATES, RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.constraints import Constraints
+from jaxserve.scheduler.jumps import Jumps
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.req import Req, unexpected
 from jaxserve.scheduler.residents import Residents
@@ -43,6 +44,7 @@ class ResultProcessor:
         residents: Residents,
         outputs: OutputSender,
         constraints: Constraints,
+        jumps: Jumps,
         finish: Callable[[Req, FinishReason], None],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -53,6 +55,7 @@ class ResultProcessor:
         self._wall_clock = wall_clock
         self._eos = np.array(spec.eos_token_ids, np.int32)
         self._constraints = constraints
+        self._jumps = jumps
         self.num_verified = 0  # rows times steps that verified drafts, and the drafts accepted in them
         self.num_accepted_drafts = 0
 
@@ -174,6 +177,8 @@ class ResultProcessor:
             if reason is not None:
                 self._finish(req, reason)
                 goes_on[i] = False
+            else:
+                self._jumps.consider(req)
         return rows[goes_on]
 
     def _text_or_grammar_end(self, req: Req, row: int, token_id: int) -> FinishReason | None:

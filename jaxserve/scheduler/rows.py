@@ -50,6 +50,7 @@ class RowTable:
         self.reqs: list[Req | None] = [None] * max_rows
         self.rids: list[str] = [""] * max_rows
         self.alive = np.zeros(max_rows, bool)  # the row's request wants more tokens; False: it waits for its last step
+        self.is_held = np.zeros(max_rows, bool)  # the row takes part in no step until its forced tokens were taken over
         self.in_flight = np.zeros(max_rows, np.int32)  # launched, unprocessed steps that name the row
         self.kv_len = np.zeros(max_rows, np.int32)
         self.known_len = np.zeros(max_rows, np.int32)
@@ -76,6 +77,7 @@ class RowTable:
         self.tokens[row, : req.prompt_len] = req.prompt_ids
         self.tokens[row, req.prompt_len : fill_len] = req.output_ids
         self.alive[row] = True
+        self.is_held[row] = False
         self.kv_len[row] = req.lease.prefix_len
         self.known_len[row] = fill_len
         self.prompt_len[row] = req.prompt_len

@@ -45,6 +45,7 @@ from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
 from jaxserve.scheduler.grammar_queue import POLL_INTERVAL_S, Compiler, GrammarQueue
 from jaxserve.scheduler.in_flight import InFlight
 from jaxserve.scheduler.intake import Intake
+from jaxserve.scheduler.jumps import Jumps
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
@@ -124,12 +125,22 @@ class Scheduler:
             self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters
         )
         constraints = Constraints(self._table, spec)
+        self._jumps = Jumps(
+            self._table,
+            self._residents,
+            self._waiting,
+            self._running,
+            self._requests.finish,
+            is_on=not args.disable_jump_forward and not args.disable_radix_cache,
+            mixes=args.enable_mixed_chunk,
+        )
         self._results = ResultProcessor(
             spec=spec,
             table=self._table,
             residents=self._residents,
             outputs=self._outputs,
             constraints=constraints,
+            jumps=self._jumps,
             finish=self._requests.finish,
             wall_clock=wall_clock,
         )
@@ -233,6 +244,7 @@ class Scheduler:
             "avg_spec_accept_length": self._results.avg_accept_len,
             "num_retractions": self._memory.num_retracted,
             "num_preemptions": self._prefill.num_preempted,
+            "num_jumps": self._jumps.num_jumps,
             "max_total_num_tokens": spec.max_total_tokens,
             "max_running_requests": self._limits.max_running,
             "context_len": spec.context_len,
@@ -321,10 +333,11 @@ class Scheduler:
             self._refuse_beyond_limit()
         if not self.pace.may_launch:
             return None
+        self._carry_out_jumps()
         self._running.refresh()
         batch: ScheduleBatch | NeedsResults | None = None
         decode_lacks_pages, self._decode_lacks_pages = self._decode_lacks_pages, False
-        if self._turns.prefill_may_run(len(self._running)) and not decode_lacks_pages:
+        if self._turns.prefill_may_run(len(self._running)) and not (decode_lacks_pages and len(self._running)):
             batch = self._prefill.plan(is_settled=not self._in_flight)
             if batch is NEEDS_RESULTS:
                 return batch
@@ -334,6 +347,12 @@ class Scheduler:
         if batch is None and not self._in_flight and not len(self._running):
             self._end_stuck_request()
         return batch
+
+    def _carry_out_jumps(self) -> None:
+        num_tokens = self._jumps.carry_out()
+        if num_tokens:
+            self._log.counters.generated_tokens += num_tokens
+            self._outputs.flush()
 
     def launch(self, batch: ScheduleBatch) -> None:
         """Its forward pass, and its sampling too unless that must wait for `finish_launch`."""

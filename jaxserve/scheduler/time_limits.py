@@ -28,7 +28,7 @@ class TimeLimits:
         if limit_s is not None:
             late = [
                 r for r in self._live.values()
-                if r.state in _QUEUED and not r.num_retractions and now - r.waiting_since_s > limit_s
+                if r.state in _QUEUED and not r.has_begun and now - r.waiting_since_s > limit_s
             ]  # fmt: skip
             yield late, f"The request waited longer than {limit_s:g} s in the queue."
         most_s = args.request_running_timeout_s

@@ -136,6 +136,8 @@ def test_memory_that_grows_is_a_fault_if_the_server_lived_long_enough() -> None:
         (b"data: [DONE]\n\ndata: [DONE]\n\n", False),
         (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', True),
         (b'event: error\ndata: {"type":"error","error":{}}\n\n', True),
+        (b'event: response.completed\ndata: {"type":"response.completed","sequence_number":9}\n\n', True),
+        (b'event: error\ndata: {"type":"error","sequence_number":9}\n\n', False),
         (b'event: ping\ndata: {"type":"ping"}\n\n', False),
         (b'{"model":"m","created_at":"","done":false}\n{"model":"m","created_at":"","done":true}\n', True),
         (b'{"model":"m","created_at":"","done":false}\n{"error":"x"}\n', True),

@@ -1,4 +1,4 @@
-"""The `anthropic` and `ollama` packages against a live server with the demo model."""
+"""The `anthropic` and `ollama` packages, and `openai` for responses, against a live server with the demo model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 
 import anthropic
 import ollama
+import openai
 import pytest
 from live_server import LiveServer
 
@@ -48,6 +49,26 @@ def test_a_message_is_what_a_chat_completion_says(demo_server: LiveServer, claud
 def test_more_tokens_than_the_context_holds_are_no_error(claude: anthropic.Anthropic) -> None:
     message = claude.messages.create(model=MODEL, max_tokens=20_000, messages=QUESTION, stop_sequences=["e"])
     assert message.stop_reason in ("stop_sequence", "end_turn")
+
+
+def test_a_response_goes_on(demo_server: LiveServer) -> None:
+    client = openai.OpenAI(base_url=demo_server.url + "/v1", api_key="none", max_retries=0)
+    text, asked = greedy(demo_server), QUESTION[0]["content"]
+    first = client.responses.create(model=MODEL, input=asked, max_output_tokens=24, temperature=0)
+    assert first.output_text == text
+    stream = client.responses.create(model=MODEL, input=asked, max_output_tokens=24, temperature=0, stream=True)
+    assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == text
+    second = client.responses.create(
+        model=MODEL, input="And?", previous_response_id=first.id, max_output_tokens=8, temperature=0, background=True
+    )
+    messages = [*QUESTION, {"role": "assistant", "content": text}, {"role": "user", "content": "And?"}]
+    reply = demo_server.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 8}).json()
+    while second.status in ("queued", "in_progress"):
+        second = client.responses.retrieve(second.id)
+    assert second.output_text == reply["choices"][0]["message"]["content"]
+    running = client.responses.create(model=MODEL, input=asked, background=True, temperature=1)
+    client.responses.delete(running.id)
+    demo_server.assert_whole()
 
 
 def test_ollama_says_what_a_chat_completion_says(demo_server: LiveServer, llama: ollama.Client) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from grammar_cases import CASES, Case
-from grammar_sampler import GrammarSampler
+from grammar_sampler import GrammarSampler, allow_all, allowed_ids
 from tokenizers import Tokenizer
 
-from jaxserve.grammar import GrammarCompiler
+from jaxserve.grammar import GrammarCompiler, JsonStyle
 
 NUM_WALKS = 6
+VOCAB_SIZE, EOS = 2080, (2041, 2042)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.grammar.kind}: {case.name}")
@@ -27,3 +28,24 @@ def test_every_complete_output_is_valid(
             num_complete += 1
             case.check(tokenizer.decode(drawn.token_ids, skip_special_tokens=False))
     assert num_complete >= NUM_WALKS // 2, f"{num_complete} of {NUM_WALKS} walks came to an end"
+
+
+@pytest.mark.parametrize("any_whitespace", [True, False])
+def test_masks_allow_what_is_forced_and_nothing_else(tokenizer_json: str, any_whitespace: bool) -> None:
+    compiler = GrammarCompiler(tokenizer_json, VOCAB_SIZE, EOS, json_style=JsonStyle(any_whitespace=any_whitespace))
+    mask, num_forced = allow_all(1, VOCAB_SIZE)[0], 0
+    for case in CASES:
+        matcher, rng = compiler.submit(case.grammar).result().matcher(), np.random.default_rng(1)
+        for _ in range(40):
+            forced = matcher.forced_tokens()
+            for token in forced:
+                matcher.fill_mask(mask)
+                assert allowed_ids(mask).tolist() == [token], case.name
+                assert matcher.accept(token)
+            num_forced += len(forced)
+            if matcher.is_terminated:
+                break
+            matcher.fill_mask(mask)
+            assert matcher.accept(int(rng.choice(allowed_ids(mask))))
+    assert num_forced > 300
+    compiler.close()

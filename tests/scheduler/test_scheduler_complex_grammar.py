@@ -32,6 +32,9 @@ class ComplexMatcher:
     def is_free_along(self, drafts: Sequence[int]) -> bool:
         return False
 
+    def forced_tokens(self) -> list[int]:
+        return []
+
     def accept(self, token_id: int) -> bool:
         self.num_accepted += 1
         return True

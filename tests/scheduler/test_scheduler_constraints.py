@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -15,7 +16,7 @@ from scheduler_harness import Harness, prompt_of
 from tokenizers import Tokenizer
 
 from jaxserve.demo import demo_model_path
-from jaxserve.grammar import GrammarCompiler, Matcher, ThinkingMatcher
+from jaxserve.grammar import GrammarCompiler, JsonStyle, Matcher, ThinkingMatcher
 from jaxserve.messages import Sample, TokenizedGenerateReqInput
 from jaxserve.scheduler import prefill_adder
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
@@ -232,3 +233,97 @@ def test_thinking_that_never_ends_ends_by_length_and_stops_count_in_it(compiler:
     run_until_answered(harness)
     assert harness.answer(stopped).token_ids == answer.token_ids[:6]
     harness.close()
+
+
+RECORD = Grammar(
+    "json_schema",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "a_long_name": {"type": "integer", "maximum": 99, "minimum": 0},
+                "another_name": {"enum": ["yes", "no"]},
+            },
+            "required": ["a_long_name", "another_name"],
+            "additionalProperties": False,
+        }
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def compact() -> Iterator[GrammarCompiler]:
+    """JSON without white space: most of it is forced."""
+    text = (Path(demo_model_path()) / "tokenizer.json").read_text()
+    compiler = GrammarCompiler(text, VOCAB_SIZE, [EOS], json_style=JsonStyle(any_whitespace=False))
+    compiler.submit(RECORD).result()
+    yield compiler
+    compiler.close()
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 4])
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("count", [1, 3])
+def test_forced_tokens_are_taken_over_at_once(
+    compact: GrammarCompiler, overlap: bool, num_draft_tokens: int, count: int
+) -> None:
+    num_steps = []
+    for disable in (False, True):
+        harness = Harness(
+            {"disable_jump_forward": disable}, overlap=overlap, grammars=compact, num_draft_tokens=num_draft_tokens, **SMALL
+        )
+        for i in range(count):
+            more = {"temperature": 1.0, "sampling_seed": i} if i % 2 else {}
+            harness.submit(prompt_of(30, i), 60, stream=i == 0, json_schema=RECORD.text, **more)
+        run_until_answered(harness)
+        for rid in harness.sent:
+            answer = harness.answer(rid)
+            assert answer.token_ids == alone(harness, compact, rid), rid
+            assert answer.finish is not None and answer.finish.type == "stop"
+            assert answer.times is not None and not answer.times.num_retractions and not answer.cached_tokens
+        assert bool(harness.scheduler.internal_state()["num_jumps"]) is not disable
+        num_steps.append(len(harness.steps))
+        harness.close()
+    if count == 1 and num_draft_tokens == 1:
+        assert num_steps[0] * 2 < num_steps[1], num_steps
+
+
+def test_jumps_and_lengths(compact: GrammarCompiler) -> None:
+    """Wherever the output ends by length, and whatever looks at its tokens."""
+    for max_new in range(1, 40, 2):
+        harness = Harness(grammars=compact, **SMALL)
+        rid = harness.submit(prompt_of(7), max_new, json_schema=RECORD.text)
+        with_logprobs = harness.submit(prompt_of(7), max_new, json_schema=RECORD.text, return_logprob=True)
+        run_until_answered(harness)
+        assert harness.answer(rid).token_ids == alone(harness, compact, rid) == harness.answer(with_logprobs).token_ids
+        harness.close()
+
+
+def test_a_crowd_that_jumps(compact: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With retraction, mixed steps, pauses and aborts."""
+    monkeypatch.setattr(prefill_adder, "CLIP_MAX_NEW_TOKENS", 2)
+    for seed in range(4):
+        rng = random.Random(seed)
+        harness = Harness(
+            {"enable_mixed_chunk": bool(seed % 2), "chunked_prefill_size": 32, "schedule_conservativeness": 0.0},
+            grammars=compact, **{**SMALL, "num_pages": 40, "max_rows": 5},
+        )  # fmt: skip
+        for i in range(16):
+            harness.submit(
+                prompt_of(rng.randint(1, 40), i % 3), 60, thinking=rng.choice((None, THINKING[0])), json_schema=RECORD.text
+            )
+            harness.turn(rng.randint(0, 12))
+            if i % 7 == 3:
+                harness.abort(f"r{i}", exact=True)
+            if i % 5 == 4:
+                harness.control(PauseGenerationReqInput(mode=rng.choice(["retract", "in_place"])))
+                harness.turn()
+                harness.control(ContinueGenerationReqInput())
+        run_until_answered(harness)
+        for rid in harness.sent:
+            answer = harness.answer(rid)
+            assert answer.finish is not None
+            expected = alone(harness, compact, rid) if answer.finish.type != "abort" else None
+            assert expected is None or answer.token_ids == expected, rid
+        assert harness.scheduler.internal_state()["num_jumps"] > 0
+        harness.close()

@@ -17,7 +17,7 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.mark.parametrize(
-    "path", ["/generate", "/v1/completions", CHAT, "/tokenize", "/abort_request", "/v1/messages", "/api/chat"]
+    "path", ["/generate", "/v1/completions", CHAT, "/tokenize", "/abort_request", "/v1/messages", "/v1/responses", "/api/chat"]
 )
 @pytest.mark.parametrize(
     ("raw", "words"),

@@ -18,6 +18,8 @@ from jaxserve.server.ollama import foreign_fields as ollama
 from jaxserve.server.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from jaxserve.server.openai.foreign_fields import CHAT, COMPLETION
 from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
+from jaxserve.server.openai.responses import foreign_fields as responses
+from jaxserve.server.openai.responses.protocol import ResponsesRequest
 from jaxserve.types import SamplingParams
 
 NATIVE_FIELDS = (
@@ -31,6 +33,7 @@ TARGETS = {
         {"messages": [{"role": "user", "content": "x"}]},
         (*ChatCompletionRequest.__struct_fields__, *CHAT.unserved, *CHAT.without_effect),
     ),
+    "/v1/responses": ({"input": "x"}, (*ResponsesRequest.__struct_fields__, *responses.REQUEST.unserved)),
     "/v1/messages": (
         {"model": "default", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]},
         (*MessagesRequest.__struct_fields__, *anthropic.REQUEST.unserved, *anthropic.REQUEST.without_effect),
@@ -120,7 +123,16 @@ def almost(value: Any, rng: random.Random) -> Any:
     return [almost(part, rng) for part in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+ITEMS = (
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+    {"type": "reasoning", "id": "a", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
+    {"type": "function_call", "call_id": "a", "name": "b", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "a"}]},
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat", "/v1/responses"])
 async def test_no_message_is_a_server_error(path: str) -> None:
     rng = random.Random(path)
     statuses = set()
@@ -131,9 +143,11 @@ async def test_no_message_is_a_server_error(path: str) -> None:
                 message |= {"content": "a", "thinking": "b", "tool_calls": [CALL]}
             else:
                 message["content"] = rng.choices(BLOCKS, k=rng.randint(1, 3))
-            body = {"model": "default", "max_tokens": 5, "messages": almost([message], rng)}
-            if path == "/api/chat":
-                del body["max_tokens"]
+            body = {"model": "default", "messages": almost([message], rng)}
+            if path == "/v1/messages":
+                body["max_tokens"] = 5
+            if path == "/v1/responses":
+                body = {"input": almost(rng.choices(ITEMS, k=rng.randint(1, 3)), rng)}
             reply = await client.post(path, content=dumps(body), headers={"content-type": "application/json"})
             assert reply.status_code in (200, 400), (body, reply.text)
             if reply.status_code == 400:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxserve.server.anthropic.foreign_fields import (
     EDITS_WITHOUT_EFFECT,
@@ -27,6 +27,7 @@ from jaxserve.server.anthropic.protocol import ContextManagement, CountTokensReq
 from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
 from jaxserve.server.openai.protocol import ChatCompletionRequest
+from jaxserve.server.openai.system_messages import placed
 from jaxserve.server.requests import RequestError
 
 # Claude Code begins its system prompt with a line that says whom to bill and differs from request to request: no two
@@ -37,13 +38,12 @@ Block = tuple[dict[str, Any], str]  # and where it stands
 _Message = dict[str, Any]
 
 
-def chat_request(body: CountTokensRequest, rid: str | None = None, *, inline_system: bool = True) -> ChatCompletionRequest:
-    """Raises RequestError. How many tokens to generate is not part of it.
-
-    `inline_system`: the template has a place for system messages amid the others; otherwise they are part of the user's turn.
-    """
+def chat_request(
+    body: CountTokensRequest, takes_inline_system: Callable[[], bool], rid: str | None = None
+) -> ChatCompletionRequest:
+    """Raises RequestError. How many tokens to generate is not part of it."""
     _check_edits(body.context_management)
-    messages = list(_messages(body, inline_system))
+    messages = placed([_system(body.system), *_messages(body.messages)], takes_inline_system)
     config, thinking, choice = body.output_config, body.thinking, body.tool_choice
     effort = config.effort if config is not None else None
     chat = ChatCompletionRequest(
@@ -62,7 +62,7 @@ def chat_request(body: CountTokensRequest, rid: str | None = None, *, inline_sys
     if choice is not None and choice.disable_parallel_tool_use is not None:
         chat.parallel_tool_calls = not choice.disable_parallel_tool_use
     if config is not None and config.format is not None:
-        chat.response_format = {"type": "json_schema", "json_schema": {"schema": config.format.schema}}
+        chat.response_format = {"type": "json_schema", "json_schema": {"schema": config.format.schema, "strict": True}}
     if isinstance(body, MessagesRequest):
         chat.stream = body.stream
         chat.stop = body.stop_sequences
@@ -77,11 +77,6 @@ def _check_edits(management: ContextManagement | None) -> None:
             raise not_supported("context_management", f"is not supported with edits[{i}] of the type {shown(kind)}")
 
 
-def has_inline_system(body: CountTokensRequest) -> bool:
-    roles = itertools.dropwhile(lambda role: role == "system", (message.get("role") for message in body.messages))
-    return "system" in roles
-
-
 def num_pieces(body: CountTokensRequest) -> int:
     """Messages, blocks and tools: what there is to check and translate."""
     contents = [message.get("content") for message in body.messages]
@@ -93,46 +88,22 @@ def num_pieces(body: CountTokensRequest) -> int:
 # --- messages
 
 
-class _Placed(NamedTuple):
-    role: str
-    content: Any
-    where: str
-
-    @property
-    def blocks(self) -> Iterator[Block]:
-        for block, where in _blocks(self.content, f"{self.where}.content"):
-            yield ({"type": "text", "text": _text(block, where, ("text",))} if self.role == "system" else block), where
-
-
-def _messages(body: CountTokensRequest, inline_system: bool) -> Iterator[_Message]:
-    if not body.messages:
+def _messages(messages: list[dict[str, Any]]) -> Iterator[_Message]:
+    if not messages:
         raise RequestError("messages must hold at least one message, got [].", param="messages")
-    placed = [
-        _Placed(_checked_role(message, f"messages[{i}]"), message["content"], f"messages[{i}]")
-        for i, message in enumerate(body.messages)
-    ]
-    first = list(itertools.takewhile(lambda message: message.role == "system", placed))
-    system = "\n".join(filter(None, _system_texts(body.system, first)))
-    if system or len(first) == len(placed):
-        yield {"role": "system", "content": system}
-    turns = itertools.groupby(placed[len(first) :], lambda message: _turn_of(message.role, inline_system))
-    for role, messages in turns:
-        blocks = itertools.chain.from_iterable(message.blocks for message in messages)
+    given = [(_checked_role(message, f"messages[{i}]"), message, f"messages[{i}]") for i, message in enumerate(messages)]
+    for role, group in itertools.groupby(given, lambda entry: entry[0]):
+        blocks = (block for _, message, where in group for block in _blocks(message["content"], f"{where}.content"))
         if role == "assistant":
             yield _assistant(blocks)
         else:
             yield from _user(role, blocks)
 
 
-def _turn_of(role: str, inline_system: bool) -> str:
-    return "user" if role == "system" and not inline_system else role
-
-
-def _system_texts(system: str | list[dict[str, Any]] | None, messages: Iterable[_Placed]) -> Iterator[str]:
-    blocks = itertools.chain(_blocks(system or [], "system"), *(message.blocks for message in messages))
-    for block, where in blocks:
-        text = _text(block, where, ("text",))
-        yield text.partition("\n")[2] if text.startswith(_BILLING_PREFIX) else text
+def _system(system: str | list[dict[str, Any]] | None) -> _Message:
+    texts = (_text(block, where, ("text",)) for block, where in _blocks(system or [], "system"))
+    lines = (text.partition("\n")[2] if text.startswith(_BILLING_PREFIX) else text for text in texts)
+    return {"role": "system", "content": "\n".join(filter(None, lines))}
 
 
 def _checked_role(message: dict[str, Any], where: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from jaxserve.parsers.pieces import CallBegin
-from jaxserve.server.anthropic.conversation import chat_request, has_inline_system, num_pieces
+from jaxserve.server.anthropic.conversation import chat_request, num_pieces
 from jaxserve.server.anthropic.events import MessageEvents
 from jaxserve.server.anthropic.foreign_fields import REQUEST
 from jaxserve.server.anthropic.protocol import CountTokensRequest, MessagesRequest
@@ -57,11 +57,10 @@ async def count_tokens(request: Request) -> dict[str, int]:
 
 
 async def _plan(request: Request, body: CountTokensRequest, rid: str | None) -> ChatJob:
-    context, inline = context_of(request), request.app.state.inline_system
+    context = context_of(request)
     count, service = num_pieces(body), context.service
     check_count("messages", count, service.context_len)  # before anything is done for each of them
-    inline_system = has_inline_system(body) and inline.is_rendered()
-    convert = functools.partial(chat_request, body, rid, inline_system=inline_system)
+    convert = functools.partial(chat_request, body, context.inline_system.is_rendered, rid)
     return await plan(await service.lanes.run(count * CHARS_PER_PIECE, convert), context)
 
 

@@ -19,7 +19,6 @@ from jaxserve.config import ServerArgs
 from jaxserve.parsers.message import message_format
 from jaxserve.server.anthropic import protocol as anthropic_protocol
 from jaxserve.server.anthropic import routes as anthropic
-from jaxserve.server.anthropic.inline_system import InlineSystem
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
 from jaxserve.server.http import health
@@ -35,8 +34,12 @@ from jaxserve.server.native import generate, parsing, tokens
 from jaxserve.server.ollama import models as ollama_models
 from jaxserve.server.ollama import protocol as ollama_protocol
 from jaxserve.server.ollama import routes as ollama
-from jaxserve.server.openai import chat, completions, models, protocol
+from jaxserve.server.openai import chat, completions, models, protocol, responses
+from jaxserve.server.openai import score as openai_score
 from jaxserve.server.openai.context import OpenAIContext
+from jaxserve.server.openai.responses.protocol import ResponsesRequest
+from jaxserve.server.openai.responses.store import ResponseStore
+from jaxserve.server.openai.system_messages import InlineSystem
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
 
@@ -48,6 +51,8 @@ _BODIES: tuple[type[msgspec.Struct], ...] = (
     parsing.SeparateReasoningRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
+    openai_score.ScoreRequest,
+    ResponsesRequest,
     anthropic_protocol.MessagesRequest,
     anthropic_protocol.CountTokensRequest,
     ollama_protocol.OllamaChatRequest,
@@ -75,9 +80,10 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         args,
         app.state.token_texts,
         started_s=int(time.time()),
+        inline_system=InlineSystem(tokenizer_manager),
         message_format=message_format(args.reasoning_parser, args.tool_call_parser),
     )
-    app.state.inline_system = InlineSystem(tokenizer_manager)
+    app.state.responses = ResponseStore(args.max_stored_responses)
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,
@@ -87,6 +93,8 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         models.router,
         completions.router,
         chat.router,
+        openai_score.router,
+        responses.router,
         anthropic.router,
         ollama.router,
         ollama_models.router,

@@ -57,12 +57,16 @@ LIMITS: dict[str, dict[str, dict[str, Any]]] = {
         "tfs_z": {"const": 1},
         "mirostat": {"const": 0},
     },
+    "ResponsesRequest": {
+        **{name: limit for name, limit in _SAMPLING_LIMITS.items() if name not in ("n", "logit_bias", "json_schema")},
+        "max_output_tokens": {"minimum": 1},
+    },
     "MessagesRequest": {
         "max_tokens": {"minimum": 0},
         **{name: _SAMPLING_LIMITS[name] for name in ("temperature", "top_p", "top_k")},
         "stop_sequences": {"maxItems": MAX_STOP_STRINGS},
     },
-    "CompletionRequest": _OPENAI_LIMITS,
+    "CompletionRequest": {**_OPENAI_LIMITS, "max_tokens": {"minimum": 0}},
     "ChatCompletionRequest": _OPENAI_LIMITS,
 }
 
@@ -160,6 +164,19 @@ FIELDS: dict[str, str] = {
     "task_budget": "Taken without effect.",
     "context_management": "Edits that clear old thinking and tool uses are taken without effect; others are refused.",
     "edits": "Objects with a type.",
+    # Responses
+    "input": "A text, or items: messages, function calls and their outputs, reasoning.",
+    "instructions": "A system message before the conversation.",
+    "previous_response_id": "Go on with the conversation of a response that is kept.",
+    "store": "Keep the response (default true), among the last --max-stored-responses.",
+    "background": "Answer at once; GET the response later.",
+    "max_output_tokens": "Most tokens to generate; fewer if the context has no room for so many.",
+    "include": "What else to tell: message.output_text.logprobs.",
+    "summary": "Taken without effect: thinking is told as it is.",
+    "generate_summary": "Taken without effect.",
+    "verbosity": "Not served; only medium is taken.",
+    "metadata": "Labels, given back as they are.",
+    "truncation": "Not served; only disabled is taken.",
     # Ollama
     "options": "How to draw tokens and when to stop.",
     "format": '"json", or a JSON schema that the output must match.',
@@ -193,7 +210,14 @@ FIELDS: dict[str, str] = {
         ),
         "Taken without effect.",
     ),
+    # scores
+    "query": "A text, or token ids.",
+    "items": "What follows the query, one after the other: texts, or lists of token ids.",
+    "label_token_ids": "The tokens whose probability is asked for.",
+    "apply_softmax": "Let the probabilities of the tokens add up to 1.",
+    "item_first": "The items stand before the query.",
     # control
+    "capacity_of_str_len": "Most tokens that a prompt of the session may have.",
     "abort_all": "End all requests.",
     "mode": "What becomes of running requests.",
     "tags": 'What is meant: "kv_cache", "weights"; null: both.',
@@ -250,6 +274,14 @@ FIELDS_OF: dict[str, dict[str, str]] = {
     },
     "MessagesRequest": {**_ANTHROPIC, "max_tokens": "Most tokens to generate; fewer if the context has no room for so many."},
     "CountTokensRequest": _ANTHROPIC,
+    "ResponsesRequest": {
+        "stream": "Answer with server-sent events as tokens come.",
+        "tools": "Functions that the model may call.",
+        "text": "What the text must match.",
+        "reasoning": "How hard to think.",
+    },
+    "Reasoning": {"effort": "How hard to think, as reasoning_effort of chat completions."},
+    "TextConfig": {"format": "json_schema, json_object or text."},
     "OutputConfig": {"format": "What the text must match."},
     "OllamaChatRequest": {
         **_OLLAMA,
@@ -280,7 +312,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "SeparateReasoningRequest": {"text": "<think>\nHm.\n</think>\n\nParis", "reasoning_parser": "qwen3"},
     "CompletionRequest": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
+    "ScoreRequest": {"query": "Is this the capital of France? ", "items": ["Paris", "Lyon"], "label_token_ids": [101, 102]},
     "ChatCompletionRequest": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
+    "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
     "MessagesRequest": {
         "model": "default",
         "messages": [{"role": "user", "content": "What is the capital of France?"}],

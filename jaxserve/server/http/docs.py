@@ -39,6 +39,7 @@ _STREAMS = {
     "/generate": _OPENAI_STREAM,
     "/v1/completions": _OPENAI_STREAM,
     "/v1/chat/completions": _OPENAI_STREAM,
+    "/v1/responses": ("events that end with `response.completed`, `incomplete` or `failed`", "text/event-stream"),
     "/v1/messages": ("events that end with `message_stop`", "text/event-stream"),
     "/api/chat": ("lines that end with one that is `done`", "application/x-ndjson"),
     "/api/generate": ("lines that end with one that is `done`", "application/x-ndjson"),
@@ -158,6 +159,6 @@ def _error_statuses(operation: dict[str, Any], path: str) -> set[int]:
         statuses.add(400)
     if has_body:
         statuses |= {408, 413}
-    if "{model}" in path or (has_body and (path.startswith(("/v1/", "/api/")) or path in ("/tokenize", "/detokenize"))):
+    if "{" in path or (has_body and (path.startswith(("/v1/", "/api/")) or path in ("/tokenize", "/detokenize"))):
         statuses.add(404)
     return statuses

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from jaxserve.config import ServerArgs
 from jaxserve.parsers.message import MessageFormat
 from jaxserve.server.http.service import GenerationService
+from jaxserve.server.openai.system_messages import InlineSystem
 from jaxserve.server.token_texts import TokenTexts
 
 
@@ -19,6 +20,7 @@ class OpenAIContext:
     args: ServerArgs
     texts: TokenTexts
     started_s: int  # Unix time; the model's `created`
+    inline_system: InlineSystem
     message_format: MessageFormat
 
     @property

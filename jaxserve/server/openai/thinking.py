@@ -23,7 +23,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TAIL_TOKENS = 64
 # Of a message that is to be continued: its thinking may be long.
 _CONTINUED_TAIL_TOKENS = 8192
-# A model that thinks says so at once.
+# A model that thinks says so at once, perhaps behind some white space.
 _MOST_BEFORE_THINKING = 16
 
 
@@ -109,37 +109,34 @@ class Tag:
 class ThinkingTokens:
     """Counts those of one sequence, from its first token to the tag that ends thinking."""
 
-    __slots__ = ("_begin", "_end", "_last", "_num_seen", "count")
+    __slots__ = ("_begin", "_end", "_last", "count")
 
     def __init__(self, begin: Tag | None, end: Tag) -> None:
         """`begin`: where the sequence thinks only if it says so first."""
         self._begin = begin
         self._end: Tag | None = end  # None: nothing more to find
         self._last: list[int] = []  # the tokens in which a part of a tag may stand
-        self._num_seen = 0
         self.count = 0
 
     def add(self, ids: list[int]) -> None:
         if self._end is None:
             return
         if self._begin is not None:
-            begun = self._find(self._begin, ids)
-            if begun is None:
-                if self._num_seen > self._begin.most_tokens + _MOST_BEFORE_THINKING:
-                    self._end = None
+            ids = self._last = self._last + ids
+            if not self._has_begun(self._begin):
                 return
-            self._begin, self._last, ids = None, [], ids[begun:]
-        if self._find(self._end, ids) is not None:
-            self._end = None
-        self.count = self._num_seen
-
-    def _find(self, tag: Tag, ids: list[int]) -> int | None:
-        """How many of `ids` there are up to the end of the tag; None: not yet. Those are seen then, or else all."""
-        num_known = len(self._last)
-        found = tag.end_in(self._last + ids, num_known)
-        self._last = (self._last + ids)[1 - tag.most_tokens :] if tag.most_tokens > 1 else []
+            self._begin, self._last = None, []
+        found = self._end.end_in(self._last + ids, len(self._last))
         if found is not None:
-            self._num_seen += found - num_known
-            return found - num_known
-        self._num_seen += len(ids)
-        return None
+            self.count += found - len(self._last)
+            self._end = None
+            return
+        self.count += len(ids)
+        self._last = (self._last + ids)[1 - self._end.most_tokens :] if self._end.most_tokens > 1 else []
+
+    def _has_begun(self, begin: Tag) -> bool:
+        """From all tokens so far. If the sequence does not think, there is nothing more to find."""
+        text = begin.decode(self._last[: begin.most_tokens + _MOST_BEFORE_THINKING], False).lstrip()
+        if not begin.text.startswith(text[: len(begin.text)]):
+            self._end = None
+        return text.startswith(begin.text)

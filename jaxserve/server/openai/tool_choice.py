@@ -47,7 +47,9 @@ class ToolChoice:
         by_name = {tool["function"]["name"]: tool for tool in offered}
         for name in names:
             if name not in by_name:
-                raise RequestError(f"tool_choice names {shown(name)}, which is none of the tools.", param="tool_choice")
+                # SGLang's words, by which its tests know it.
+                name_shown = shown(name)[1:-1]
+                raise RequestError(f"tool_choice: Tool '{name_shown}' not found in tools list.", param="tool_choice")
         chosen = [tool for tool in offered if tool["function"]["name"] in names]
         return ToolChoice(offered if keeps_others else chosen, chosen, mode == "required")
 
@@ -58,7 +60,7 @@ def _read(choice: Any) -> tuple[Literal["auto", "none", "required"], list[str] |
         return "auto", None, True
     if choice in _MODES:
         return choice, None, True
-    kind = choice.get("type") if isinstance(choice, dict) else None
+    kind = choice.get("type", "function" if "function" in choice else None) if isinstance(choice, dict) else None
     if kind == "function":
         return "required", [_name(choice, "tool_choice")], False
     if kind == "allowed_tools":
@@ -98,9 +100,9 @@ def _checked(tool: dict[str, Any], where: str) -> Tool:
     parameters = function.get("parameters")
     if parameters is not None:
         try:
-            check_schema(parameters, f"{name}: parameters")
-        except ValueError as error:
-            raise RequestError(str(error), param="tools") from None
+            check_schema(parameters, "parameters")
+        except ValueError as error:  # SGLang's words before it
+            raise RequestError(f"{name} has an invalid 'parameters' schema: {error}", param="tools") from None
     return tool
 
 
