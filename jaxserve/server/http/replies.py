@@ -46,6 +46,25 @@ _OLLAMA_MODEL = {"name": "demo", "model": "demo", "size": 0, "digest": "58f4..."
 _TOKENS = {"tokens": [785, 6722, 315, 9625, 374], "count": 5, "max_model_len": 512}
 _PAUSED = {"message": "Generation paused successfully.", "status": "ok"}
 
+_RESPONSE = {
+    "id": "resp_159c...",
+    "object": "response",
+    "created_at": 1790000000,
+    "status": "completed",
+    "background": False,
+    "error": None,
+    "model": "demo",
+    "output": [
+        {
+            "id": "msg_85f5...",
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}],
+            "status": "completed",
+        }
+    ],
+}
+
 # Text is text/plain, anything else JSON.
 TEXTS: dict[str, str] = {
     "/health": "ready\n",
@@ -114,6 +133,9 @@ JSON: dict[str, Any] = {
         "usage": _USAGE,
         "metadata": {"weight_version": "default"},
     },
+    "/v1/responses": _RESPONSE,
+    "/v1/responses/{response_id}": _RESPONSE,
+    "/v1/responses/{response_id}/cancel": {**_RESPONSE, "status": "cancelled", "background": True, "output": []},
     "/v1/messages": {
         "id": "msg_0956...",
         "type": "message",
@@ -156,8 +178,11 @@ JSON: dict[str, Any] = {
 }
 
 
-def described(path: str) -> dict[str, Any]:
+def described(path: str, method: str = "") -> dict[str, Any]:
     """The `content` of a route's reply; empty for a path that nobody wrote an example for."""
+    if method == "delete":
+        deleted = {"id": "resp_159c...", "object": "response", "deleted": True}
+        return {"application/json": {"schema": _schema(deleted), "example": deleted}}
     if path in TEXTS:
         return {"text/plain": {"schema": {"type": "string"}, "example": TEXTS[path]}}
     if path in JSON:
