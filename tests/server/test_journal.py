@@ -104,11 +104,16 @@ def test_recent_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dumps, "time", types.SimpleNamespace(time=lambda: now_s))
     recent = dumps.RecentRequests()
 
-    def entry(size: int) -> dict[str, Any]:
-        return {"ended_s": now_s, "request": {"text": "x" * size}, "reply": {"text": "", "output_ids": []}}
+    def entry(size: int, *, schema: int = 0) -> dict[str, Any]:
+        params = {"json_schema": "x" * schema}
+        request = {"text": "x" * size, "sampling_params": params}
+        return {"ended_s": now_s, "request": request, "reply": {"text": "", "output_ids": [1]}}
 
     for _ in range(3):
-        recent.add(entry(dumps._KEPT_SIZE // 2))
+        recent.add(entry(dumps._KEPT_SIZE // 2 - 1000))
+    assert len(list(recent)) == 2
+    for _ in range(3):
+        recent.add(entry(0, schema=dumps._KEPT_SIZE // 2 - 1000))
     assert len(list(recent)) == 2
     now_s += 299
     recent.add(entry(0))

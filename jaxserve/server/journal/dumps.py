@@ -26,7 +26,8 @@ from jaxserve.server.journal.record import Output, RequestRecord
 logger = logging.getLogger(__name__)
 
 _KEPT_S = 300.0
-_KEPT_SIZE = 64 * 1024 * 1024  # characters and tokens
+_KEPT_SIZE = 64 * 1024 * 1024  # see `_size_of`
+_OBJECT_SIZE = 64
 _LEAST_FREE_BYTES = 1 << 30
 
 Entry = dict[str, Any]
@@ -42,9 +43,15 @@ def entry_of(record: RequestRecord, output: Output, ended_s: float | None = None
     }
 
 
-def _size_of(entry: Entry) -> int:
-    request, reply = entry["request"], entry["reply"]
-    return len(request.get("text", ())) + len(request.get("input_ids", ())) + len(reply["text"]) + len(reply["output_ids"])
+def _size_of(value: Any) -> int:
+    """Characters and numbers, and something for each object: a measure of the memory that it takes."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return _OBJECT_SIZE + sum(map(_size_of, value.values()))
+    if isinstance(value, list | tuple):
+        return len(value) if not value or isinstance(value[0], int) else sum(map(_size_of, value))
+    return 1
 
 
 class RecentRequests:
