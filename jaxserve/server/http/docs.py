@@ -105,8 +105,8 @@ class DocumentedApp(FastAPI):
             components["schemas"] = _schemas(self._structs)
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             for path, operations in schema["paths"].items():
-                for operation in operations.values():
-                    _complete(operation, path, needs_key=not path.startswith(self._open_prefixes))
+                for method, operation in operations.items():
+                    _complete(operation, path, method, needs_key=not path.startswith(self._open_prefixes))
             self.openapi_schema = schema
         return self.openapi_schema
 
@@ -133,13 +133,13 @@ def _limited(field: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
     return {**field, **limits}
 
 
-def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
+def _complete(operation: dict[str, Any], path: str, method: str, *, needs_key: bool) -> None:
     """Adds the key and the errors to one operation."""
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own; here that is 400
     if path.startswith(("/health", "/ready")):
         for code, meaning in (("200", "Yes."), ("503", "Not now; the text says why.")):
-            responses[code] = {"description": meaning, "content": replies.described(path)}
+            responses[code] = {"description": meaning, "content": replies.described(path, method)}
         return
     if needs_key:
         operation["security"] = [{"key": []}]
@@ -147,7 +147,7 @@ def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
     for status in sorted(_error_statuses(operation, path)):
         description = f"{ERR_TYPES[status]}: {_ERRORS[status]}"
         responses[str(status)] = {"description": description, "content": {"application/json": {"schema": reference}}}
-    responses["200"] = {"description": "The reply.", "content": replies.described(path)}
+    responses["200"] = {"description": "The reply.", "content": replies.described(path, method)}
     if path in _STREAMS:
         parts, media_type = _STREAMS[path]
         responses["200"]["description"] = f"The reply; with `stream: true` {parts}."
