@@ -28,6 +28,7 @@ from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import RequestError
+from jaxserve.server.scoring import ScoreResult, score, score_request
 from jaxserve.server.sinks import WaitingChunks
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
@@ -120,6 +121,36 @@ class Engine:
             return self._iterate_async(job)
         with self._with_reason():
             return await asyncio.wrap_future(self._submit(self._whole(job)))
+
+    def score(
+        self,
+        query: str | list[int] | None = None,
+        items: str | list[str] | list[list[int]] | None = None,
+        label_token_ids: list[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> ScoreResult:
+        """The probabilities of `label_token_ids` behind the query and each of the items. Raises RequestError."""
+        return self._call(self._score(query, items, label_token_ids, apply_softmax, item_first))
+
+    async def async_score(
+        self,
+        query: str | list[int] | None = None,
+        items: str | list[str] | list[list[int]] | None = None,
+        label_token_ids: list[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> ScoreResult:
+        """As `score`, from any event loop."""
+        with self._with_reason():
+            work = self._score(query, items, label_token_ids, apply_softmax, item_first)
+            return await asyncio.wrap_future(self._submit(work))
+
+    async def _score(
+        self, query: Any, items: Any, label_token_ids: list[int] | None, apply_softmax: bool, item_first: bool
+    ) -> ScoreResult:
+        request = score_request(query, items, label_token_ids, item_first=item_first)
+        return await score(self._pipeline.manager.generate, request, apply_softmax=apply_softmax)
 
     def _job(self, body: dict[str, Any]) -> NativeJob:
         thinking_end = self._pipeline.manager.thinking_end

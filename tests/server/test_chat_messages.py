@@ -449,8 +449,12 @@ def function(**fields: Any) -> list[dict[str, Any]]:
         ({"tools": function(name="")}, "tools", "an object with a name"),
         ({"tools": function(strict=1)}, "tools", '"f": strict must be true or false, got 1'),
         ({"tools": function(description=[])}, "tools", '"f": description must be a string'),
-        ({"tools": function(parameters=[])}, "tools", 'tools[0].function of "f": parameters must be a JSON schema, got []'),
-        ({"tools": function(parameters={"type": "thing"})}, "tools", '"f": parameters.type must be one of null'),
+        (
+            {"tools": function(parameters=[])},
+            "tools",
+            "tools[0].function of \"f\" has an invalid 'parameters' schema: parameters must be a JSON schema, got []",
+        ),
+        ({"tools": function(parameters={"type": "thing"})}, "tools", "schema: parameters.type must be one of null"),
         (
             {"tools": function(parameters={"properties": {"a": {"items": {"required": True}}}})},
             "tools",
@@ -462,7 +466,7 @@ def function(**fields: Any) -> list[dict[str, Any]]:
         (
             {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice",
-            'names "x", which is none',
+            "Tool 'x' not found in tools list",
         ),
         ({"tools": [ADD], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice", "a mode and a list of tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "there are no tools"),

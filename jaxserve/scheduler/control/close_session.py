@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from jaxserve.messages import TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
+from jaxserve.scheduler.control.open_session import HasSessions
 
 
 class CloseSessionReqInput(ControlStruct):
@@ -21,7 +21,7 @@ class CloseSessionReqOutput(msgspec.Struct):
     pass
 
 
-def close_session(manager: Any, request: CloseSessionReqInput) -> CloseSessionReqOutput:
+def close_session(manager: HasSessions, request: CloseSessionReqInput) -> CloseSessionReqOutput:
     try:
         manager.sessions.close(request.session_id)
     except ValueError as error:

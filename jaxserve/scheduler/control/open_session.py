@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from jaxserve.messages import TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
+
+
+class HasSessions(Protocol):
+    """The TokenizerManager's part."""
+
+    @property
+    def sessions(self) -> Any: ...
 
 
 class OpenSessionReqInput(ControlStruct):
@@ -25,7 +32,7 @@ class OpenSessionReqOutput(msgspec.Struct):
     session_id: str
 
 
-def open_session(manager: Any, request: OpenSessionReqInput) -> OpenSessionReqOutput:
+def open_session(manager: HasSessions, request: OpenSessionReqInput) -> OpenSessionReqOutput:
     try:
         session_id = manager.sessions.open(
             request.capacity_of_str_len, request.session_id, appends_only=request.streaming, timeout_s=request.timeout

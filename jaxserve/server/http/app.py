@@ -35,6 +35,7 @@ from jaxserve.server.ollama import models as ollama_models
 from jaxserve.server.ollama import protocol as ollama_protocol
 from jaxserve.server.ollama import routes as ollama
 from jaxserve.server.openai import chat, completions, models, protocol, responses
+from jaxserve.server.openai import score as openai_score
 from jaxserve.server.openai.context import OpenAIContext
 from jaxserve.server.openai.responses.protocol import ResponsesRequest
 from jaxserve.server.openai.responses.store import ResponseStore
@@ -50,6 +51,7 @@ _BODIES: tuple[type[msgspec.Struct], ...] = (
     parsing.SeparateReasoningRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
+    openai_score.ScoreRequest,
     ResponsesRequest,
     anthropic_protocol.MessagesRequest,
     anthropic_protocol.CountTokensRequest,
@@ -91,6 +93,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         models.router,
         completions.router,
         chat.router,
+        openai_score.router,
         responses.router,
         anthropic.router,
         ollama.router,

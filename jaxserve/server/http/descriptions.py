@@ -66,7 +66,7 @@ LIMITS: dict[str, dict[str, dict[str, Any]]] = {
         **{name: _SAMPLING_LIMITS[name] for name in ("temperature", "top_p", "top_k")},
         "stop_sequences": {"maxItems": MAX_STOP_STRINGS},
     },
-    "CompletionRequest": _OPENAI_LIMITS,
+    "CompletionRequest": {**_OPENAI_LIMITS, "max_tokens": {"minimum": 0}},
     "ChatCompletionRequest": _OPENAI_LIMITS,
 }
 
@@ -123,6 +123,7 @@ FIELDS: dict[str, str] = {
     "top_logprobs": "Tell so many alternatives of each token, up to --max-top-logprobs; needs logprobs.",
     "priority": "Larger goes first, with --enable-priority-scheduling.",
     "extra_key": "Requests share cached prefixes only with those of the same key.",
+    "session_params": "How the request goes on from an earlier one of its session.",
     "cache_salt": "As extra_key; both may be given.",
     "require_reasoning": "The output begins with thinking: a grammar applies behind it. Needs --reasoning-parser.",
     "return_token_ids": "Tell the generated token ids.",
@@ -209,8 +210,13 @@ FIELDS: dict[str, str] = {
         ),
         "Taken without effect.",
     ),
+    # scores
+    "query": "A text, or token ids.",
+    "items": "What follows the query, one after the other: texts, or lists of token ids.",
+    "label_token_ids": "The tokens whose probability is asked for.",
+    "apply_softmax": "Let the probabilities of the tokens add up to 1.",
+    "item_first": "The items stand before the query.",
     # control
-    "session_params": "How to go on from an earlier request of a session: /open_session.",
     "capacity_of_str_len": "Most tokens that a prompt of the session may have.",
     "abort_all": "End all requests.",
     "mode": "What becomes of running requests.",
@@ -252,6 +258,20 @@ _OLLAMA = {
 }
 # Where a field means something else.
 FIELDS_OF: dict[str, dict[str, str]] = {
+    "OpenSessionReqInput": {
+        "capacity_of_str_len": "Most tokens that a prompt of the session may have.",
+        "session_id": "Its name; null: one is drawn.",
+        "streaming": "Turns are only appended, one at a time.",
+        "timeout": "Close it after so many seconds without a request; null: never.",
+    },
+    "CloseSessionReqInput": {"session_id": "The session."},
+    "SessionParams": {
+        "id": "The session.",
+        "rid": "Id of the turn to go on from; null: none, of a streaming session the newest.",
+        "offset": "Keep so many of that turn's tokens, or all but so many if negative; null and 0: all.",
+        "replace": "Drop what followed that turn, or everything without a rid.",
+        "drop_previous_output": "Do not keep what that turn generated.",
+    },
     "MessagesRequest": {**_ANTHROPIC, "max_tokens": "Most tokens to generate; fewer if the context has no room for so many."},
     "CountTokensRequest": _ANTHROPIC,
     "ResponsesRequest": {
@@ -260,19 +280,6 @@ FIELDS_OF: dict[str, dict[str, str]] = {
         "text": "What the text must match.",
         "reasoning": "How hard to think.",
     },
-    "SessionParams": {
-        "id": "The session.",
-        "rid": "Of the turn to go on from; null: from none, or in a streaming session from the newest.",
-        "offset": "Tokens of that turn to keep, or, negative, to drop; null and 0: all are kept.",
-        "replace": "Drop what followed that turn (without a rid: everything), and abort what of it runs.",
-        "drop_previous_output": "Keep that turn's prompt alone.",
-    },
-    "OpenSessionReqInput": {
-        "session_id": "An id of your own, of up to 512 characters; null: one is drawn.",
-        "streaming": "Turns are only appended, one at a time.",
-        "timeout": "Seconds without a request after which the session is closed; null: it stays open.",
-    },
-    "CloseSessionReqInput": {"session_id": "The session."},
     "Reasoning": {"effort": "How hard to think, as reasoning_effort of chat completions."},
     "TextConfig": {"format": "json_schema, json_object or text."},
     "OutputConfig": {"format": "What the text must match."},
@@ -305,6 +312,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "SeparateReasoningRequest": {"text": "<think>\nHm.\n</think>\n\nParis", "reasoning_parser": "qwen3"},
     "CompletionRequest": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
+    "ScoreRequest": {"query": "Is this the capital of France? ", "items": ["Paris", "Lyon"], "label_token_ids": [101, 102]},
     "ChatCompletionRequest": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
     "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
     "MessagesRequest": {

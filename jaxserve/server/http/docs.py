@@ -79,10 +79,6 @@ def _with_descriptions(properties: dict[str, Any], special: Mapping[str, str]) -
     return {name: {**field, "description": meanings[name]} if name in meanings else field for name, field in properties.items()}
 
 
-# Of the body of /generate, which is read field by field.
-_NATIVE_PARTS = (SamplingParams, SessionParams)
-
-
 class DocumentedApp(FastAPI):
     """A FastAPI whose /openapi.json also holds the structs its routes parse, and whose /docs needs nothing from elsewhere."""
 
@@ -112,7 +108,7 @@ class DocumentedApp(FastAPI):
 
 
 def _schemas(structs: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components([*structs, *_NATIVE_PARTS], ref_template=_REF_TEMPLATE)
+    _, schemas = msgspec.json.schema_components([*structs, SamplingParams, SessionParams], ref_template=_REF_TEMPLATE)
     for struct, described in schemas.items():
         described["description"] = " ".join(described.get("description", "").split())
         fields, limits = described.get("properties", {}), LIMITS.get(struct, {})

@@ -103,6 +103,12 @@ JSON: dict[str, Any] = {
     "/separate_reasoning": {"reasoning_text": "Hm.", "text": "Paris"},
     "/v1/models": {"object": "list", "data": [_MODEL]},
     "/v1/models/{model}": _MODEL,
+    "/v1/score": {
+        "scores": [[0.8, 0.1], [0.2, 0.7]],
+        "model": "default",
+        "usage": {"prompt_tokens": 24, "total_tokens": 24},
+        "object": "scoring",
+    },
     "/v1/completions": {
         "id": "cmpl-18ee...",
         "object": "text_completion",

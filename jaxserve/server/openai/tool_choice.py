@@ -47,7 +47,9 @@ class ToolChoice:
         by_name = {tool["function"]["name"]: tool for tool in offered}
         for name in names:
             if name not in by_name:
-                raise RequestError(f"tool_choice names {shown(name)}, which is none of the tools.", param="tool_choice")
+                # SGLang's words, by which its tests know it.
+                name_shown = shown(name)[1:-1]
+                raise RequestError(f"tool_choice: Tool '{name_shown}' not found in tools list.", param="tool_choice")
         chosen = [tool for tool in offered if tool["function"]["name"] in names]
         return ToolChoice(offered if keeps_others else chosen, chosen, mode == "required")
 
@@ -98,9 +100,9 @@ def _checked(tool: dict[str, Any], where: str) -> Tool:
     parameters = function.get("parameters")
     if parameters is not None:
         try:
-            check_schema(parameters, f"{name}: parameters")
-        except ValueError as error:
-            raise RequestError(str(error), param="tools") from None
+            check_schema(parameters, "parameters")
+        except ValueError as error:  # SGLang's words before it
+            raise RequestError(f"{name} has an invalid 'parameters' schema: {error}", param="tools") from None
     return tool
 
 

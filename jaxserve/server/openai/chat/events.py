@@ -74,6 +74,13 @@ class _Choice:
         self.has_calls = False
         self.held: list[str] = []  # thinking that is to be told as a whole
 
+    def pieces(self, chunk: GenerationChunk) -> list[Piece]:
+        pieces = self.parser.feed(chunk.text)
+        if chunk.finish_reason is not None:
+            pieces += self.parser.finish()
+        self.has_calls = self.has_calls or any(isinstance(piece, CallBegin) for piece in pieces)
+        return pieces
+
 
 class _ParsedEvents(_Events):
     def __init__(self, job: ChatJob) -> None:
@@ -84,23 +91,23 @@ class _ParsedEvents(_Events):
 
     def push(self, chunk: GenerationChunk) -> bytes:
         self._usage.add(chunk)
-        raise_if_failed(chunk)
-        return b"".join(self._events(chunk, chunk.index not in self._choices))
+        choice = self._choices.get(chunk.index)
+        if choice is None or chunk.finish_reason or chunk.logprobs or self._with_ids or self._holds_reasoning:
+            raise_if_failed(chunk)
+            return b"".join(self._events(chunk, choice is None))
+        return b"".join([self._delta(chunk, piece, None, {}) for piece in choice.pieces(chunk)])
 
     def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
         if is_first:
             self._choices[chunk.index] = _Choice(self._job.message_parser())
             yield self._greeting(chunk)
         choice = self._choices[chunk.index]
-        pieces = choice.parser.feed(chunk.text)
-        if chunk.finish_reason is not None:
-            pieces += choice.parser.finish()
+        pieces = choice.pieces(chunk)
         if self._holds_reasoning:
             pieces = _held_back(choice, pieces, is_last=chunk.finish_reason is not None)
         # They come with the first event of their chunk, or alone.
         logprobs, ids = self._logprobs(chunk), self._ids(chunk) if chunk.token_ids else {}
         for piece in pieces:
-            choice.has_calls = choice.has_calls or isinstance(piece, CallBegin)
             yield self._delta(chunk, piece, logprobs, ids)
             logprobs, ids = None, {}
         if logprobs or ids:
