@@ -1,6 +1,6 @@
 """OpenAI's client against a jaxserve server: `python examples/openai_client.py [--url URL] [--api-key KEY] [--model NAME]`.
 
-A chat answer, a streamed one, a completion with logprobs, and output that follows a JSON schema.
+A chat answer, a streamed one, a completion with logprobs, an answer that follows a JSON schema, and a call of a tool.
 """
 
 from __future__ import annotations
@@ -40,12 +40,22 @@ def complete(client: openai.OpenAI, model: str) -> None:
     print("completion:", repr(choice.text), [round(logprob, 2) for logprob in choice.logprobs.token_logprobs])
 
 
-def constrained(client: openai.OpenAI) -> None:
-    """`response_format` is not served yet; /generate, SGLang's own endpoint, takes json_schema, regex and ebnf."""
-    sampling = {"temperature": 0, "max_new_tokens": 100, "json_schema": CITY}
-    server = client.with_options(base_url=str(client.base_url).removesuffix("v1/"))
-    reply: Any = server.post("/generate", cast_to=object, body={"text": "The capital as JSON: ", "sampling_params": sampling})
-    print("constrained:", json.loads(reply["text"]))
+def constrained(client: openai.OpenAI, model: str) -> None:
+    """The answer matches a JSON schema."""
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
+    reply = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=100, response_format=asked)
+    print("constrained:", json.loads(reply.choices[0].message.content or ""))
+
+
+def call(client: openai.OpenAI, model: str) -> None:
+    """A call of a tool that must come; whether to call can be left to the model with --tool-call-parser."""
+    tool: Any = {"type": "function", "function": {"name": "show_city", "parameters": CITY, "strict": True}}
+    reply = client.chat.completions.create(
+        model=model, messages=QUESTION, max_tokens=100, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    for wanted in reply.choices[0].message.tool_calls or []:
+        if wanted.type == "function":
+            print("call:", wanted.function.name, json.loads(wanted.function.arguments))
 
 
 def main() -> None:
@@ -59,7 +69,8 @@ def main() -> None:
         chat(client, options.model)
         stream(client, options.model)
         complete(client, options.model)
-        constrained(client)
+        constrained(client, options.model)
+        call(client, options.model)
     except openai.APIConnectionError:
         sys.exit(f"No server answers at {options.url}. Start one with: jaxserve serve demo")
 

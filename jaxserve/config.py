@@ -35,9 +35,16 @@ ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_s
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
-def arg(default: Any, help: str, *, choices: Sequence[Any] | None = None, factory: Callable[[], Any] | None = None) -> Any:
-    """A ServerArgs field: its default, the sentence `--help` shows, and what it may be."""
-    metadata = {"help": help, "choices": tuple(choices) if choices else None}
+def arg(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[Any] | None = None,
+    factory: Callable[[], Any] | None = None,
+    is_json: bool = False,
+) -> Any:
+    """A ServerArgs field: its default, the sentence `--help` shows, and what it may be. `is_json`: an object as text."""
+    metadata = {"help": help, "choices": tuple(choices) if choices else None, "is_json": is_json}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -52,8 +59,14 @@ class ServerArgs:
         "(org/name), or demo: the built-in model.",
     )
     revision: str | None = arg(None, "Branch, tag or commit of a model on the Hugging Face Hub; default: main.")
+    download_dir: str | None = arg(None, "Folder for what is fetched from the Hugging Face Hub; default: HF_HOME's cache.")
     tokenizer_path: str | None = arg(None, "Folder or name of the tokenizer, if it is not the model's.")
+    tokenizer_mode: str = arg("auto", "Which kind of tokenizer is loaded: transformers has one of each.", choices=("auto",))
+    skip_tokenizer_init: bool = arg(
+        False, "Run without a tokenizer: requests bring input_ids, replies hold output_ids; what needs a text is refused."
+    )
     served_model_name: str | None = arg(None, "Name under which /v1/models lists the model; default: model_path.")
+    model_impl: str = arg("auto", "Whose code the model runs: jaxserve's.", choices=("auto",))
     load_format: str = arg("auto", "Where weights come from; dummy: random ones from config.json.", choices=LOAD_FORMATS)
     dtype: str = arg(
         "auto",
@@ -67,9 +80,23 @@ class ServerArgs:
     )
     context_length: int | None = arg(None, "Longest sequence; default: the model's max_position_embeddings.")
     trust_remote_code: bool = arg(False, "Allow a tokenizer that brings its own Python code.")
-    json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.")
+    json_model_override_args: str = arg("{}", "JSON object whose keys replace those of config.json.", is_json=True)
     weight_version: str = arg("default", "A label for the weights, returned in meta_info.")
-    chat_template: str | None = arg(None, "Jinja chat template file to use instead of the tokenizer's.")
+    chat_template: str | None = arg(
+        None, "Jinja chat template file to use instead of the tokenizer's, or the name of one of the tokenizer's."
+    )
+    hf_chat_template_name: str | None = arg(
+        None, "Which of a tokenizer's several chat templates to use; default: default, or the first."
+    )
+    default_chat_template_kwargs: str | None = arg(
+        None,
+        "JSON object with values for the chat template, where chat_template_kwargs of a request do not say otherwise.",
+        is_json=True,
+    )
+    trust_request_chat_template: bool = arg(
+        False,
+        "Let requests bring a chat_template in chat_template_kwargs; one can keep a thread busy for as long as it likes.",
+    )
     reasoning_parser: str | None = arg(
         None,
         "How the model marks its thinking, which chat then answers apart from the content; default: it stays in the text.",
@@ -93,15 +120,34 @@ class ServerArgs:
         "Web pages that may use the server beside those of this machine: origins (https://chat.example.com) with commas "
         "between them, or * for all.",
     )
+    fastapi_root_path: str = arg("", "Path before all of the server's, as /llm, where a proxy leaves it in place.")
     ssl_keyfile: str | None = arg(None, "TLS private key file.")
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
+    ssl_ca_certs: str | None = arg(None, "Certificates above it, sent along where the certificate file lacks them.")
+    ssl_keyfile_password: str | None = arg(None, "Password of the private key file.")
+    enable_ssl_refresh: bool = arg(False, "Use new certificates when the files change, without a restart.")
     max_body_size_mb: int = arg(64, "Largest request body accepted, in MiB.")
     limit_concurrency: int | None = arg(
         None, "Most connections at a time; more are answered 503; default: by the limit on open files, which is raised."
     )
     log_level: str = arg("info", "Verbosity of the logs.", choices=LOG_LEVELS)
     log_level_http: str | None = arg(None, "Verbosity of the HTTP server's own logs; default: warning.", choices=LOG_LEVELS)
-    log_requests: bool = arg(False, "Log each request when it arrives and when it ends.")
+    log_requests: bool = arg(False, "Log each request when it is accepted and when it ends.")
+    log_requests_level: int = arg(
+        2, "0: ids, counts and times; 1: and sampling parameters; 2: and the ends of texts; 3: and all of the texts."
+    )
+    log_requests_format: str = arg("text", "Form of these lines.", choices=("text", "json"))
+    log_requests_target: tuple[str, ...] | None = arg(
+        None, "Where these lines go: stdout and folders, with commas between them; default: the server's log."
+    )
+    enable_request_time_stats_logging: bool = arg(False, "Log the times of each request when it ends.")
+    uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = arg(
+        None, "Paths that the access log leaves out, by their beginnings, with commas between them."
+    )
+    crash_dump_folder: str | None = arg(
+        None,
+        "Write what ran and what ended in the last five minutes to a file in this folder when a worker dies, or on SIGQUIT.",
+    )
     enable_cache_report: bool = arg(False, "Report cached tokens in the usage of OpenAI replies.")
     stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
     incremental_streaming_output: bool = arg(False, "/generate streams new text only, not all text so far.")
@@ -115,8 +161,14 @@ class ServerArgs:
         "Sampling defaults for chat: the model's generation_config.json or OpenAI's.",
         choices=("model", "openai"),
     )
-    preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.")
+    preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.", is_json=True)
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
+    logprobs_after_temperature: bool = arg(
+        False,
+        "Logprobs of generated tokens and their alternatives after penalties, biases, grammars and temperature, as SGLang's "
+        "are; else they are the model's own.",
+    )
+    enable_return_hidden_states: bool = arg(False, "Let requests ask for hidden states (return_hidden_states).")
     warmup: str = arg(
         "auto",
         "Say ready with all programs compiled (full), or with those that serve anything while the rest is compiled (early); "
@@ -131,6 +183,9 @@ class ServerArgs:
     max_queued_requests: int | None = arg(
         16384,
         "Answer 503 to requests beyond this many that must wait, 400 to a batch that could never fit. Engine: no limit.",
+    )
+    max_stored_responses: int = arg(
+        1024, "Keep so many responses of /v1/responses in memory, to be asked for and gone on with, up to 256 MiB; 0: none."
     )
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
     swa_full_tokens_ratio: float = arg(
@@ -209,6 +264,8 @@ class ServerArgs:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, choices = getattr(self, field.name), field.metadata["choices"]
+            if isinstance(value, list):  # as Python's callers and JSON write what is a tuple here
+                object.__setattr__(self, field.name, tuple(value))
             if choices and value is not None and value not in choices:
                 raise ValueError(f"{_flag(field.name)} must be one of {', '.join(map(str, choices))}; got {value!r}.")
         self._check_ranges()
@@ -221,11 +278,18 @@ class ServerArgs:
         self._check_white_space()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
+        if self.chat_template is not None and self.hf_chat_template_name is not None:
+            raise ValueError("Give --chat-template or --hf-chat-template-name, not both.")
+        for name in ("ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"):
+            if getattr(self, name) and self.ssl_certfile is None:
+                raise ValueError(f"{_flag(name)} needs --ssl-certfile and --ssl-keyfile.")
 
     def _check_browsers_and_keys(self) -> None:
         for name in ("api_key", "admin_api_key"):
             if (key := getattr(self, name)) is not None:
                 check_key(key, _flag(name))
+        if self.fastapi_root_path and not re.fullmatch(r"(/[^/\s?#]+)+", self.fastapi_root_path):
+            raise ValueError(f"--fastapi-root-path begins with / and does not end with it; got {self.fastapi_root_path!r}.")
         for origin in [] if self.allowed_origins is None else self.allowed_origins.split(","):
             if not _ORIGIN.fullmatch(origin.strip()):
                 raise ValueError(f"--allowed-origins holds scheme://host or scheme://host:port, or *; got {origin!r}.")
@@ -252,7 +316,13 @@ class ServerArgs:
         )  # fmt: skip
         for name in at_least_one:
             self._check(name, lambda v: v >= 1, "at least 1")
-        for name in ("max_queued_requests", "prefill_decode_interval", "max_top_logprobs", "shutdown_timeout_s"):
+        for name in (
+            "max_queued_requests",
+            "max_stored_responses",
+            "prefill_decode_interval",
+            "max_top_logprobs",
+            "shutdown_timeout_s",
+        ):
             self._check(name, lambda v: v >= 0, "at least 0")
         for name in (
             "request_waiting_timeout_s",
@@ -265,6 +335,7 @@ class ServerArgs:
         least = self.speculative_ngram_min_match_window_size
         self._check("speculative_ngram_max_match_window_size", lambda v: v >= least, f"at least {least}, the smallest window")
         self._check("speculative_num_draft_tokens", lambda v: v >= 2, "at least 2: the certain token and one guess")
+        self._check("log_requests_level", lambda v: 0 <= v <= 3, "in [0, 3]")
         self._check("schedule_conservativeness", lambda v: v >= 0, "at least 0")
         self._check("page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
         self._check("chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")
@@ -280,7 +351,7 @@ class ServerArgs:
             raise ValueError(f"{_flag(name)} must be {rule}; got {value!r}.")
 
     def _check_json(self) -> None:
-        for name in ("json_model_override_args", "preferred_sampling_params"):
+        for name in (field.name for field in dataclasses.fields(self) if field.metadata["is_json"]):
             text = getattr(self, name)
             try:
                 ok = text is None or isinstance(json.loads(text), dict)
@@ -292,17 +363,12 @@ class ServerArgs:
     @staticmethod
     def of(options: Mapping[str, Any]) -> ServerArgs:
         """With options under any of their names. ValueError for one that is unknown or given twice."""
-        known = {field.name for field in dataclasses.fields(ServerArgs)}
-        given: dict[str, Any] = {}
-        for name, value in options.items():
-            field = ALIASES.get(name, name)
-            if field not in known:
-                close = difflib.get_close_matches(name, [*known, *ALIASES], 1)
-                raise ValueError(f"There is no option {name}." + (f" Did you mean {close[0]}?" if close else ""))
-            if field in given:
-                raise ValueError(f"{field} is given twice, also as {name}.")
-            given[field] = value
-        return ServerArgs(**given)
+        return ServerArgs(**by_field(options))
+
+    @property
+    def follows_grammars(self) -> bool:
+        """Requests may constrain their output."""
+        return self.grammar_backend != "none" and not self.skip_tokenizer_init
 
     @property
     def effective_tokenizer_path(self) -> str:
@@ -317,8 +383,23 @@ class ServerArgs:
 
     def public_dict(self) -> dict[str, Any]:
         """All options for /server_info, without the secrets."""
-        secret = {"api_key", "admin_api_key"}
+        secret = {"api_key", "admin_api_key", "ssl_keyfile_password"}
         return {k: "***" if k in secret and v else v for k, v in dataclasses.asdict(self).items()}
+
+
+def by_field(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under any of their names, by those of ServerArgs' fields. ValueError for one that is unknown or given twice."""
+    known = {field.name for field in dataclasses.fields(ServerArgs)}
+    given: dict[str, Any] = {}
+    for name, value in options.items():
+        field = ALIASES.get(name, name)
+        if field not in known:
+            close = difflib.get_close_matches(name, [*known, *ALIASES], 1)
+            raise ValueError(f"There is no option {name}." + (f" Did you mean {close[0]}?" if close else ""))
+        if field in given:
+            raise ValueError(f"{field} is given twice, also as {name}.")
+        given[field] = value
+    return given
 
 
 def _flag(name: str) -> str:

@@ -16,7 +16,7 @@ their raw bytes. Nothing read from a socket is ever unpickled or evaluated.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -86,6 +86,9 @@ class TokenizedGenerateReqInput(Message):
     stream: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    logprob_start_len: int = -1  # the first prompt token whose logprob is wanted; -1: none
+    token_ids_logprob: list[int] | None = None
+    return_hidden_states: bool | Literal["last"] = False
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
     thinking: Thinking | None = None  # the output thinks first, and is not held to its grammar meanwhile
@@ -119,12 +122,31 @@ class ShutdownReq(Message):
 # --- Scheduler -> Detokenizer (BatchTokenIDOut, ShutdownReq) and Detokenizer -> TokenizerManager (BatchStrOut) --------------
 
 
-class OutputLogprobs(Message):
-    """Of the tokens in one output message, in order. k is the request's top_logprobs_num."""
+class TokenLogprobs(Message):
+    """Of n tokens, in order. k is the request's top_logprobs_num, I the number of its token_ids_logprob."""
 
-    logprobs: np.ndarray  # float32 [new_tokens]
-    top_ids: np.ndarray | None = None  # int32 [new_tokens, k]
-    top_logprobs: np.ndarray | None = None  # float32 [new_tokens, k]
+    logprobs: np.ndarray  # float32 [n]
+    top_ids: np.ndarray | None = None  # int32 [n, k]
+    top_logprobs: np.ndarray | None = None  # float32 [n, k]
+    id_logprobs: np.ndarray | None = None  # float32 [n, I]
+
+
+class InputLogprobs(Message):
+    """Of the prompt's last tokens. The first of them has no logprob: nothing stands before it, or nobody asked about that."""
+
+    token_ids: np.ndarray  # int32 [n]
+    logprobs: TokenLogprobs  # of all but the first; of an aborted request there may be fewer
+
+
+class HiddenStates(Message):
+    """What a request's newest outputs add to its hidden states; E is the model's hidden size."""
+
+    prompt: np.ndarray | None = None  # float32 [prompt_len, E], or [1, E] where only the last are wanted; once
+    outputs: np.ndarray | None = None  # float32 [n, E]: of outputs behind which another was sampled
+
+    def followed_by(self, later: HiddenStates) -> HiddenStates:
+        outputs = [part for part in (self.outputs, later.outputs) if part is not None]
+        return HiddenStates(prompt=self.prompt, outputs=np.concatenate(outputs) if outputs else None)
 
 
 class RequestTimes(Message):
@@ -160,7 +182,9 @@ class BatchTokenIDOut(Message):
     cached_tokens: np.ndarray  # int32 [n]
     weight_version: str = ""  # of the weights that all of this was computed with
     finished: dict[int, FinishReason] = {}  # by index; a request that appears here is never sent again
-    logprobs: dict[int, OutputLogprobs] = {}
+    logprobs: dict[int, TokenLogprobs] = {}  # of the new tokens
+    input_logprobs: dict[int, InputLogprobs] = {}  # in a request's first message
+    hidden_states: dict[int, HiddenStates] = {}
     times: dict[int, RequestTimes] = {}  # of the finished ones
     # Stop strings and patterns by index, in a request's first message: text that may be the beginning of what they match is not
     # sent out early.
@@ -183,7 +207,9 @@ class BatchStrOut(Message):
     cached_tokens: np.ndarray
     weight_version: str = ""
     finished: dict[int, FinishReason] = {}
-    logprobs: dict[int, OutputLogprobs] = {}
+    logprobs: dict[int, TokenLogprobs] = {}
+    input_logprobs: dict[int, InputLogprobs] = {}
+    hidden_states: dict[int, HiddenStates] = {}
     times: dict[int, RequestTimes] = {}
     # Requests that the detokenizer itself ended (they are in `finished`): the scheduler still runs them.
     abandoned: list[str] = []

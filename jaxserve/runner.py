@@ -40,10 +40,17 @@ class RunnerSpec:
     eos_token_ids: tuple[int, ...]
     max_top_logprobs: int
     num_draft_tokens: int = 1  # most tokens that a DECODE step adds to a row: the one sampled last and the drafts behind it
+    returns_hidden_states: bool = False  # whether a step may ask for them
+    logprobs_after_temperature: bool = False  # of sampled tokens; else they are of the model's own distribution
 
     @property
     def max_pages_per_row(self) -> int:
         return -(-self.context_len // self.page_size)
+
+    @property
+    def max_slots(self) -> int:
+        """Most tokens of any step."""
+        return max(self.max_step_tokens, self.max_rows * self.num_draft_tokens)
 
     @property
     def mask_words(self) -> int:
@@ -101,6 +108,33 @@ class PageUpdates:
         return PageUpdates(self.rows[part], self.index[part], self.pages[part], self.groups[part])
 
 
+NO_TOKEN_ID = -1  # in a ScoreQuery, where a line asks for nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreQuery:
+    """P questions about what the model expects behind tokens of a step.
+
+    Slots count the step's tokens: its decode rows have num_draft_tokens each in a DECODE step and one each in others, then
+    come the input_ids.
+    """
+
+    slots: np.ndarray  # int32 [P]
+    targets: np.ndarray  # int32 [P]: the token behind, whose logprob is wanted; NO_TOKEN_ID where it is not known
+    token_ids: np.ndarray  # int32 [P, I]: tokens asked for besides; NO_TOKEN_ID behind the last
+    needs_top: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The answers, line for line; of the model's own distribution."""
+
+    logprobs: np.ndarray  # float32 [P]
+    id_logprobs: np.ndarray  # float32 [P, I]
+    top_ids: np.ndarray | None  # int32 [P, max_top_logprobs]
+    top_logprobs: np.ndarray | None  # float32 [P, max_top_logprobs], descending
+
+
 @dataclasses.dataclass(frozen=True)
 class StepInput:
     """One step, as arrays over its R rows: first `num_decode_rows` decode rows, then the extend rows.
@@ -124,6 +158,8 @@ class StepInput:
     needs_logprobs: bool  # some row returns logprobs
     needs_top_logprobs: bool  # some row returns top logprobs
     needs_masks: bool = False  # some row may not sample every token: `Runner.sample` gets masks
+    score_query: ScoreQuery | None = None
+    hidden_slots: np.ndarray | None = None  # int32 [H]: tokens, as in ScoreQuery, whose hidden states are wanted
 
     @property
     def num_rows(self) -> int:
@@ -148,10 +184,12 @@ class StepOutput:
 
     token_ids: np.ndarray  # int32 [R, K]; BROKEN_LOGITS or NO_CANDIDATES where there is none: always the row's last
     num_tokens: np.ndarray  # int32 [R]; at least 1 where sample is True
-    logprobs: np.ndarray | None = None  # float32 [R, K], of the chosen tokens under the model's own distribution
+    logprobs: np.ndarray | None = None  # float32 [R, K], of the chosen tokens; see logprobs_after_temperature
     top_ids: np.ndarray | None = None  # int32 [R, K, max_top_logprobs]
     top_logprobs: np.ndarray | None = None  # float32 [R, K, max_top_logprobs], descending
     drafts: np.ndarray | None = None  # int32 [R, num_draft_tokens - 1] for the row's next DECODE step; -1 from where none is
+    scores: Scores | None = None  # answers to the score_query
+    hidden_states: np.ndarray | None = None  # float32 [H, hidden size] behind the final norm, of hidden_slots
 
 
 MemoryTag = Literal["kv_cache", "weights"]

@@ -36,6 +36,8 @@ from jaxserve.runner import (
     ResumeMemory,
     RowState,
     RunnerSpec,
+    ScoreQuery,
+    Scores,
     StepInput,
     StepOutput,
 )
@@ -194,6 +196,7 @@ class FakeRunner:
             self._begin_row(state, step)
         inputs = [self._inputs_of(step, i) for i in range(step.num_rows)]
         self._write_tokens(step, inputs)
+        scores, hidden = self._answers(step, inputs)
         most = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
         tokens = np.full((step.num_rows, most), _UNWRITTEN, np.int32)
         num_tokens = np.zeros(step.num_rows, np.int32)
@@ -204,7 +207,23 @@ class FakeRunner:
             elif len(inputs[i]):
                 gained = self._gain(row, inputs[i], i < step.num_decode_rows, None if masks is None else masks[i])
                 tokens[i, : len(gained)], num_tokens[i] = gained, len(gained)
-        return self._output(step, tokens, num_tokens)
+        return dataclasses.replace(self._output(step, tokens, num_tokens), scores=scores, hidden_states=hidden)
+
+    def _answers(self, step: StepInput, inputs: list[np.ndarray]) -> tuple[Scores | None, np.ndarray | None]:
+        """To what is asked about the step's tokens: from what stands in their slots, and where."""
+        decode_slots = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
+        slots: list[tuple[int, int]] = []  # position and token
+        for i, (row, ids) in enumerate(zip(step.rows.tolist(), inputs, strict=True)):
+            most = decode_slots if i < step.num_decode_rows else len(ids)
+            tokens = [*ids.tolist(), *[0] * (most - len(ids))]
+            slots += [(int(self._kv_len[row]) + place, token) for place, token in enumerate(tokens)]
+        scores = hidden = None
+        if (query := step.score_query) is not None:
+            asked = [slots[slot] for slot in query.slots.tolist()]
+            scores = expected_scores(asked, query, self._spec)
+        if step.hidden_slots is not None:
+            hidden = np.array([expected_hidden(*slots[slot]) for slot in step.hidden_slots.tolist()], np.float32)
+        return scores, hidden
 
     def _begin_row(self, state: RowState, step: StepInput) -> None:
         at = step.rows.tolist().index(state.row)
@@ -334,6 +353,33 @@ class FakeRunner:
             logprobs[..., None] - rank.astype(np.float32) if has_top else None,
             self._inputs[step.rows, 1:].copy() if self._spec.num_draft_tokens > 1 else None,
         )
+
+
+def expected_score(position: int, token: int, asked: int) -> float:
+    """What the fake gives as logprob of `asked` behind a token, from where that stands."""
+    return -float(_mix(position * 1009 + token * 31 + asked) % 1000) / 64
+
+
+def expected_scores(asked: list[tuple[int, int]], query: ScoreQuery, spec: RunnerSpec) -> Scores:
+    def of(at: tuple[int, int], tokens: np.ndarray) -> list[float]:
+        return [expected_score(*at, int(token)) for token in tokens]
+
+    rank = np.arange(spec.max_top_logprobs, dtype=np.int32)
+    top_ids = np.array([(token + rank) % spec.vocab_size for _, token in asked], np.int32)
+    return Scores(
+        logprobs=np.array(
+            [expected_score(*at, int(target)) for at, target in zip(asked, query.targets, strict=True)], np.float32
+        ),
+        id_logprobs=np.array([of(*pair) for pair in zip(asked, query.token_ids, strict=True)], np.float32),
+        top_ids=top_ids if query.needs_top else None,
+        top_logprobs=np.array([of(*pair) for pair in zip(asked, top_ids, strict=True)], np.float32)
+        if query.needs_top
+        else None,
+    )
+
+
+def expected_hidden(position: int, token: int) -> list[float]:
+    return [float(position), float(token)]
 
 
 def expected_logprobs(tokens: np.ndarray, vocab_size: int) -> np.ndarray:

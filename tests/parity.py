@@ -33,6 +33,7 @@ class Served:
     mixed: bool = False
     overlap: bool = True
     radix: bool = True
+    drafts: bool = False
     rows: tuple[int, ...] = (NUM_CLIENTS,)  # buckets of decode rows; the largest is --max-running-requests
     tokens: tuple[int, ...] = (512,)  # buckets of prefill tokens. Compiling is most of a test's time
 
@@ -51,12 +52,13 @@ class Served:
             "enable_mixed_chunk": self.mixed,
             "disable_overlap_schedule": not self.overlap,
             "disable_radix_cache": not self.radix,
+            **({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3} if self.drafts else {}),
         }
 
     def __str__(self) -> str:
         flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
         flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)
-        flags += ["buckets"] * (len(self.rows) > 1)
+        flags += ["buckets"] * (len(self.rows) > 1) + ["drafts"] * self.drafts
         return "-".join([self.case, *flags])
 
 
@@ -79,12 +81,22 @@ IN_PROCESS = [
     Served("llama-yarn", page_size=64, chunk=64, overlap=False),
     Served("mistral-full", page_size=1, chunk=32, tp=4, mixed=True),
     Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False),
-    Served("qwen2-yarn", page_size=16, chunk=64, tp=2),
+    Served("qwen2-yarn", page_size=16, chunk=64, tp=2, drafts=True),
     Served("qwen3-moe-some-layers", page_size=1, chunk=48, radix=False),
     Served("qwen3-biases", page_size=64, chunk=64, tp=1),
     Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False),
     Served("gemma3-images", page_size=16, chunk=-1, overlap=False),
 ]
+
+
+# Tokens whose logprobs are asked for at every place.
+TOKEN_IDS = [3, 17, 5]
+
+
+def asked_of_prompt(index: int, prompt: list[int]) -> dict[str, Any]:
+    """Of every third request nothing but its outputs, of one all of its prompt, of one the second half."""
+    start = (-1, 0, len(prompt) // 2)[index % 3]
+    return {"return_logprob": True, "top_logprobs_num": NUM_TOP, "logprob_start_len": start, "token_ids_logprob": TOKEN_IDS}
 
 
 def prompts_for(vocab_size: int, longest: int) -> list[list[int]]:
@@ -114,11 +126,14 @@ class Oracle:
     def prompts(self) -> list[list[int]]:
         return prompts_for(self.config.vocab_size, self.context_len - self.output_len)
 
-    def check_hit(self, served: Served, prompt_len: int, hit: int, *, seen: bool) -> None:
-        """The cache has whole pages of a prompt that it has seen."""
-        most = (prompt_len - 1) // served.page_size * served.page_size if served.radix else 0
+    def check_hit(self, served: Served, prompt_len: int, start: int, hit: int, *, seen: bool) -> None:
+        """The cache has whole pages of a prompt that it has seen; what is asked about from `start` on is computed again. Behind
+        the windows of a sequence it has no place where another could go on."""
+        longest = prompt_len - 1 if start < 0 or start >= prompt_len - 1 else start
+        most = longest // served.page_size * served.page_size if served.radix else 0
         assert hit <= most
-        assert hit == most or not seen
+        has_windows = getattr(self.config, "sliding_window", None) is not None
+        assert hit == most or not seen or (start >= 0 and has_windows)
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
         """float32 [len(tokens), V]: of the token that follows each position."""
@@ -127,6 +142,29 @@ class Oracle:
             with torch.inference_mode():
                 self._known[key] = torch.log_softmax(self.model(torch.tensor([tokens])).logits[0].float(), dim=-1)
         return self._known[key]
+
+    def check_prompt(self, prompt: list[int], start: int, found: list[Any], top: list[Any], of_ids: list[Any]) -> None:
+        """What is said of the prompt's tokens behind the one at `start`."""
+        assert len(found) == len(top) == len(of_ids) == max(len(prompt) - start - 1, 0)
+        if not found:
+            return
+        expected = self.logprobs(prompt)[start:-1]
+        np.testing.assert_allclose(found, expected[np.arange(len(found)), prompt[start + 1 :]], atol=1e-3)
+        best = expected.topk(NUM_TOP, dim=-1)
+        np.testing.assert_allclose([[value for value, _ in row] for row in top], best.values, atol=1e-3)
+        assert [[token for _, token in row] for row in top] == best.indices.tolist()
+        np.testing.assert_allclose(of_ids, expected[:, TOKEN_IDS], atol=1e-3)
+
+    def check_outputs(self, prompt: list[int], answer: list[int], of_ids: Any) -> None:
+        """Of TOKEN_IDS behind the prompt and each output but the last."""
+        expected = self.logprobs(prompt + answer)[len(prompt) - 1 : -1]
+        np.testing.assert_allclose(of_ids, expected[:, TOKEN_IDS], atol=1e-3)
+
+    def hidden_states(self, tokens: list[int]) -> np.ndarray:
+        """float32 [len(tokens), E] behind the final norm."""
+        with torch.inference_mode():
+            states: np.ndarray = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].numpy()
+        return states
 
     def check(self, prompt: list[int], answer: list[int], logprobs: Any, top_logprobs: Any, output_len: int) -> None:
         """`answer` is greedy, `logprobs` [output_len] are its tokens', `top_logprobs` [output_len, NUM_TOP] the best."""

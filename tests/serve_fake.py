@@ -1,4 +1,4 @@
-"""`jaxserve serve` with the fake scheduler: run as a script by test_launch, with ServerArgs as one JSON argument."""
+"""`jaxserve serve` with the fake scheduler: a script of server_process.py, with ServerArgs as one JSON argument."""
 
 from __future__ import annotations
 

@@ -74,9 +74,9 @@ class Arena:
 
 def _fault(reply: Reply) -> str | None:
     """What is wrong with the form of a reply to a well-formed HTTP request."""
-    if reply.status == 200 and reply.content_type.startswith("text/event-stream"):
-        ends = reply.body.count(b"data: [DONE]"), reply.body.rstrip().endswith(b"data: [DONE]")
-        return None if ends == (1, True) else "a stream without its one end"
+    is_stream = reply.content_type.startswith(("text/event-stream", "application/x-ndjson"))
+    if reply.status == 200 and is_stream and not _has_one_end(reply.body):
+        return "a stream without its one end"
     if reply.status in (400, 422) and not reply.content_type.startswith("text/plain") and not _is_sentence(reply.body):
         return "a refusal without a sentence"
     return None
@@ -86,8 +86,22 @@ def _is_sentence(body: bytes) -> bool:
     with contextlib.suppress(ValueError):
         decoded = json.loads(body)
         error = decoded.get("error", decoded) if isinstance(decoded, dict) else {}
-        return isinstance(error, dict) and bool(error.get("message") or error.get("detail"))
+        return bool(error if isinstance(error, str) else error.get("message") or error.get("detail"))
     return False
+
+
+_RESPONSE_ENDS = tuple(b'data: {"type":"response.%b"' % name for name in (b"completed", b"incomplete", b"failed"))
+
+
+def _has_one_end(stream: bytes) -> bool:
+    """OpenAI's and SGLang's, Anthropic's, that of Responses, or Ollama's."""
+    *lines, last = stream.rstrip().splitlines() or [b""]
+    return not any(map(_is_end, lines)) and _is_end(last)
+
+
+def _is_end(line: bytes) -> bool:
+    ends = (b"data: [DONE]", b'data: {"type":"message_stop"', b'data: {"type":"error","error"', *_RESPONSE_ENDS)
+    return line.startswith(ends) or (line.startswith(b'{"error"') or b',"done":true' in line[:200])
 
 
 @dataclasses.dataclass(frozen=True)

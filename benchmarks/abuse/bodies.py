@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 from benchmarks.abuse.arena import Action, Arena
@@ -22,6 +23,12 @@ _GOOD: dict[str, dict[str, Any]] = {
         "logprobs": True,
         "top_logprobs": 2,
     },
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 4, "stream": True, "store": True, "instructions": "x"},
+    "/v1/messages": {"model": "default", "messages": [_CHAT], "max_tokens": 4, "stream": True, "system": "x", "top_k": 5},
+    "/v1/messages/count_tokens": {"model": "default", "messages": [_CHAT]},
+    "/api/chat": {"model": "default", "messages": [_CHAT], "options": {"num_predict": 4, "seed": 1}, "keep_alive": 1},
+    "/api/generate": {"model": "default", "prompt": "Hello", "options": {"num_predict": 4}, "raw": True, "stream": False},
+    "/api/show": {"model": "default"},
     "/tokenize": {"prompt": "Hello"},
     "/v1/tokenize": {"messages": [_CHAT]},
     "/detokenize": {"tokens": [5, 6, 7]},
@@ -38,6 +45,12 @@ _HARMLESS = [
     "/generate",
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
     "/tokenize",
     "/v1/tokenize",
     "/detokenize",
@@ -99,7 +112,7 @@ async def _read(arena: Arena, draw: random.Random) -> None:
     await arena.ask(
         "get",
         get(
-            path.replace("{model}", draw.choice(["x", "%00", "a/b", "%F0%9F%92%A9"]))
+            re.sub(r"\{\w+\}", draw.choice(["x", "%00", "a/b", "%F0%9F%92%A9"]), path)
             + draw.choice(["", "?x=1", "?" + "y" * 3000])
         ),
     )

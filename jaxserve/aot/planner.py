@@ -35,7 +35,7 @@ from jaxserve.executor.memory import (
 )
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.pool_sizes import longest_of, num_requests
-from jaxserve.executor.programs import ProgramKey, SamplingKey, program_name
+from jaxserve.executor.programs import ProgramKey, program_name
 from jaxserve.executor.resolve import platform_defaults
 from jaxserve.executor.warmup import compile_all
 from jaxserve.kernels.api import choose_backend
@@ -166,7 +166,7 @@ class _Planner:
     def _step_memory(self, plan: CapacityPlan) -> StepMemory:
         """From the plan's programs. ValueError if the largest do not compile beside any pool."""
         assert plan.memory is not None
-        largest, num_pages = _largest(self.blueprint), plan.memory.num_pages
+        largest, num_pages = self.blueprint.program_set.largest, plan.memory.num_pages
         names = [program_name(key) for key in largest]
         reports = [program for program in plan.programs if program.name in names]
         if any(program.error for program in plan.programs):
@@ -175,8 +175,8 @@ class _Planner:
         for report in reports:
             if report.error:
                 raise ValueError(f"{report.name} does not compile: {report.error}")
-        *forward, sampling = sorted(reports, key=lambda report: names.index(report.name))
-        return StepMemory.of(self.blueprint, [report.memory for report in forward], sampling.memory, num_pages)
+        reports = sorted(reports, key=lambda report: names.index(report.name))
+        return StepMemory.of(self.blueprint, [report.memory for report in reports], num_pages)
 
     # --- programs
 
@@ -187,7 +187,7 @@ class _Planner:
         if self.options.compile == "all":
             chosen = self.blueprint.program_set.all
         elif self.options.compile == "largest":
-            chosen = _largest(self.blueprint)
+            chosen = self.blueprint.program_set.largest
         reports = dict(zip(chosen, self._compile(num_pages, chosen), strict=True))
         steps = [self._step(bucket, num_pages, reports.pop(bucket, None)) for bucket in buckets.all]
         return steps, list(reports.values())
@@ -236,12 +236,6 @@ def _failure(plan: CapacityPlan, budget: MemoryBudget) -> str | None:
             "lower --mem-fraction-static or --max-total-tokens."
         )
     return None
-
-
-def _largest(blueprint: Blueprint) -> tuple[Bucket, Bucket, SamplingKey]:
-    """The programs that decide about memory."""
-    buckets = blueprint.buckets
-    return buckets.extend[-1], buckets.decode[-1], SamplingKey.largest_of(buckets.decode)
 
 
 def _notes(blueprint: Blueprint, target: Target) -> list[str]:

@@ -56,6 +56,7 @@ def _memory_json(memory: MemoryBudget) -> dict[str, int]:
         "kv_pool": memory.kv_pool,
         "row_tables": memory.row_tables,
         "page_table": memory.page_table,
+        "hidden": memory.hidden,
         "temporaries": memory.temporaries,
         "code": memory.code,
         "free": memory.free,

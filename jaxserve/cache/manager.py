@@ -163,15 +163,23 @@ class CacheManager:
             return PrefixMatch(0, self.tree.top)
         return self.tree.match(token_ids, extra_key)
 
-    def admit(self, token_ids: np.ndarray, extra_key: str | None = None, *, priority: int = 0) -> Lease | None:
+    def admit(
+        self,
+        token_ids: np.ndarray,
+        extra_key: str | None = None,
+        *,
+        priority: int = 0,
+        most_reused: int | None = None,
+    ) -> Lease | None:
         """A row with the cached prefix of the prompt in its page table, or None if no row is free.
 
-        At least one token is left to compute: its logits are what the first output token is sampled from.
+        At least one token is left to compute: its logits are what the first output token is sampled from. Of the tokens from
+        `most_reused` on all are, whatever is cached.
         """
         if self.req_to_token.free_rows == 0:
             return None
         limit = 0 if self.disable_radix else max(len(token_ids) - 1, 0)
-        prefix = self.tree.acquire(token_ids[:limit], extra_key, priority)
+        prefix = self.tree.acquire(token_ids[:limit][:most_reused], extra_key, priority)
         row = self.req_to_token.take_row()
         pages, windows = prefix.pages
         self.req_to_token.extend(row, len(pages))

@@ -13,30 +13,36 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from jaxserve.cli.config_file import ConfigFile
 from jaxserve.config import ALIASES, ServerArgs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Options of the HTTP server, of no meaning to a command that runs a model in its own terminal.
 HTTP_ONLY = frozenset(
-    ("served_model_name", "host", "port", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
-     "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb",
-     "log_level_http", "log_requests", "enable_cache_report", "stream_response_default_include_usage",
+    ("served_model_name", "host", "port", "fastapi_root_path", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
+     "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb", "log_level_http",
+     "uvicorn_access_log_exclude_prefixes", "log_requests", "log_requests_level", "log_requests_format",
+     "log_requests_target", "crash_dump_folder", "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh",
+     "enable_cache_report", "stream_response_default_include_usage", "skip_tokenizer_init",
      "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
 )  # fmt: skip
 
 
-class IntList(click.ParamType):
-    """Numbers with commas between them."""
+class ListOf(click.ParamType):
+    """Numbers, or words, with commas between them."""
 
-    name = "int,int,..."
+    def __init__(self, kind: type[int] | type[str]) -> None:
+        self._kind = kind
+        self.name = "int,int,..." if kind is int else "text,text,..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         if isinstance(value, tuple):
             return value
         try:
-            return tuple(int(part) for part in value.split(","))
+            return tuple(self._kind(part.strip()) for part in value.split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers such as 16,64,256.", param, ctx)
 
@@ -58,6 +64,10 @@ def server_options(without: Collection[str] = (), defaults: Mapping[str, Any] | 
         for field in dataclasses.fields(ServerArgs)
         if field.name not in without
     ]
+
+    help_text = "YAML file of options (page-size: 64); what the command line says wins."
+    config = ConfigFile(without)
+    options.append(click.option("--config", type=config, multiple=True, is_eager=True, expose_value=False, help=help_text))
 
     def decorate(command: F) -> F:
         for option in reversed(options):
@@ -89,12 +99,13 @@ def _option(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[
 
 
 def _value_type(hint: Any) -> Any:
-    """The type to parse a value to: X for X | None, IntList for tuples of int."""
+    """The type to parse a value to: X for X | None, ListOf for tuples."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         (hint,) = _without_none(typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
-        assert typing.get_args(hint) == (int, ...), f"no command line form for {hint}"
-        return IntList()
+        kind, _ = typing.get_args(hint)
+        assert kind in (int, str), f"no command line form for {hint}"
+        return ListOf(kind)
     assert hint in (str, int, float, bool), f"no command line form for {hint}"
     return hint
 
@@ -113,8 +124,10 @@ def server_args(options: dict[str, Any], model: str | None = None) -> ServerArgs
 
 
 def one_model(model: str | None, model_path: str) -> str:
-    """The model, named as an argument or with --model-path. Raises click.UsageError unless there is just one."""
-    if model is not None and model_path not in ("", model):
+    """The model, named as an argument, with --model-path or in a file. Raises click.UsageError unless there is just one."""
+    context = click.get_current_context(silent=True)
+    source = context.get_parameter_source("model_path") if context else None
+    if model is not None and source is not ParameterSource.DEFAULT_MAP and model_path not in ("", model):
         raise click.UsageError(f"Two models are named: {model!r} and --model-path {model_path!r}.")
     if not (model or model_path):
         raise click.UsageError("A model is needed: a folder, a name on the Hugging Face Hub, or demo, the built-in model.")

@@ -90,7 +90,8 @@ class Blueprint:
         """What a server compiles. Without grammars nothing masks but EVERYTHING."""
         left_out = {SamplingMode.MASKED} if self.args.grammar_backend == "none" else set()
         modes = tuple(mode for mode in SamplingMode if mode not in left_out)
-        return ProgramSet(self.buckets, modes, drafts=self.drafter is not None)
+        drafts, hidden_states = self.drafter is not None, self.args.enable_return_hidden_states
+        return ProgramSet(self.buckets, modes, drafts=drafts, hidden_states=hidden_states)
 
     def description(self, num_pages: NumPages) -> str:
         """All that shapes the programs of one server beside code, versions and devices: their key in a cache."""
@@ -145,6 +146,8 @@ class Blueprint:
             eos_token_ids=self.config.eos_token_ids,
             max_top_logprobs=min(args.max_top_logprobs, self.config.vocab_size),
             num_draft_tokens=self.num_draft_tokens,
+            returns_hidden_states=args.enable_return_hidden_states,
+            logprobs_after_temperature=args.logprobs_after_temperature,
         )
 
     @functools.cached_property

@@ -32,7 +32,7 @@ from jaxserve.executor.memory import (
 )
 from jaxserve.executor.mesh import make_mesh, select_devices
 from jaxserve.executor.model_runner import ModelRunner
-from jaxserve.executor.programs import ProgramKey, SamplingKey
+from jaxserve.executor.programs import ProgramKey
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter, cache_folder, compile_all, jax_cache
 from jaxserve.executor.weights import WeightLoader
@@ -198,12 +198,10 @@ def plan_memory(blueprint: Blueprint, folder: pathlib.Path, *, weights_loaded: b
 def measure_steps(blueprint: Blueprint, folder: pathlib.Path | None = None) -> StepMemory:
     """What steps take beside weights and state, learnt by compiling the largest of them with a small pool, or from the cache in
     `folder`."""
-    num_pages, buckets = blueprint.pages_each(_PROBE_PAGES), blueprint.buckets
-    keys = (buckets.extend[-1], buckets.decode[-1], SamplingKey.largest_of(buckets.decode))
+    num_pages, keys = blueprint.pages_each(_PROBE_PAGES), blueprint.program_set.largest
     if folder is not None:
         compiled = ProgramCompiler.of(blueprint, num_pages, folder).obtain(keys, show_progress=False)
     else:
         programs, params = blueprint.programs(num_pages), blueprint.abstract_params()
         compiled = compile_all({key: functools.partial(programs.lower, key, params) for key in keys}, show_progress=False)
-    *forward, sampling = [ProgramMemory.of(compiled[key].memory_analysis()) for key in keys]
-    return StepMemory.of(blueprint, forward, sampling, num_pages)
+    return StepMemory.of(blueprint, [ProgramMemory.of(compiled[key].memory_analysis()) for key in keys], num_pages)

@@ -68,19 +68,21 @@ class StepMemory:
     code: int
 
     @staticmethod
-    def of(blueprint: Blueprint, forward: Sequence[ProgramMemory], sampling: ProgramMemory, num_pages: NumPages) -> StepMemory:
-        """From the largest programs, compiled with pools of `num_pages`. The logits of the step before the one that runs are
-        still there; an input, and what the compiler pads, come with the arguments. Code is that of all programs a server
+    def of(blueprint: Blueprint, programs: Sequence[ProgramMemory], num_pages: NumPages) -> StepMemory:
+        """From those of ProgramSet.largest, compiled with pools of `num_pages`. The logits of the step before the one that runs
+        are still there; an input, and what the compiler pads, come with the arguments. Code is that of all programs a server
         compiles, none of them larger than these."""
-        programs = (*forward, sampling)
-        known = weight_bytes(blueprint) + page_table_bytes(blueprint) + pool_bytes(num_pages, blueprint.page_bytes)
+        *forward, sampling, scoring = programs
+        known = weight_bytes(blueprint) + page_table_bytes(blueprint) + hidden_bytes(blueprint)
+        known += pool_bytes(num_pages, blueprint.page_bytes)
         inputs = max(max(program.arguments for program in forward) - known, 0)
         return StepMemory(
             temporaries=max(program.beside_arguments for program in programs)
             + max(program.new_outputs for program in programs)
             + inputs,
             code=max(program.code for program in forward) * len(blueprint.buckets.all)
-            + sampling.code * len(SamplingKey.all_of(blueprint.buckets.all, blueprint.program_set.modes)),
+            + sampling.code * len(SamplingKey.all_of(blueprint.buckets.all, blueprint.program_set.modes))
+            + scoring.code * len(blueprint.program_set.scoring),
         )
 
 
@@ -93,6 +95,7 @@ class MemoryBudget:
     weights: int
     row_tables: int  # what is kept per request row: penalty counts, biases, histories that drafts are looked up in
     page_table: int
+    hidden: int  # the newest step's hidden states
     steps: StepMemory | None  # None: not compiled
     page_bytes: tuple[int, ...]  # per KV group: of a page in all its layers
     kv_groups: tuple[KVGroup, ...]  # with their pools
@@ -116,8 +119,8 @@ class MemoryBudget:
 
     @property
     def free(self) -> int:
-        used = self.others + self.weights + self.row_tables + self.page_table + self.temporaries + self.code + self.kv_pool
-        return self.total - used
+        tables = self.row_tables + self.page_table + self.hidden
+        return self.total - (self.others + self.weights + tables + self.temporaries + self.code + self.kv_pool)
 
 
 def measure(device: jax.Device) -> DeviceMemory:
@@ -130,7 +133,7 @@ def measure(device: jax.Device) -> DeviceMemory:
 
 def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory | None) -> MemoryBudget:
     """Pages as --max-total-tokens says, or as many as fit and can be used. ValueError, with the numbers, if none fits."""
-    weights, page_table = weight_bytes(blueprint), page_table_bytes(blueprint)
+    weights, page_table, hidden = weight_bytes(blueprint), page_table_bytes(blueprint), hidden_bytes(blueprint)
     spec, ratio = blueprint.spec(blueprint.pages_each(1)), blueprint.args.swa_full_tokens_ratio
     row_tables = _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[1])
     first_pages = fitting_pages = _pages_asked_for(blueprint)
@@ -140,7 +143,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         available = bytes_for_pools(
             device,
             mem_fraction=mem_fraction,
-            table_bytes=row_tables + page_table,
+            table_bytes=row_tables + page_table + hidden,
             step_bytes=0 if steps is None else steps.temporaries + steps.code,
             page_bytes=sum(blueprint.page_bytes),
             page_size=blueprint.page_size,
@@ -156,6 +159,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         weights=weights,
         row_tables=row_tables,
         page_table=page_table,
+        hidden=hidden,
         steps=steps,
         page_bytes=blueprint.page_bytes,
         kv_groups=blueprint.spec(pools_of(spec, ratio, first_pages)).kv_groups,
@@ -199,6 +203,10 @@ def page_table_bytes(blueprint: Blueprint) -> int:
     return _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[0].page_table)
 
 
+def hidden_bytes(blueprint: Blueprint) -> int:
+    return _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[0].hidden)
+
+
 def _num_bytes(shapes: Any) -> int:
     """Of a pytree of ShapeDtypeStructs with shardings."""
     leaves = jax.tree.leaves(shapes)
@@ -237,6 +245,7 @@ def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:
         *_pool_lines(budget, blueprint),
         ("row tables", budget.row_tables, ""),
         ("page table", budget.page_table, ""),
+        ("hidden states", budget.hidden, "of the newest step"),
         ("temporaries", budget.temporaries, measured or "of the largest step, and the logits of the one before it"),
         ("code", budget.code, measured or "of all programs, at most"),
         ("in use before", budget.others, ""),

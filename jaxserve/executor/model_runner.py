@@ -27,14 +27,16 @@ from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_
 from jaxserve.executor.row_tables import needs_tables, pack_row, packed_row_shape
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Forwarded
+from jaxserve.executor.scoring import ScoredLines, ScoringKey, pack_query, pack_slots, unpack_hidden, unpack_scores
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
-from jaxserve.runner import Command, PageUpdates, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import NO_TOKEN_ID, Command, PageUpdates, RunnerSpec, ScoreQuery, StepInput, StepOutput
 from jaxserve.types import ForwardMode
 
 _NOTHING = np.zeros(0, np.int32)
 _NO_PAGE_UPDATES = PageUpdates.of(_NOTHING, _NOTHING, _NOTHING)
+_SLOT, _NO_TOKEN = np.zeros(1, np.int32), np.full(1, NO_TOKEN_ID, np.int32)
 
 
 @dataclasses.dataclass
@@ -48,6 +50,10 @@ class PendingStep:
     is_larger: bool  # its forward pass runs in a larger program than it would if all were there
     forwarded: Forwarded | None  # until it is sampled
     sampled: SampledTokens | None = None  # from then on
+    score_query: ScoreQuery | None = None
+    scored: list[ScoredLines] = dataclasses.field(default_factory=list)
+    num_hidden: int = 0
+    hidden: list[jax.Array] = dataclasses.field(default_factory=list)
 
 
 class ModelRunner:
@@ -136,6 +142,10 @@ class ModelRunner:
                 case SamplingKey(num_rows, tokens_per_row):
                     bucket = by_shape[num_rows, tokens_per_row]
                     self._sample(self._forward(bucket, _padding_only(bucket, self._scratch_row)), key, None)
+                case ScoringKey():
+                    self._score(key, ScoreQuery(_SLOT, _NO_TOKEN, _NO_TOKEN[:, None], needs_top=False))
+                case "hidden_states":
+                    self._copy_hidden(_SLOT)
                 case "page_table":
                     self._write_page_table(_NO_PAGE_UPDATES)
                 case "row_tables":
@@ -159,7 +169,13 @@ class ModelRunner:
         row_params = self._row_params[step.rows]
         forwarded = self._forward(bucket, pack(step, bucket, row_params, self._scratch_row))
         mode = _sampling_mode(step, row_params)
-        return PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, forwarded)
+        pending = PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, forwarded)
+        if step.score_query is not None:
+            pending.score_query = step.score_query
+            pending.scored = self._score(self._scoring_key(step.score_query), step.score_query)
+        if step.hidden_slots is not None:
+            pending.num_hidden, pending.hidden = len(step.hidden_slots), self._copy_hidden(step.hidden_slots)
+        return pending
 
     def sample(self, handle: PendingStep, masks: np.ndarray | None = None) -> None:
         assert handle.forwarded is not None, "a step is sampled once"
@@ -183,6 +199,8 @@ class ModelRunner:
             top_ids=np.asarray(sampled.top_ids)[:live] if has_top else None,
             top_logprobs=np.asarray(sampled.top_logprobs)[:live] if has_top else None,
             drafts=np.asarray(sampled.drafts)[:live] if self._drafts else None,
+            scores=None if handle.score_query is None else unpack_scores(handle.score_query, handle.scored),
+            hidden_states=unpack_hidden(handle.num_hidden, handle.hidden) if handle.num_hidden else None,
         )
 
     def _fetched(self, sampled: SampledTokens) -> list[Any]:
@@ -257,6 +275,19 @@ class ModelRunner:
         """The program that samples so."""
         num_rows, tokens_per_row = forwarded.inputs.shape
         return self._sampling_keys[SamplingKey(num_rows, tokens_per_row, mode)]
+
+    def _scoring_key(self, query: ScoreQuery) -> ScoringKey:
+        """The smallest program that is there and answers in one call, or the largest."""
+        present = [key for key in self._program_set.scoring if key in self._compiled]
+        return next((key for key in present if key.num_lines >= len(query.slots)), present[-1])
+
+    def _score(self, key: ScoringKey, query: ScoreQuery) -> list[ScoredLines]:
+        program, hidden = self._compiled[key], self._forward_state.hidden
+        return [program(self._params, hidden, packed) for packed in pack_query(query, key.num_lines)]
+
+    def _copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
+        program = self._compiled["hidden_states"]
+        return [program(self._forward_state.hidden, packed) for packed in pack_slots(slots)]
 
     def _write_row_tables(self, buffers: list[np.ndarray]) -> None:
         for packed in buffers:

@@ -14,6 +14,7 @@ from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.programs import ProgramKey, SamplingKey
 from jaxserve.executor.sampler import SamplingMode
+from jaxserve.executor.scoring import LINE_COUNTS, ScoringKey
 
 # What most requests ask for, ahead of the other modes.
 _FREQUENT_MODES = (SamplingMode.EVERYTHING, SamplingMode.GREEDY, SamplingMode.LIMITED)
@@ -24,23 +25,34 @@ class ProgramSet:
     buckets: Buckets
     modes: tuple[SamplingMode, ...]  # EVERYTHING among them
     drafts: bool
+    hidden_states: bool = False
 
     @property
     def others(self) -> tuple[str, ...]:
         """What there is one of."""
         names = ("page_table", "row_tables", "kv_pool", "empty_state")
-        return (*names, "history") if self.drafts else names
+        return names + ("history",) * self.drafts + ("hidden_states",) * self.hidden_states
+
+    @property
+    def scoring(self) -> tuple[ScoringKey, ...]:
+        """By increasing lines."""
+        return tuple(map(ScoringKey, LINE_COUNTS))
 
     @property
     def all(self) -> tuple[ProgramKey, ...]:
         """By kind; the forward halves first, which take longest to compile."""
-        return (*self.buckets.all, *SamplingKey.all_of(self.buckets.all, self.modes), *self.others)
+        return (*self.buckets.all, *SamplingKey.all_of(self.buckets.all, self.modes), *self.scoring, *self.others)
 
     @property
     def essential(self) -> tuple[ProgramKey, ...]:
         """Those that serve every step."""
         largest = (self.buckets.extend[-1], self.buckets.decode[-1])
-        return (*largest, *SamplingKey.all_of(largest, (SamplingMode.EVERYTHING,)), *self.others)
+        return (*largest, *SamplingKey.all_of(largest, (SamplingMode.EVERYTHING,)), self.scoring[-1], *self.others)
+
+    @property
+    def largest(self) -> tuple[Bucket, Bucket, SamplingKey, ScoringKey]:
+        """Of each kind the one that takes most memory."""
+        return self.buckets.extend[-1], self.buckets.decode[-1], SamplingKey.largest_of(self.buckets.decode), self.scoring[-1]
 
     @property
     def for_short_prompts(self) -> tuple[ProgramKey, ...]:
@@ -59,7 +71,7 @@ class ProgramSet:
         keys: list[ProgramKey] = []
         for bucket in shapes:
             keys += [bucket, *(SamplingKey.of(bucket, mode) for mode in _FREQUENT_MODES)]
-        keys += SamplingKey.all_of(shapes, self.modes)
+        keys += (*SamplingKey.all_of(shapes, self.modes), *self.scoring)
         return tuple(key for key in dict.fromkeys(keys) if key not in self.essential)
 
     def served_by(self, present: Iterable[ProgramKey]) -> tuple[Buckets, dict[SamplingKey, SamplingKey]]:

@@ -18,6 +18,7 @@ from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.sampling import Continuation, Forwarded, SamplingState, sample_rows
+from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoringKey, copy_lines, score_lines
 from jaxserve.executor.step import ForwardState, Params, Step, write_page_table
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.native.zero_pages import zero_pages
@@ -61,8 +62,9 @@ class SamplingKey(NamedTuple):
         return SamplingKey(widest.num_rows, widest.tokens_per_row, SamplingMode.EVERYTHING)
 
 
-# A step's forward half, its sampling half, or the name of what there is one of: StepPrograms.lower_<name>.
-ProgramKey: TypeAlias = Bucket | SamplingKey | str
+# A step's forward half, its sampling half, what scores its tokens, or the name of what there is one of:
+# StepPrograms.lower_<name>.
+ProgramKey: TypeAlias = Bucket | SamplingKey | ScoringKey | str
 
 
 def program_name(key: ProgramKey) -> str:
@@ -86,7 +88,7 @@ class StepPrograms:
         self._spec = spec
         self._mesh = mesh
         self._drafter = drafter
-        self._state_specs = ForwardState(kv_cache.specs(), _WHOLE)  # type: ignore[arg-type]
+        self._state_specs = ForwardState(kv_cache.specs(), _WHOLE, _WHOLE)  # type: ignore[arg-type]
 
     def lower(self, key: ProgramKey, params: Params) -> Any:
         """A jax.stages.Lowered. `params` may be shapes with shardings."""
@@ -94,6 +96,8 @@ class StepPrograms:
             return self.lower_forward(key, params)
         if isinstance(key, SamplingKey):
             return self.lower_sampling(key)
+        if isinstance(key, ScoringKey):
+            return self.lower_scoring(key, params)
         return getattr(self, f"lower_{key}")()
 
     def lower_forward(self, bucket: Bucket, params: Params) -> Any:
@@ -118,10 +122,10 @@ class StepPrograms:
     def lower_sampling(self, key: SamplingKey) -> Any:
         """Of (sampling state, Forwarded, masks) -> (sampling state, SampledTokens); masks None in modes that take none."""
         num_rows, tokens_per_row, mode = key
-        num_top, drafter = self._spec.max_top_logprobs, self._drafter
+        spec, drafter = self._spec, self._drafter
 
         def run(state: SamplingState, forwarded: Forwarded, masks: jax.Array | None) -> Any:
-            return sample_rows(state, forwarded, masks, mode, num_top, drafter)
+            return sample_rows(state, forwarded, masks, mode, spec, drafter)
 
         line, num_lines = self._whole((num_rows,)), num_rows * tokens_per_row
         forwarded = Forwarded(
@@ -135,6 +139,23 @@ class StepPrograms:
         )
         masks = self._whole((num_lines, self._spec.mask_words)) if mode.takes_masks else None
         return self._jit(run, donated=0).lower(self._sampling_state(), forwarded, masks)
+
+    def lower_scoring(self, key: ScoringKey, params: Params) -> Any:
+        """Of (params, hidden states, int32 [lines, 2 + IDS_PER_LINE]) -> ScoredLines."""
+        decoder, num_top = self._step.decoder, self._spec.max_top_logprobs
+
+        def run(params: Params, hidden: jax.Array, packed: jax.Array) -> Any:
+            return score_lines(decoder, params, hidden, packed, num_top)
+
+        sharded = jax.shard_map(
+            run, mesh=self._mesh, in_specs=(self._param_specs, _WHOLE, _WHOLE), out_specs=_WHOLE, check_vma=False
+        )
+        packed = self._whole((key.num_lines, 2 + IDS_PER_LINE))
+        return self._jit(sharded).lower(params, self._forward_state().hidden, packed)
+
+    def lower_hidden_states(self) -> Any:
+        """Of (hidden states, int32 [HIDDEN_LINES] slots) -> float32 [HIDDEN_LINES, hidden size]."""
+        return self._jit(copy_lines).lower(self._forward_state().hidden, self._whole((HIDDEN_LINES,)))
 
     def lower_history(self) -> Any:
         """Of (history, int32 [2 + HISTORY_CHUNK]: row, start, tokens) -> history. Only where drafts are looked up."""
@@ -165,7 +186,8 @@ class StepPrograms:
         forward, sampling = shapes
 
         def run() -> tuple[ForwardState, SamplingState]:
-            return ForwardState(self._empty_pool(forward.kv), _zeros(forward.page_table)), _zeros(sampling)
+            others = _zeros((forward.page_table, forward.hidden))
+            return ForwardState(self._empty_pool(forward.kv), *others), _zeros(sampling)
 
         return jax.jit(run, out_shardings=jax.tree.map(lambda shape: shape.sharding, shapes)).lower()
 
@@ -174,7 +196,7 @@ class StepPrograms:
         quantized = self._step.decoder.config.quantization is not None
         return compiler_options(platform_of(self._mesh), quantized=quantized)
 
-    def _jit(self, function: Any, *, donated: int) -> Any:
+    def _jit(self, function: Any, *, donated: int | tuple[int, ...] = ()) -> Any:
         return jax.jit(function, donate_argnums=donated, compiler_options=self.compiler_options)
 
     @property
@@ -183,7 +205,10 @@ class StepPrograms:
 
     def _forward_state(self) -> ForwardState:
         kv = jax.tree.map(self._shape, self._kv_cache.shapes(), self._kv_cache.specs())
-        return ForwardState(kv, self._whole((len(self._spec.kv_groups) * self._num_rows, self._spec.max_pages_per_row)))
+        page_table = self._whole((len(self._spec.kv_groups) * self._num_rows, self._spec.max_pages_per_row))
+        step, spec = self._step, self._spec
+        hidden = self._whole((spec.max_slots, step.decoder.config.hidden_size), jnp.dtype(step.attention.spec.dtype))
+        return ForwardState(kv, page_table, hidden)
 
     def _sampling_state(self) -> SamplingState:
         tables = RowTables.shapes(self._num_rows, self._spec.vocab_size)

@@ -132,8 +132,13 @@ def _gumbel(params: RowParams, seq_lens: jax.Array, vocab_size: int) -> jax.Arra
     return jax.vmap(noise)(params.seed_low, params.seed_high, seq_lens)
 
 
+def after_temperature(logits: jax.Array, params: RowParams) -> jax.Array:
+    """Adjusted logits [R, V] as `sample` draws from them, all tokens kept."""
+    return logits / _divisor(params)[:, None]
+
+
 def logprobs_of(logits: jax.Array, tokens: jax.Array, num_top: int) -> SampledTokens:
-    """Logprobs of the model's own distribution: `logits` float32 [R, V] as the model gave them, before any adjustment."""
+    """Logprobs of the distribution of `logits` float32 [R, V]."""
     normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     chosen = jnp.take_along_axis(logits, jnp.maximum(tokens, 0)[:, None], axis=-1) - normalizer
     values, ids = jax.lax.top_k(logits, num_top)

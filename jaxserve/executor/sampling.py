@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.row_params import split_row_params
 from jaxserve.executor.row_tables import RowTables, adjust_logits
-from jaxserve.executor.sampler import SampledTokens, SamplingMode, allow_only, logprobs_of, sample
+from jaxserve.executor.sampler import SampledTokens, SamplingMode, after_temperature, allow_only, logprobs_of, sample
+from jaxserve.runner import RunnerSpec
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +58,7 @@ def sample_rows(
     forwarded: Forwarded,
     masks: jax.Array | None,
     mode: SamplingMode,
-    max_top_logprobs: int,
+    spec: RunnerSpec,
     drafter: NgramDrafter | None,
 ) -> tuple[SamplingState, SampledTokens]:
     """`masks` int32 [R * K, ceil(V / 32)] of allowed tokens, in the modes that take them."""
@@ -67,7 +68,7 @@ def sample_rows(
     if K > 1:
         first_len = first_len - (forwarded.extend_lens - 1)
     with jax.named_scope("sample"):
-        sampled = _sample_lines(state.tables, forwarded, first_len, masks, mode, max_top_logprobs)
+        sampled = _sample_lines(state.tables, forwarded, first_len, masks, mode, spec)
         num_tokens = is_wanted.astype(jnp.int32)
         if K > 1:
             num_tokens *= 1 + _num_accepted(sampled.token_ids, forwarded.inputs, forwarded.extend_lens)
@@ -102,7 +103,7 @@ def _sample_lines(
     first_len: jax.Array,
     masks: jax.Array | None,
     mode: SamplingMode,
-    max_top_logprobs: int,
+    spec: RunnerSpec,
 ) -> SampledTokens:
     """Tokens [R, K] and, in SamplingMode.EVERYTHING, their logprobs."""
     logits, (num_rows, K) = forwarded.logits, forwarded.inputs.shape
@@ -121,7 +122,8 @@ def _sample_lines(
     tokens = sample(adjusted, params, seq_lens, mode)
     if mode is not SamplingMode.EVERYTHING:
         return SampledTokens(tokens.reshape(num_rows, K))
-    return logprobs_of(logits, tokens, max_top_logprobs).by_rows(num_rows, K)
+    shown = after_temperature(adjusted, params) if spec.logprobs_after_temperature else logits
+    return logprobs_of(shown, tokens, spec.max_top_logprobs).by_rows(num_rows, K)
 
 
 def _drafts_before(inputs: jax.Array) -> jax.Array:

@@ -33,6 +33,7 @@ class ForwardState:
 
     kv: Any  # the backend's arrays [pages of all layers, *page shape]; each KV group has its part of them
     page_table: jax.Array  # int32 [groups * (max_rows + 1), max_pages_per_row]: group by group, all rows of each
+    hidden: jax.Array  # [slots, hidden size] behind the final norm, of the newest step's tokens; for `scoring`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Step:
         with jax.named_scope("logits"):
             logits = self.decoder.logits(params, _sampled_tokens(hidden, placement, bucket))
         forwarded = Forwarded(logits, inputs, batch.rows, batch.seq_lens, batch.extend_lens, batch.sample, batch.row_params)
-        return ForwardState(kv, page_table), forwarded
+        return ForwardState(kv, page_table, jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0))), forwarded
 
     def _plan_attention(
         self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket

@@ -125,6 +125,7 @@ class _Legacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["structural_tag"]
     structures: tuple[_Structure, ...]
     triggers: tuple[str, ...]
+    at_least_one: bool = False
 
 
 def parse(text: str) -> AnyFormat:
@@ -151,7 +152,7 @@ def _modern(legacy: _Legacy) -> TriggeredTags:
             if not isinstance(schema, dict | bool):
                 raise GrammarError(f"{place} must hold an object or a boolean.")
         tags.append(Tag(begin=structure.begin, content=JsonSchema(json_schema=schema), end=structure.end))
-    return TriggeredTags(triggers=legacy.triggers, tags=tuple(tags))
+    return TriggeredTags(triggers=legacy.triggers, tags=tuple(tags), at_least_one=legacy.at_least_one)
 
 
 def _sentence(problem: str) -> GrammarError:

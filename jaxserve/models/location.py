@@ -24,12 +24,19 @@ _NOT_READ = ("*/*", "consolidated*.safetensors")  # the same weights once more, 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def model_folder(name: str, revision: str | None = None, *, what: str = "model", weights: bool = True) -> str:
+def model_folder(
+    name: str,
+    revision: str | None = None,
+    *,
+    what: str = "model",
+    weights: bool = True,
+    download_dir: str | None = None,
+) -> str:
     """The folder that `name` stands for: one on this machine, `demo`, the model that comes with the package, or a snapshot of a
     model on the Hugging Face Hub, which is fetched if it is not there.
 
-    `revision`: branch, tag or commit on the Hub. Without `weights` only the other files are fetched. Raises ValueError with a
-    sentence for the user, who calls it his `what`.
+    `revision`: branch, tag or commit on the Hub. Without `weights` only the other files are fetched. `download_dir`: where to,
+    instead of the Hub's own cache. Raises ValueError with a sentence for the user, who calls it his `what`.
     """
     if not name:
         raise ValueError(f"A {what} is needed: a folder, {DEMO}, or a name on the Hugging Face Hub (org/name).")
@@ -38,7 +45,7 @@ def model_folder(name: str, revision: str | None = None, *, what: str = "model",
     if revision is not None and not is_on_hub:
         raise ValueError(f"--revision {revision!r} is of a model on the Hugging Face Hub, and {name!r} is none.")
     if is_on_hub:
-        return _snapshot(name, revision, (*_SMALL_FILES, *_WEIGHTS) if weights else _SMALL_FILES)
+        return _snapshot(name, revision, (*_SMALL_FILES, *_WEIGHTS) if weights else _SMALL_FILES, download_dir)
     if path.is_dir():
         return name
     if name == DEMO:
@@ -47,7 +54,7 @@ def model_folder(name: str, revision: str | None = None, *, what: str = "model",
     raise ValueError(f"The {what} folder {name!r} {problem}. A name on the Hugging Face Hub has the form org/name.")
 
 
-def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> str:
+def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...], download_dir: str | None) -> str:
     # Here and not above: it takes a third of a second.
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
@@ -57,13 +64,18 @@ def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> str
     logger.info("Taking %s from the Hugging Face Hub or its cache.", name)
     try:
         return snapshot_download(
-            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_NOT_READ), library_name="jaxserve"
+            name,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=list(_NOT_READ),
+            library_name="jaxserve",
+            cache_dir=download_dir,
         )
     except Exception as error:  # of the network, the Hub, the disk or the cache
-        raise ValueError(_why_not(name, revision, error)) from error
+        raise ValueError(_why_not(name, revision, download_dir, error)) from error
 
 
-def _why_not(name: str, revision: str | None, error: Exception) -> str:
+def _why_not(name: str, revision: str | None, download_dir: str | None, error: Exception) -> str:
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -83,8 +95,9 @@ def _why_not(name: str, revision: str | None, error: Exception) -> str:
     if isinstance(error, (LocalEntryNotFoundError, OfflineModeIsEnabled)):
         hub = "must not be asked (HF_HUB_OFFLINE)" if constants.is_offline_mode() else "cannot be reached"
         branch = "" if revision is None else f" --revision {revision}"
+        cache = download_dir or constants.HF_HUB_CACHE
         return (
-            f"{what}, not all of it is in the cache {constants.HF_HUB_CACHE}, and the Hugging Face Hub {hub}. Where there is a "
+            f"{what}, not all of it is in the cache {cache}, and the Hugging Face Hub {hub}. Where there is a "
             f"network: hf download {name}{branch} --local-dir FOLDER; then name that folder."
         )
     return f"{what}, and it cannot be fetched from the Hugging Face Hub: {(str(error) or type(error).__name__).splitlines()[0]}"

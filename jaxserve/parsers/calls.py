@@ -16,8 +16,6 @@ from jaxserve.parsers.generator import GeneratorParser
 from jaxserve.parsers.reader import BrokenCallError, CutOffError, Read, Sink, Tags
 from jaxserve.parsers.values import as_json, string, value
 
-LONGEST_NAME = 512
-
 
 class CallParser(GeneratorParser):
     begins: Tags  # where a call may begin
@@ -33,6 +31,10 @@ class CallParser(GeneratorParser):
     def call(self, tag: str) -> Read[None]:
         """Reads what the tag begins: a call, perhaps several."""
         raise NotImplementedError
+
+    def name(self) -> Read[str]:
+        """A tool's name comes next."""
+        return (yield from self.reader.longest_of(self.schemas))
 
     def begin(self, name: str | None, call_id: str | None = None) -> None:
         """What was read so far begins a call, if it calls a tool."""

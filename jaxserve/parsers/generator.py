@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from jaxserve.parsers.output import Output
 from jaxserve.parsers.pieces import Piece
 from jaxserve.parsers.reader import Read, Reader
@@ -25,7 +27,7 @@ class GeneratorParser:
 
     def _read_on(self) -> list[Piece]:
         if self._reading is None:
-            self._reading = self._message()
+            self._reading = copy.copy(self)._message()  # of its own: else parser and generator would refer to each other
         next(self._reading, None)
         return self.out.take()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-from jaxserve.parsers.calls import LONGEST_NAME, CallParser
+from jaxserve.parsers.calls import CallParser
 from jaxserve.parsers.reader import BrokenCallError, Read
 from jaxserve.parsers.values import value
 
+_LONGEST_WORD = 512
 _QUOTE = {quote: re.compile(quote) for quote in ('"', "'")}
 _ARGUMENTS = ("arguments", "parameters")
 
@@ -44,6 +45,9 @@ class JsonCallParser(CallParser):
             yield from self.reader.space()
             if not (yield from self.reader.accept(",")):
                 break
+            yield from self.reader.space()
+            if (yield from self.reader.peek()) == "}":
+                break
         yield from self.reader.expect("}")
         if not has_begun:
             self.begin(name, call_id)
@@ -64,7 +68,7 @@ class JsonCallParser(CallParser):
 
     def _word(self) -> Read[str]:
         quote = yield from self.reader.expect('"', "'")
-        word, _ = yield from self.reader.before(_QUOTE[quote], LONGEST_NAME)
+        word, _ = yield from self.reader.before(_QUOTE[quote], _LONGEST_WORD)
         try:
             return str(json.loads(f'"{word}"')) if "\\" in word else word
         except ValueError:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Tool
-from jaxserve.parsers.calls import LONGEST_NAME, CallParser
+from jaxserve.parsers.calls import CallParser
 from jaxserve.parsers.reader import Read, Tags
-from jaxserve.parsers.schema import TEXT, kinds, properties, typed
+from jaxserve.parsers.schema import TEXT, choices, kinds, properties, typed
 from jaxserve.parsers.values import escaped
 
-QUOTED_NAME_END = re.compile('"\\s*>')
+_LONGEST_KEY = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ParameterCallParser(CallParser):
         out.arguments("{")
         separator = ""
         while tag == spelling.parameter:
-            key, key_end = yield from self.reader.before(self._key_end, LONGEST_NAME)
+            key, key_end = yield from self.reader.before(self._key_end, _LONGEST_KEY)
             out.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
             tag = yield from self._value(self.kinds_of(name, key, key_end))
             if tag == spelling.value_end:
@@ -96,7 +96,25 @@ class InvokeParser(ParameterCallParser):
             if (yield from self.reader.expect(self.invoke, self.section_end)) == self.section_end:
                 self.skip()
                 return
-            name, _ = yield from self.reader.before(QUOTED_NAME_END, LONGEST_NAME)
+            yield from self.invocation()
+
+    def invocation(self) -> Read[None]:
+        """Behind <invoke name=" and so on; the arguments may be JSON, or none at all."""
+        name = yield from self.name()
+        yield from self.reader.expect('"')
+        yield from self.reader.space()
+        is_empty = (yield from self.reader.expect(">", "/>")) == "/>"
+        if is_empty:
+            self.begin(name)
+            self.out.arguments("{}")
+            self.end()
+            return
+        yield from self.reader.space()
+        if (yield from self.reader.peek()) == "{":
+            yield from self.named_call(name)
+            yield from self.reader.space()
+            yield from self.reader.accept(self.spelling.end)
+        else:
             yield from self.parameters(name)
 
 
@@ -109,8 +127,8 @@ def arguments_grammar(tool: Tool, spelling: Spelling) -> grammar.Node:
         key_end, value = spelling.key_end, grammar.any_text()
         if "string" not in kinds(schema, key):
             key_end, value = spelling.json_key_end or key_end, grammar.schema(grammar.standalone(of_one, schema))
-        elif kinds(schema, key) == TEXT and isinstance(texts := of_one.get("enum"), list):
-            value = grammar.either(*(grammar.const(str(text)) for text in texts))
+        elif texts := choices(of_one):
+            value = grammar.either(*map(grammar.const, texts))
         begin = spelling.between + spelling.parameter + key + key_end + spelling.padding
         parameter = grammar.tag(begin, value, spelling.padding + spelling.value_end)
         elements.append(parameter if key in required else grammar.either(parameter, grammar.const("")))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -150,14 +150,14 @@ class Reader:
         return self._advance(match.end()) if match is not None else ""
 
     def word(self, pattern: re.Pattern[str], most: int) -> Read[str]:
-        """A run that ends where something else follows, of at most so many characters."""
+        """A run that ends where something else follows, of at most so many characters, which stay."""
         while True:
             match = pattern.match(self._text, self._at)
             end = self._at if match is None else match.end()
             if end - self._at > most:
                 raise BrokenCallError
             if end < len(self._text):
-                return self._advance(end)
+                return self._text[self._at : end]
             yield from self._more()
 
     def space(self) -> Read[str]:
@@ -169,21 +169,14 @@ class Reader:
         return "".join(parts)
 
     def expect(self, *texts: str) -> Read[str]:
-        """Reads the one of these that comes next."""
-        text = yield from self._one_of(texts)
+        """Reads the one of these that comes next; one must."""
+        text = yield from self.accept(*texts)
         if not text:
-            raise CutOffError if text is None else BrokenCallError
+            raise BrokenCallError
         return text
 
-    def accept(self, *texts: str, cut: bool = False) -> Read[str]:
-        """Reads one of these if it comes next and returns it, else "". With `cut`, the message may end amid it."""
-        text = yield from self._one_of(texts)
-        if text is None and cut:
-            self.rest()
-        return text or ""
-
-    def _one_of(self, texts: Sequence[str]) -> Read[str | None]:
-        """None if the message ends before it is decided."""
+    def accept(self, *texts: str) -> Read[str]:
+        """Reads one of these if it comes next and returns it, else ""."""
         while True:
             rest = self._text[self._at : self._at + max(map(len, texts))]
             for text in texts:
@@ -191,6 +184,17 @@ class Reader:
                     return self._advance(self._at + len(text))
             if not any(text.startswith(rest) for text in texts):
                 return ""
-            if self._ended:
-                return None
-            yield
+            yield from self._more()
+
+    def longest_of(self, texts: Collection[str]) -> Read[str]:
+        """Reads the longest of these that comes next; at least one must."""
+        longest = max(map(len, texts), default=0)
+        while True:
+            rest = self._text[self._at : self._at + longest]
+            if not any(text.startswith(rest) and text != rest for text in texts):
+                break
+            yield from self._more()
+        found = max((text for text in texts if rest.startswith(text)), key=len, default="")
+        if not found:
+            raise BrokenCallError
+        return self._advance(self._at + len(found))

@@ -43,6 +43,12 @@ def kinds(schema: Any, argument: str) -> frozenset[str]:
     return frozenset(found) or TEXT
 
 
+def choices(schema: Any) -> list[str]:
+    """The texts that an argument is one of; empty: any."""
+    values = _list(schema.get("enum")) if isinstance(schema, dict) else []
+    return values if all(isinstance(value, str) for value in values) else []
+
+
 def typed(text: str, kinds: frozenset[str]) -> str:
     """The argument as JSON: of one of these types if it can be read so, else a string."""
     word = text.strip()

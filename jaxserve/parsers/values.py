@@ -116,8 +116,9 @@ def _key(reader: Reader, sink: Sink) -> Read[None]:
 def _scalar(reader: Reader, sink: Sink) -> Read[None]:
     word = yield from reader.word(_SCALAR, _LONGEST_SCALAR)
     if _NUMBER.fullmatch(word):
-        sink(word)
+        sink(reader.take(len(word)))
     elif word in _WORDS:
+        reader.take(len(word))
         sink(_WORDS[word])
     else:
         raise BrokenCallError

@@ -14,6 +14,7 @@ import numpy as np
 from jaxserve.runner import PageUpdates, RowState, StepInput
 from jaxserve.scheduler.prefill_adder import PrefillItem
 from jaxserve.scheduler.rows import RowFlag, RowTable
+from jaxserve.scheduler.scores import ASKING, ScorePlan, plan_scores
 from jaxserve.types import ForwardMode
 
 NO_ROWS = np.zeros(0, np.int32)
@@ -32,6 +33,7 @@ NEEDS_RESULTS = NeedsResults()
 class ScheduleBatch:
     decode_rows: np.ndarray  # int32
     items: list[PrefillItem] = dataclasses.field(default_factory=list)
+    scores: ScorePlan | None = None  # what is asked besides; from when its StepInput is made
 
     @property
     def mode(self) -> ForwardMode:
@@ -73,7 +75,7 @@ class StepBuilder:
         num_decode = len(decode_rows)
         seq_lens, extend_lens = self._decode_lens(batch)
         sample, input_ids = self._trues[:num_decode], NO_ROWS
-        flags = int(np.bitwise_or.reduce(self._table.flags[decode_rows], initial=0))
+        flags = asks = int(np.bitwise_or.reduce(self._table.flags[decode_rows], initial=0))
         if items:
             seq_lens = np.concatenate([seq_lens, np.array([item.end for item in items], np.int32)])
             lens = np.array([item.end - item.start for item in items], np.int32)
@@ -81,7 +83,12 @@ class StepBuilder:
             sample = batch.sample
             input_ids = np.concatenate([self._table.tokens[item.row, item.start : item.end] for item in items])
             for item in items:
-                flags |= int(self._table.flags[item.row]) if item.is_last else 0
+                row_flags = int(self._table.flags[item.row])
+                flags |= row_flags if item.is_last else 0
+                asks |= row_flags
+        if asks & ASKING:
+            tokens_per_row = 1 if items else self._num_draft_tokens
+            batch.scores = plan_scores(self._table, decode_rows, items, tokens_per_row)
         return StepInput(
             mode=batch.mode,
             rows=batch.rows,
@@ -97,6 +104,8 @@ class StepBuilder:
             needs_logprobs=bool(flags & RowFlag.LOGPROBS),
             needs_top_logprobs=bool(flags & RowFlag.TOP_LOGPROBS),
             needs_masks=bool(flags & RowFlag.GRAMMAR),
+            score_query=None if batch.scores is None else batch.scores.query,
+            hidden_slots=None if batch.scores is None else batch.scores.hidden_slots,
         )
 
     def _decode_lens(self, batch: ScheduleBatch) -> tuple[np.ndarray, np.ndarray]:

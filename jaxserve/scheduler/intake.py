@@ -15,7 +15,8 @@ import numpy as np
 from jaxserve.config import ServerArgs
 from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
 from jaxserve.runner import RunnerSpec
-from jaxserve.scheduler.req import LogprobBuffer, Req
+from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
+from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
 
 # SGLang's place for requests without a priority: behind all that have one.
@@ -61,11 +62,13 @@ class Intake:
             device_stop_ids=own_stop_ids if sampling.ignore_eos else np.concatenate([self._eos, own_stop_ids]),
             stop_text=self._stop_text(message),
             logprobs=self._logprobs(message),
+            token_ids_logprob=self._token_ids_logprob(message),
             thinking=message.thinking,
             queue_entry_s=self._wall_clock(),
             waiting_since_s=self._clock(),
         )
         self._set_priority(req, message.priority)
+        self._set_prompt_answers(req, message)
         return req
 
     def _check_prompt(self, prompt_ids: np.ndarray, max_new_tokens: int | None) -> None:
@@ -116,7 +119,25 @@ class Intake:
                 f"top_logprobs_num may be at most {self._spec.max_top_logprobs} (--max-top-logprobs), "
                 f"got {message.top_logprobs_num}."
             )
-        return LogprobBuffer(message.top_logprobs_num)
+        return LogprobBuffer(message.top_logprobs_num, self._token_ids_logprob(message))
+
+    def _token_ids_logprob(self, message: TokenizedGenerateReqInput) -> np.ndarray | None:
+        if not message.return_logprob or not message.token_ids_logprob:
+            return None
+        return np.array(message.token_ids_logprob, np.int32)
+
+    def _set_prompt_answers(self, req: Req, message: TokenizedGenerateReqInput) -> None:
+        start = message.logprob_start_len
+        if req.logprobs is not None and start >= 0:
+            if start > req.prompt_len:
+                raise ValueError(f"logprob_start_len may be at most the prompt's {req.prompt_len} tokens, got {start}.")
+            req.logprob_start_len = start
+            buffer = LogprobBuffer(req.logprobs.top_num, req.token_ids_logprob)
+            req.prompt_logprobs = PromptLogprobs(start, req.prompt_len - 1, buffer)
+        if message.return_hidden_states:
+            if not self._spec.returns_hidden_states:
+                raise ValueError("return_hidden_states needs a server that runs with --enable-return-hidden-states.")
+            req.hidden_states = HiddenStateBuffer(req.prompt_len, only_last=message.return_hidden_states == "last")
 
     def _set_priority(self, req: Req, priority: int | None) -> None:
         args = self._args

@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.messages import PROMPT_TAIL_LEN, BatchTokenIDOut, OutputLogprobs, RequestTimes
+from jaxserve.messages import PROMPT_TAIL_LEN, BatchTokenIDOut, HiddenStates, InputLogprobs, RequestTimes, TokenLogprobs
 from jaxserve.scheduler.req import NO_TOKENS, Req
 from jaxserve.scheduler.rows import RowFlag, RowTable, decode_flags
 from jaxserve.types import FinishReason
+
+_MORE_THAN_TOKENS = RowFlag.UNANNOUNCED | RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,7 +32,8 @@ class _Ended:
     cached_len: int
     reason: FinishReason
     times: RequestTimes
-    logprobs: OutputLogprobs | None = None
+    logprobs: TokenLogprobs | None = None
+    hidden_states: HiddenStates | None = None
     unannounced: Req | None = None  # set if no message went out before
 
 
@@ -68,6 +71,7 @@ class OutputSender:
                 reason=reason,
                 times=self._times(req),
                 logprobs=req.logprobs.take() if req.logprobs is not None else None,
+                hidden_states=req.hidden_states.take() if req.hidden_states is not None else None,
                 unannounced=None if req.announced else req,
             )
         )
@@ -115,13 +119,15 @@ class OutputSender:
         table.sent_len[rows] = output_len
         table.send_at_len[rows] = output_len + table.send_every[rows]
         flags = table.flags[rows]
-        for i in np.flatnonzero(flags & (RowFlag.UNANNOUNCED | RowFlag.LOGPROBS)).tolist():
+        for i in np.flatnonzero(flags & _MORE_THAN_TOKENS).tolist():
             req = table.req(int(rows[i]))
             if not req.announced:
                 _announce(req, i, message)
                 table.flags[rows[i]] &= ~np.uint16(RowFlag.UNANNOUNCED)
             if req.logprobs is not None:
                 message.logprobs[i] = req.logprobs.take()
+            if req.hidden_states is not None and (states := req.hidden_states.take()) is not None:
+                message.hidden_states[i] = states
         return message
 
     def _append_ended(self, message: BatchTokenIDOut) -> None:
@@ -133,6 +139,8 @@ class OutputSender:
             message.times[i] = last.times
             if last.logprobs is not None:
                 message.logprobs[i] = last.logprobs
+            if last.hidden_states is not None:
+                message.hidden_states[i] = last.hidden_states
             if last.unannounced is not None:
                 _announce(last.unannounced, i, message)
         message.token_ids = np.concatenate([message.token_ids, *(last.token_ids for last in ended)])
@@ -168,6 +176,9 @@ def _announce(req: Req, index: int, message: BatchTokenIDOut) -> None:
         message.stops[index] = req.sampling.stop
     if req.sampling.stop_regex:
         message.stop_patterns[index] = req.sampling.stop_regex
+    if req.prompt_logprobs is not None:
+        token_ids = req.prompt_ids[req.logprob_start_len :]
+        message.input_logprobs[index] = InputLogprobs(token_ids=token_ids, logprobs=req.prompt_logprobs.buffer.take())
 
 
 def _last_tokens(tokens: np.ndarray, rows: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -134,7 +134,7 @@ class PrefillAdder:
         return self._admit(req, token_ids)
 
     def _admit(self, req: Req, token_ids: np.ndarray) -> AddResult:
-        lease = self._cache.admit(token_ids, req.extra_key, priority=req.priority)
+        lease = self._cache.admit(token_ids, req.extra_key, priority=req.priority, most_reused=req.recompute_from)
         assert lease is not None, f"no row for {req.rid} although {self._cache.free_rows} are free"
         end = self._chunk_end(req, lease.prefix_len)
         # Only now is the prefix locked, and no longer counted as available.
@@ -148,7 +148,7 @@ class PrefillAdder:
 
     def _reusable_prefix_len(self, req: Req, token_ids: np.ndarray) -> int:
         """What `admit` would take from the tree: whole pages, and at least one token is left to compute."""
-        matched_len = self._cache.match(token_ids, req.extra_key).length_tokens
+        matched_len = self._cache.match(token_ids[: req.recompute_from], req.extra_key).length_tokens
         return min(matched_len, (len(token_ids) - 1) // self._page_size * self._page_size)
 
     def _fits_memory(self, req: Req, prefix_len: int) -> bool:
@@ -202,6 +202,8 @@ class PrefillAdder:
         shared_end = prefix_len + self._sharing_len()
         if not self._shared_keys or len(token_ids) <= shared_end:
             return False
+        if req.recompute_from is not None and req.recompute_from < shared_end:
+            return False  # it could not reuse that
         return (req.extra_key, token_ids[:shared_end].tobytes()) in self._shared_keys
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxserve.cache.manager import Lease
 from jaxserve.grammar import Matcher, ThinkingMatcher
-from jaxserve.messages import OutputLogprobs
+from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.stops import StopMatcher
 from jaxserve.types import FinishReason, SamplingParams, Thinking
 
@@ -39,37 +39,6 @@ _LEGAL_NEXT = {
 }
 
 
-class LogprobBuffer:
-    """Logprobs of tokens that were not sent yet. Filled only for requests that return them."""
-
-    def __init__(self, top_num: int) -> None:
-        self.top_num = top_num
-        self._logprobs: list[float] = []
-        self._top_ids: list[np.ndarray] = []
-        self._top_logprobs: list[np.ndarray] = []
-
-    def append(self, logprob: float, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None) -> None:
-        self._logprobs.append(logprob)
-        if self.top_num:
-            assert top_ids is not None and top_logprobs is not None, f"{self.top_num} top logprobs wanted, none returned"
-            self._top_ids.append(top_ids[: self.top_num])
-            self._top_logprobs.append(top_logprobs[: self.top_num])
-
-    def drop_last(self) -> None:
-        for values in (self._logprobs, self._top_ids, self._top_logprobs):
-            del values[-1:]
-
-    def take(self) -> OutputLogprobs:
-        """Everything since the last call."""
-        out = OutputLogprobs(logprobs=np.array(self._logprobs, np.float32))
-        if self.top_num:
-            shape = (len(self._logprobs), self.top_num)
-            out.top_ids = np.array(self._top_ids, np.int32).reshape(shape)
-            out.top_logprobs = np.array(self._top_logprobs, np.float32).reshape(shape)
-        self._logprobs, self._top_ids, self._top_logprobs = [], [], []
-        return out
-
-
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Req:
     rid: str
@@ -87,7 +56,11 @@ class Req:
         default_factory=lambda: NO_TOKENS
     )  # int32: own_stop_ids and, unless ignored, eos
     stop_text: StopMatcher | None = None  # set if there are stop strings or patterns
-    logprobs: LogprobBuffer | None = None  # set if logprobs are returned
+    logprobs: LogprobBuffer | None = None  # of outputs, set if logprobs are returned
+    prompt_logprobs: PromptLogprobs | None = None  # set if those of prompt tokens are returned
+    logprob_start_len: int = -1  # the first prompt token of prompt_logprobs
+    token_ids_logprob: np.ndarray | None = None  # int32: tokens whose logprobs are returned at every place
+    hidden_states: HiddenStateBuffer | None = None  # set if they are returned
     thinking: Thinking | None = None  # what comes before its grammar
     matcher: Matcher | ThinkingMatcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
 
@@ -127,6 +100,12 @@ class Req:
     def fill_ids(self) -> np.ndarray:
         """The prompt and, after a retraction, the outputs so far; valid while WAITING."""
         return self.prompt_ids if not len(self.output_ids) else np.concatenate([self.prompt_ids, self.output_ids])
+
+    @property
+    def recompute_from(self) -> int | None:
+        """The first position that must be computed although its KV may be cached, since something is asked about it."""
+        asked = (self.prompt_logprobs, self.hidden_states)
+        return min((about.next for about in asked if about is not None and about.next < about.end), default=None)
 
     @property
     def row(self) -> int:

@@ -29,6 +29,7 @@ from jaxserve.types import FinishReason
 logger = logging.getLogger(__name__)
 
 _LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR | RowFlag.THINKING  # requests whose newest token is looked at one by one
+_ANSWERED = RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES  # requests to whose tokens more belongs
 
 _BROKEN_LOGITS = "The model's logits were not numbers (NaN or infinite) for this request."
 _NO_CANDIDATES = "No token is left to sample: the request's grammar, logit_bias and min_new_tokens rule out all of them."
@@ -72,14 +73,16 @@ class ResultProcessor:
         if output.drafts is not None:
             self._table.drafts[rows] = output.drafts
         self._residents.processed(rows)
+        if batch.scores is not None:
+            batch.scores.take_in_prompts(output)
         wanted = self._table.alive[rows] & ~self._table.drops[rows]
         if batch.items:
             self._note_prefilled(batch)
             wanted &= batch.sample
         if tokens.shape[1] == 1:
-            num_taken, rows = self._take_place(0, None if wanted.all() else np.flatnonzero(wanted), rows, output)
+            num_taken, rows = self._take_place(0, None if wanted.all() else np.flatnonzero(wanted), batch, output)
         else:
-            num_taken, rows = self._take_all_places(np.flatnonzero(wanted), rows, output)
+            num_taken, rows = self._take_all_places(np.flatnonzero(wanted), batch, output)
         self._finish_without_tokens(batch)
         self._outputs.publish(rows)
         return num_taken
@@ -93,24 +96,24 @@ class ResultProcessor:
         self.num_verified += len(rows)
         self.num_accepted_drafts += int(output.num_tokens.sum()) - len(rows)
 
-    def _take_all_places(self, wanted: np.ndarray, rows: np.ndarray, output: StepOutput) -> tuple[int, np.ndarray]:
+    def _take_all_places(self, wanted: np.ndarray, batch: ScheduleBatch, output: StepOutput) -> tuple[int, np.ndarray]:
         """Token by token, as if each had come in a step of its own: a row that ends at one of them drops the rest."""
-        num_taken, going = 0, wanted
+        num_taken, going, rows = 0, wanted, batch.rows
         for place in range(output.token_ids.shape[1]):
             is_wanted = self._table.alive[rows[going]] & ~self._table.drops[rows[going]]
             going = going[(output.num_tokens[going] > place) & is_wanted]
             if not len(going):
                 break
-            num_taken += self._take_place(place, going, rows, output)[0]
+            num_taken += self._take_place(place, going, batch, output)[0]
         rows = rows[wanted]
         return num_taken, rows[self._table.alive[rows]]
 
     def _take_place(
-        self, place: int, picked: np.ndarray | None, rows: np.ndarray, output: StepOutput
+        self, place: int, picked: np.ndarray | None, batch: ScheduleBatch, output: StepOutput
     ) -> tuple[int, np.ndarray]:
         """Books one token per row, the `place`-th it gained, and ends requests; returns how many, and the rows that go on.
-        `picked` are the rows' places in `output`; None: all."""
-        table, tokens = self._table, output.token_ids[:, place]
+        `picked` are the rows' places in the batch; None: all."""
+        table, rows, tokens = self._table, batch.rows, output.token_ids[:, place]
         if picked is not None:
             rows, tokens = rows[picked], tokens[picked]
         num_taken = len(rows)
@@ -127,8 +130,8 @@ class ResultProcessor:
         known_len += 1
         table.known_len[rows] = known_len
         flags = table.flags[rows]
-        if np.bitwise_or.reduce(flags, initial=0) & RowFlag.LOGPROBS:
-            self._take_logprobs(rows, flags, picked, output, place)
+        if np.bitwise_or.reduce(flags, initial=0) & _ANSWERED:
+            self._take_answers(rows, flags, picked, batch, output, place)
         ends_by_token = self._ends_by_token(rows, tokens, flags)
         ends_by_length = known_len >= table.max_len[rows]
         suspects = ends_by_token | ends_by_length | ((flags & _LOOKED_AT) != 0)
@@ -194,17 +197,29 @@ class ResultProcessor:
         matched = req.stop_text.match(self._table.output_ids(row))
         return None if matched is None else FinishReason.stop(matched)
 
-    def _take_logprobs(
-        self, rows: np.ndarray, flags: np.ndarray, picked: np.ndarray | None, output: StepOutput, place: int
+    def _take_answers(
+        self,
+        rows: np.ndarray,
+        flags: np.ndarray,
+        picked: np.ndarray | None,
+        batch: ScheduleBatch,
+        output: StepOutput,
+        place: int,
     ) -> None:
-        assert output.logprobs is not None, "a row wants logprobs and the step returned none"
-        for i in np.flatnonzero(flags & RowFlag.LOGPROBS).tolist():
-            buffer = self._table.req(int(rows[i])).logprobs
-            assert buffer is not None
+        """What belongs to the tokens just booked."""
+        plan = batch.scores
+        for i in np.flatnonzero(flags & _ANSWERED).tolist():
+            req = self._table.req(int(rows[i]))
             at = (i if picked is None else int(picked[i])), place
-            top_ids = None if output.top_ids is None else output.top_ids[at]
-            top_logprobs = None if output.top_logprobs is None else output.top_logprobs[at]
-            buffer.append(float(output.logprobs[at]), top_ids, top_logprobs)
+            if req.logprobs is not None:
+                assert output.logprobs is not None, f"{req.rid} wants logprobs and the step returned none"
+                top_ids = None if output.top_ids is None else output.top_ids[at]
+                top_logprobs = None if output.top_logprobs is None else output.top_logprobs[at]
+                id_logprobs = None if plan is None else plan.id_logprobs(output, *at)
+                req.logprobs.append(float(output.logprobs[at]), top_ids, top_logprobs, id_logprobs)
+            state = None if plan is None or req.hidden_states is None else plan.hidden_state(output, *at)
+            if state is not None and req.hidden_states is not None:
+                req.hidden_states.append(state)
 
     def _note_prefilled(self, batch: ScheduleBatch) -> None:
         now = self._wall_clock()

@@ -37,7 +37,9 @@ class RowFlag:
     OWN_STOP_IDS = 32
     STOP_TEXT = 64
     GRAMMAR = 256
-    THINKING = 512  # its grammar begins when it has thought: its tokens are looked at, no mask is needed
+    SCORES = 512  # logprobs of prompt tokens, or of tokens that the request names
+    HIDDEN_STATES = 1024
+    THINKING = 2048  # its grammar begins when it has thought: its tokens are looked at, no mask is needed
     UNANNOUNCED = 128  # nothing was sent yet: the next message carries what the detokenizer must know
 
 
@@ -153,12 +155,17 @@ def _row_flags(req: Req, thinks_ahead: bool) -> int:
         flags |= RowFlag.LOGPROBS
         if req.logprobs.top_num:
             flags |= RowFlag.TOP_LOGPROBS
+    if req.prompt_logprobs is not None or req.token_ids_logprob is not None:
+        flags |= RowFlag.SCORES
+    if req.hidden_states is not None:
+        flags |= RowFlag.HIDDEN_STATES
     if not sampling.ignore_eos:
         flags |= RowFlag.EOS_STOPS
     if len(req.own_stop_ids):
         flags |= RowFlag.OWN_STOP_IDS
     if req.matcher is not None:
-        flags |= RowFlag.THINKING if thinks_ahead and req.matcher.is_free_along(()) else RowFlag.GRAMMAR
+        thinks_ahead = thinks_ahead and req.hidden_states is None and req.matcher.is_free_along(())
+        flags |= RowFlag.THINKING if thinks_ahead else RowFlag.GRAMMAR
     if req.stop_text is not None:
         flags |= RowFlag.STOP_TEXT
     if not req.announced:

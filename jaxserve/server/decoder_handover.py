@@ -2,7 +2,8 @@
 
 Importing transformers costs each process more than a second; decoding needs only the small `tokenizers` library. So the main
 process leaves the tokenizer's JSON in the private folder, and a worker waits for it while it does its own start-up. An empty
-file says that only transformers can decode this one. If the main process cannot load the tokenizer, it ends the workers.
+file says that only transformers can decode this one, or that there is none (--skip-tokenizer-init). If the main process cannot
+load the tokenizer, it ends the workers.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from pathlib import Path
 import tokenizers
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.tokenizer import RustDecoder, TextDecoder, Tokenizer
+from jaxserve.server.tokenizer import NoText, RustDecoder, TextDecoder, Tokenizer
 
 _FILE = "decoder.json"
 _POLL_S = 0.01
 
 
-def hand_over(tokenizer: Tokenizer, folder: Path) -> None:
-    """Called once, by the main process."""
+def hand_over(tokenizer: Tokenizer | None, folder: Path) -> None:
+    """Called once, by the main process. None: there is no text to be made."""
     unfinished = folder / f"{_FILE}.tmp"
-    unfinished.write_text(tokenizer.rust_json or "", encoding="utf-8")
+    unfinished.write_text((tokenizer and tokenizer.rust_json) or "", encoding="utf-8")
     unfinished.replace(folder / _FILE)
 
 
@@ -35,6 +36,8 @@ def wait_for_tokenizer_json(folder: Path) -> str | None:
 
 
 def make_decoder(tokenizer_json: str | None, args: ServerArgs) -> TextDecoder:
+    if args.skip_tokenizer_init:
+        return NoText()
     if tokenizer_json is not None:
         return RustDecoder(tokenizers.Tokenizer.from_str(tokenizer_json))
     return Tokenizer.load(args.effective_tokenizer_path, trust_remote_code=args.trust_remote_code, hide_torch=True).decoder

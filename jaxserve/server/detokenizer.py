@@ -98,6 +98,8 @@ class Detokenizer:
             weight_version=out.weight_version,
             finished=out.finished,
             logprobs=out.logprobs,
+            input_logprobs=out.input_logprobs,
+            hidden_states=out.hidden_states,
             times=out.times,
         )
         if failed:

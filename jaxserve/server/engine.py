@@ -23,12 +23,15 @@ from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
 from jaxserve.server.located import located
 from jaxserve.server.native.job import NativeJob
+from jaxserve.server.native.positions import generate_body
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import RequestError
+from jaxserve.server.scoring import ScoreResult, score, score_request
 from jaxserve.server.sinks import WaitingChunks
 from jaxserve.server.token_texts import TokenTexts
+from jaxserve.server.version import package_version
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
 from jaxserve.types import SamplingParams
 
@@ -66,7 +69,8 @@ class Engine:
             raise ValueError("Give either server_args or single options, not both.")
         self.server_args = located(server_args)
         self._pipeline = Pipeline(self.server_args, worker_commands)
-        self._token_texts = TokenTexts(self._pipeline.manager.decode)
+        manager = self._pipeline.manager
+        self._token_texts = TokenTexts(manager.decode, manager.token_bytes)
         self._loop = uvloop.new_event_loop()
         self._watch: asyncio.Task[Any] | None = None
         self._closed = False
@@ -90,22 +94,16 @@ class Engine:
         prompt: str | list[str] | None = None,
         sampling_params: Mapping[str, Any] | SamplingParams | list[Any] | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
-        return_logprob: bool = False,
-        top_logprobs_num: int = 0,
-        stream: bool = False,
-        rid: str | list[str] | None = None,
-        priority: int | None = None,
+        *others: Any,
         **fields: Any,
     ) -> Reply | list[Reply] | Iterator[Reply]:
         """A reply, a list of replies for a list of prompts or n > 1, or an iterator of replies so far if `stream`.
 
-        `fields` are further fields of POST /generate. Raises RequestError for a request that cannot be served.
+        `fields` are further fields of POST /generate: stream, rid, return_logprob, ...; `others` some of them at SGLang's
+        positions (`native.positions`). Raises RequestError for a request that cannot be served.
         """
-        job = self._job(
-            text=prompt, sampling_params=sampling_params, input_ids=input_ids, return_logprob=return_logprob,
-            top_logprobs_num=top_logprobs_num, stream=stream, rid=rid, priority=priority, **fields,
-        )  # fmt: skip
-        if stream:
+        job = self._job(generate_body(prompt, sampling_params, input_ids, others, fields))
+        if job.native.req.stream:
             return self._iterate(job)
         return self._call(self._whole(job))
 
@@ -114,24 +112,47 @@ class Engine:
         prompt: str | list[str] | None = None,
         sampling_params: Mapping[str, Any] | SamplingParams | list[Any] | None = None,
         input_ids: list[int] | list[list[int]] | None = None,
-        return_logprob: bool = False,
-        top_logprobs_num: int = 0,
-        stream: bool = False,
-        rid: str | list[str] | None = None,
-        priority: int | None = None,
+        *others: Any,
         **fields: Any,
     ) -> Reply | list[Reply] | AsyncIterator[Reply]:
         """As `generate`, from any event loop; with `stream` the result is an async iterator. Cancelling aborts."""
-        job = self._job(
-            text=prompt, sampling_params=sampling_params, input_ids=input_ids, return_logprob=return_logprob,
-            top_logprobs_num=top_logprobs_num, stream=stream, rid=rid, priority=priority, **fields,
-        )  # fmt: skip
-        if stream:
+        job = self._job(generate_body(prompt, sampling_params, input_ids, others, fields))
+        if job.native.req.stream:
             return self._iterate_async(job)
         with self._with_reason():
             return await asyncio.wrap_future(self._submit(self._whole(job)))
 
-    def _job(self, **body: Any) -> NativeJob:
+    def score(
+        self,
+        query: str | list[int] | None = None,
+        items: str | list[str] | list[list[int]] | None = None,
+        label_token_ids: list[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> ScoreResult:
+        """The probabilities of `label_token_ids` behind the query and each of the items. Raises RequestError."""
+        return self._call(self._score(query, items, label_token_ids, apply_softmax, item_first))
+
+    async def async_score(
+        self,
+        query: str | list[int] | None = None,
+        items: str | list[str] | list[list[int]] | None = None,
+        label_token_ids: list[int] | None = None,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> ScoreResult:
+        """As `score`, from any event loop."""
+        with self._with_reason():
+            work = self._score(query, items, label_token_ids, apply_softmax, item_first)
+            return await asyncio.wrap_future(self._submit(work))
+
+    async def _score(
+        self, query: Any, items: Any, label_token_ids: list[int] | None, apply_softmax: bool, item_first: bool
+    ) -> ScoreResult:
+        request = score_request(query, items, label_token_ids, item_first=item_first)
+        return await score(self._pipeline.manager.generate, request, apply_softmax=apply_softmax)
+
+    def _job(self, body: dict[str, Any]) -> NativeJob:
         thinking_end = self._pipeline.manager.thinking_end
         native = build_generate_request(body, self.server_args.preferred_sampling_params, thinking_end)
         return NativeJob(native, self.server_args, self._token_texts.__getitem__)
@@ -150,7 +171,21 @@ class Engine:
         """The options, what the workers reported, and the scheduler's state."""
         replies = self._call(self._pipeline.manager.control(GetInternalStateReq()))
         states = [reply.internal_state for reply in replies]
-        return {**self.server_args.public_dict(), **self._pipeline.worker_info, "internal_states": states}
+        return {
+            **self.server_args.public_dict(),
+            **self._pipeline.manager.resolved_options,
+            **self._pipeline.worker_info,
+            "version": package_version(),
+            "internal_states": states,
+        }
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What is served: paths, names, the version of the weights."""
+        return self._pipeline.manager.model_info
+
+    def get_all_child_pids(self) -> list[int]:
+        """Of the worker processes."""
+        return list(self._pipeline.workers.pids().values())
 
     if TYPE_CHECKING:
 
@@ -158,8 +193,8 @@ class Engine:
 
     @property
     def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer."""
-        return self._pipeline.manager.tokenizer.hf
+        """The Hugging Face tokenizer; None with skip_tokenizer_init."""
+        return None if self.server_args.skip_tokenizer_init else self._pipeline.manager.tokenizer.hf
 
     @property
     def num_live(self) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
-import logging
 import os
 import time
 from collections import Counter
@@ -28,6 +28,7 @@ from jaxserve.messages import (
     Sample,
     TokenizedGenerateReqInput,
 )
+from jaxserve.server.journal.journal import Journal
 from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
 from jaxserve.server.request_checks import (
     ModelLimits,
@@ -41,12 +42,11 @@ from jaxserve.server.request_checks import (
     sample_params,
 )
 from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
+from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.types import FinishReason
-
-logger = logging.getLogger(__name__)
 
 # Texts of a batch that a thread tokenizes together.
 _TEXT_CHARS_PER_PART = 64 * 1024
@@ -61,12 +61,13 @@ _ABORTED = FinishReason.abort("The request was aborted.")
 
 
 class Generation:
-    def __init__(self, send: Callable[[Message], None], lanes: TextLanes, *, log_requests: bool) -> None:
+    def __init__(self, send: Callable[[Message], None], lanes: TextLanes, journal: Journal) -> None:
         """`send` reaches the scheduler; what it is given arrives in that order."""
         self._lanes = lanes
         self._send = send
-        self._log_requests = log_requests
+        self._journal = journal
         self._live = LiveTable()
+        self.sessions = Sessions()
 
     @property
     def num_live(self) -> int:
@@ -75,26 +76,39 @@ class Generation:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, req: GenerateReqInput, sink: ChunkSink, tokenizer: Tokenizer, limits: ModelLimits
+        self,
+        req: GenerateReqInput,
+        sink: ChunkSink,
+        tokenizer: Tokenizer | None,
+        limits: ModelLimits,
+        bos_token_id: int | None = None,
     ) -> AsyncIterator[None]:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
-        runs."""
+        runs. The tokenizer is needed for prompts that are texts."""
         check_shape(req, limits)
         sets = pattern_sets(req)
-        call = LiveCall(
-            sink, req.num_sequences, return_logprob=req.return_logprob, received_s=time.time(), log_end=self._log_requests
-        )
-        sequences = self._register(req, call)
+        received_s, rids = time.time(), self._free_rids(req)
+        sink = self._journal.open(req, rids, received_s, sink)
+        call = LiveCall(sink, req.num_sequences, received_s=received_s)
+        sequences = [LiveSequence(rid, index, call) for index, rid in enumerate(rids)]
+        for sequence in sequences:
+            self._live.add(sequence)
         try:
             if sets:
                 await self._lanes.run(_CHARS_PER_PATTERN_SET * len(sets), functools.partial(check_patterns, sets))
             prompts = req.input_ids
             if prompts is None:
+                assert tokenizer is not None, "texts need a tokenizer"
                 prompts = await self._encode(tokenizer, req.prompts or [], limits)
-            await self._send_request(req, sequences, await _check_prompts(prompts, limits), limits)
+            prompts = self._with_sessions(req, sequences, prompts, limits, bos_token_id)
+            req.prompt_ids = await _check_prompts(prompts, limits)
+            rooms = _rooms(req, limits)
+            self._journal.accepted(sink)
+            await self._send_request(req, sequences, rooms)
             yield
         finally:
             self._leave(sequences)
+            self._journal.close_request(sink)
 
     def receive(self, out: BatchStrOut, *, hold: bool = False) -> None:
         """`hold`: its chunks wait for `release`."""
@@ -110,12 +124,16 @@ class Generation:
         for sequence in self._live.unsent(rid_prefix):
             sequence.aborted = True
 
+    def ages(self) -> list[tuple[str, float]]:
+        """The rids of what has not ended, and for how many seconds each has been here."""
+        return self._live.ages()
+
     def end_all(self, reason: FinishReason) -> None:
         """From this side: nobody will send their last chunks any more."""
         self._live.end_all(reason)
 
-    def _register(self, req: GenerateReqInput, call: LiveCall) -> list[LiveSequence]:
-        """Takes the rids, before anything is awaited: from here on a second request of one of them is refused."""
+    def _free_rids(self, req: GenerateReqInput) -> list[str]:
+        """Of the sequences. They are taken before anything is awaited: then a second request of one of them is refused."""
         bases = req.rids if req.rids is not None else _draw_rids(req)
         n = req.num_samples
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
@@ -125,23 +143,38 @@ class Generation:
         if len(set(rids)) < len(rids):
             twice = next(rid for rid, count in Counter(rids).items() if count > 1)
             raise RequestError(f"Duplicate request ID: the rids of a request must differ, {twice!r} comes twice.", param="rid")
-        sequences = [LiveSequence(rid, index, call) for index, rid in enumerate(rids)]
-        for sequence in sequences:
-            self._live.add(sequence)
-        return sequences
+        return rids
+
+    def _with_sessions(
+        self,
+        req: GenerateReqInput,
+        sequences: list[LiveSequence],
+        prompts: list[list[int]],
+        limits: ModelLimits,
+        bos_token_id: int | None,
+    ) -> list[list[int]]:
+        """The prompts, those of sessions behind what the sessions have. What is replaced there is aborted."""
+        prompts, limits = list(prompts), dataclasses.replace(limits, allow_auto_truncate=False)
+        for index, (options, sequence) in enumerate(zip(req.options, sequences, strict=False)):
+            params = options.session_params
+            if params is None:
+                continue
+            new_ids = check_prompt(prompts[index], limits)
+            sequence.turn, replaced = self.sessions.begin(params, sequence.rid, new_ids, bos_token_id)
+            prompts[index] = sequence.turn.prompt_ids().tolist()
+            if replaced:
+                self._send(AbortReq(rids=replaced))
+            check_prompt(prompts[index], limits)
+        return prompts
 
     async def _send_request(
         self,
         req: GenerateReqInput,
         sequences: list[LiveSequence],
-        prompts: list[np.ndarray],
-        limits: ModelLimits,
+        rooms: list[int],
     ) -> None:
-        """One message for each part, with one entry per prompt in it."""
-        rooms = [fit_new_tokens(p, len(ids), limits) for p, ids in zip(req.sampling_params, prompts, strict=True)]
-        if self._log_requests:
-            rids, lens = [s.rid for s in sequences], [len(ids) for ids in prompts]
-            logger.info("Request %s: prompts of %s tokens, %s", rids, lens, req.sampling_params[0])
+        """One message for each part, with one entry per prompt in it. `rooms`: new tokens that each prompt leaves room for."""
+        prompts = req.prompt_ids
         for first in range(0, len(sequences), SEQUENCES_PER_PART):
             if first:
                 await asyncio.sleep(0)
@@ -193,17 +226,20 @@ class Generation:
 def _to_scheduler_form(
     req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, room: int
 ) -> TokenizedGenerateReqInput:
-    n = req.num_samples
+    n, options = req.num_samples, req.options[prompt]
     first, *others = [sample_params(req.sampling_params[prompt], s.index % n, room) for s in sequences]
     return TokenizedGenerateReqInput(
         rid=sequences[0].rid,
         input_ids=ids,
         sampling_params=first,
         stream=req.stream,
-        return_logprob=req.return_logprob,
-        top_logprobs_num=req.top_logprobs_num if req.return_logprob else 0,
-        priority=req.priority,
-        extra_key=cache_namespace(req.extra_key, req.cache_salt),
+        return_logprob=options.return_logprob,
+        top_logprobs_num=options.top_logprobs_num if options.return_logprob else 0,
+        logprob_start_len=options.logprob_start_len if options.return_logprob else -1,
+        token_ids_logprob=list(options.token_ids_logprob) if options.return_logprob and options.token_ids_logprob else None,
+        return_hidden_states=options.return_hidden_states,
+        priority=options.priority,
+        extra_key=cache_namespace(options.extra_key, options.cache_salt),
         thinking=req.thinking,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
@@ -230,6 +266,12 @@ async def _check_prompts(prompts: list[list[int]], limits: ModelLimits) -> list[
             await asyncio.sleep(0)
         checked += [check_prompt(ids, limits) for ids in prompts[first : first + SEQUENCES_PER_PART]]
     return checked
+
+
+def _rooms(req: GenerateReqInput, limits: ModelLimits) -> list[int]:
+    """New tokens that each prompt leaves room for."""
+    pairs = zip(req.sampling_params, req.prompt_ids, strict=True)
+    return [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
 
 
 def _draw_rids(req: GenerateReqInput) -> list[str]:

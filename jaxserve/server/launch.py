@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import faulthandler
 import logging
 import os
 import signal
@@ -27,6 +28,7 @@ from jaxserve.server.http.keys import with_keys
 from jaxserve.server.located import located
 from jaxserve.server.logs import configure_logging, log_lines
 from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.worker_process import SHOW_STACKS
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
 
 logger = logging.getLogger(__name__)
@@ -46,13 +48,14 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
     with listener:
         try:
             args = located(args)
+            server = _Server(args, listener, commands)
         except ValueError as error:
             log_lines(logger, logging.ERROR, str(error))
             return 1
         except KeyboardInterrupt:  # while a model is fetched
             return 130
         try:
-            return uvloop.run(_Server(args, listener, commands).run())
+            return uvloop.run(server.run())
         except KeyboardInterrupt:  # in the moment before our handlers stand
             return 130
 
@@ -89,6 +92,9 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(SHOW_STACKS, self._pipeline.show_state, SHOW_STACKS.name)
+        # Our own stacks come at once, also if the loop hangs; then it is the loop's turn.
+        faulthandler.register(SHOW_STACKS, all_threads=True, chain=True)
         try:
             await self._pipeline.start()
             # Here and not above: importing FastAPI takes a second that the workers need not wait for.
@@ -122,7 +128,7 @@ class _Server:
                 logger.info("%s while starting: ending now.", self._signal_name)
                 return 0
             await ready
-            if terminal_columns():
+            if terminal_columns() and not self._args.skip_tokenizer_init:
                 self._say_how_to_try_it()
             settle_garbage_collector(collect_first=False)  # it would take a tenth of a second, and requests come now
             return await self._serve_until_stop(stop)

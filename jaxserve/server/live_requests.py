@@ -9,38 +9,30 @@ asyncio only; no sockets, no tokenizing.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from typing import Any
 
-from jaxserve.messages import BatchStrOut, OutputLogprobs, RequestTimes
+from jaxserve.messages import BatchStrOut, InputLogprobs, RequestTimes, TokenLogprobs
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.types import FinishReason
-
-logger = logging.getLogger(__name__)
 
 
 class LiveCall:
     """One request: where its chunks go."""
 
-    __slots__ = ("_log_end", "_sink", "_unfinished", "received_s", "return_logprob")
+    __slots__ = ("_sink", "_unfinished", "received_s")
 
-    def __init__(
-        self, sink: ChunkSink, num_sequences: int, *, return_logprob: bool, received_s: float, log_end: bool = False
-    ) -> None:
-        self.return_logprob = return_logprob
+    def __init__(self, sink: ChunkSink, num_sequences: int, *, received_s: float) -> None:
         self.received_s = received_s  # Unix time
         self._sink = sink
         self._unfinished = num_sequences  # sequences whose last chunk has not arrived
-        self._log_end = log_end
 
     def push(self, chunk: GenerationChunk) -> None:
         self._sink.push(chunk)
         if chunk.finish_reason is None:
             return
-        if self._log_end:
-            _log_end(chunk)
         self._unfinished -= 1
         if not self._unfinished:
             self._sink.end()
@@ -53,6 +45,7 @@ class LiveSequence:
     call: LiveCall | None  # None: nobody waits any more, the terminal message is still to come
     sent: bool = False  # the scheduler knows it
     aborted: bool = False  # before it was sent
+    turn: Turn | None = None  # of a session
 
 
 class LiveTable:
@@ -74,9 +67,17 @@ class LiveTable:
         """Of a sequence that the scheduler never heard of."""
         if self.holds(sequence):
             del self._live[sequence.rid]
+        if sequence.turn is not None:
+            sequence.turn.discard()
 
     def holds(self, sequence: LiveSequence) -> bool:
         return self._live.get(sequence.rid) is sequence
+
+    def ages(self) -> list[tuple[str, float]]:
+        """Of the sequences that somebody waits for, the oldest first, in seconds."""
+        now_s = time.time()
+        waiting = [(s.rid, now_s - s.call.received_s) for s in self._live.values() if s.call is not None]
+        return sorted(waiting, key=lambda one: -one[1])
 
     def unsent(self, rid_prefix: str) -> list[LiveSequence]:
         return [s for rid, s in self._live.items() if not s.sent and rid.startswith(rid_prefix)]
@@ -87,6 +88,7 @@ class LiveTable:
         `hold`: until `release`, since more of the same is about to follow.
         """
         live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
+        has_more = bool(out.input_logprobs or out.hidden_states)
         token_ids = out.token_ids.tolist()
         rows = zip(
             out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
@@ -97,12 +99,20 @@ class LiveTable:
             start, end = end, end + count
             reason = finished.get(i)
             sequence = live.get(rid) if reason is None else live.pop(rid, None)
-            if sequence is None or sequence.call is None:
+            if sequence is None:
+                continue
+            if sequence.turn is not None:
+                sequence.turn.take_in(token_ids[start:end], reason)
+            if sequence.call is None:
                 continue  # its client left
             call, ids = sequence.call, token_ids[start:end]
-            logprobs = _token_logprobs(ids, all_logprobs[i]) if call.return_logprob and i in all_logprobs else []
+            logprobs = _token_logprobs(ids, all_logprobs[i]) if i in all_logprobs else []
             meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
+            if has_more:
+                chunk.hidden_states = out.hidden_states.get(i)
+                if i in out.input_logprobs:
+                    chunk.input_logprobs = _input_logprobs(out.input_logprobs[i])
             if hold:
                 self._hold(call, chunk)
             else:
@@ -125,6 +135,8 @@ class LiveTable:
         """Ends a sequence from this side, without the scheduler."""
         self.release()  # what is held comes before the end
         self._live.pop(sequence.rid, None)
+        if sequence.turn is not None:
+            sequence.turn.take_in([], reason)
         if sequence.call is not None:
             meta = _final_meta(sequence.call.received_s, None, 0)
             sequence.call.push(GenerationChunk(sequence.index, sequence.rid, "", [], [], prompt_tokens, 0, 0, reason, meta))
@@ -134,15 +146,22 @@ class LiveTable:
             self.end(sequence, reason)
 
 
-def _token_logprobs(ids: list[int], logprobs: OutputLogprobs) -> list[TokenLogprob]:
-    values = logprobs.logprobs.tolist()
-    if logprobs.top_ids is None or logprobs.top_logprobs is None:
-        return [TokenLogprob(token, value, []) for token, value in zip(ids, values, strict=True)]
-    tops = zip(logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True)
-    return [
-        TokenLogprob(token, value, list(zip(top_ids, top_values, strict=True)))
-        for token, value, (top_ids, top_values) in zip(ids, values, tops, strict=True)
-    ]
+def _token_logprobs(ids: list[int], logprobs: TokenLogprobs) -> list[TokenLogprob]:
+    entries = [TokenLogprob(token, value, []) for token, value in zip(ids, logprobs.logprobs.tolist(), strict=True)]
+    if logprobs.top_ids is not None and logprobs.top_logprobs is not None:
+        tops = zip(logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True)
+        for entry, (top_ids, top_values) in zip(entries, tops, strict=True):
+            entry.top = list(zip(top_ids, top_values, strict=True))
+    if logprobs.id_logprobs is not None:
+        for entry, values in zip(entries, logprobs.id_logprobs.tolist(), strict=True):
+            entry.id_logprobs = values
+    return entries
+
+
+def _input_logprobs(logprobs: InputLogprobs) -> list[TokenLogprob]:
+    """An aborted request may have fewer than tokens."""
+    first, *others = [*logprobs.token_ids[: len(logprobs.logprobs.logprobs) + 1].tolist()] or [None]
+    return [] if first is None else [TokenLogprob(first, None, []), *_token_logprobs(others, logprobs.logprobs)]
 
 
 def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens: int) -> dict[str, Any]:
@@ -169,12 +188,3 @@ def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens
         meta["spec_accept_rate"] = times.accepted_drafts / times.proposed_drafts
         meta["spec_accept_token_num"], meta["spec_draft_token_num"] = times.accepted_drafts, times.proposed_drafts
     return meta
-
-
-def _log_end(chunk: GenerationChunk) -> None:
-    reason = chunk.finish_reason
-    logger.info(
-        "Request %s ended: %s, %d prompt tokens (%d cached), %d new tokens, %.3f s",
-        chunk.rid, reason.to_dict() if reason else None, chunk.prompt_tokens, chunk.cached_tokens,
-        chunk.completion_tokens, chunk.meta.get("e2e_latency", 0.0),
-    )  # fmt: skip

@@ -11,12 +11,13 @@ from jaxserve.models import model_folder
 def located(args: ServerArgs) -> ServerArgs:
     """The model is served under the name that it was given. What is on the Hub is fetched. ValueError with a sentence for the
     user."""
-    folder = model_folder(args.model_path, args.revision, weights=args.load_format != "dummy")
+    into = args.download_dir
+    folder = model_folder(args.model_path, args.revision, weights=args.load_format != "dummy", download_dir=into)
     if not (Path(folder) / "config.json").is_file():
         raise ValueError(f"The model folder {folder!r} holds no config.json: it is no Hugging Face checkpoint.")
-    tokenizer_folder = (
-        None if args.tokenizer_path is None else model_folder(args.tokenizer_path, what="tokenizer", weights=False)
-    )
+    tokenizer_folder = args.tokenizer_path
+    if tokenizer_folder is not None and not args.skip_tokenizer_init:
+        tokenizer_folder = model_folder(tokenizer_folder, what="tokenizer", weights=False, download_dir=into)
     return args.replace(
         model_path=folder,
         tokenizer_path=tokenizer_folder,

@@ -32,6 +32,7 @@ ABORT_GRACE_S = 10.0
 # After a ShutdownReq: how long the workers may take to end.
 EXIT_GRACE_S = 15.0
 _POLL_S = 0.02
+_SHOWN_REQUESTS = 100  # of those that are live, when somebody asks
 
 
 class Pipeline:
@@ -76,8 +77,7 @@ class Pipeline:
 
     def _load_tokenizer(self) -> None:
         assert self._paths is not None, "start comes first"
-        self.manager.load_tokenizer(hide_torch=self._hide_torch)
-        hand_over(self.manager.tokenizer, self._paths.folder)
+        hand_over(self.manager.load_tokenizer(hide_torch=self._hide_torch), self._paths.folder)
 
     async def _warm_up(self) -> None:
         """One token through every process, before anybody is told that they work."""
@@ -97,8 +97,18 @@ class Pipeline:
     async def watch(self) -> WorkerDiedError:
         """Returns when a worker has ended: from then on every request gets an error."""
         self.death = await self.workers.watch()
+        self.manager.journal.dump_for_crash(str(self.death))
         self.manager.fail(self.death.for_clients)
         return self.death
+
+    def show_state(self, reason: str) -> None:
+        """To the log: the stacks of the workers and what they run; to the crash dump, if there is one: the requests."""
+        live = self.manager.live_requests()
+        logger.warning("%s: %d live requests; the stacks of all processes follow.", reason, len(live))
+        for rid, age_s in live[:_SHOWN_REQUESTS]:
+            logger.warning("Live request: rid=%r, %.3f s", rid, age_s)
+        self.manager.journal.dump_for_crash(reason)
+        self.workers.show_stacks()
 
     async def drain(self, timeout_s: float) -> bool:
         """Takes no new requests, lets the running ones end, aborts them after `timeout_s`, and ends the workers.

@@ -10,13 +10,13 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from jaxserve.server.prompt_encoding import TooManyTokensError
-from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.text.scanner import moves_of
 from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
@@ -30,8 +30,10 @@ _MAX_RID_CHARS = 512  # it is repeated in every event and log line
 _MOST_PATTERN_SETS = 32
 _MOST_PARAMS_CHARS = 64 * 1024 * 1024
 _SEED_RANGE = 1 << 64
+_MOST_TOKEN_IDS_LOGPROB = 1024  # at every place
 _LARGEST_INT32 = 2**31 - 1
 
+T = TypeVar("T")
 PatternSet = tuple[tuple[str, ...], tuple[str, ...]]  # stop_regex and stop
 
 
@@ -45,6 +47,7 @@ class ModelLimits:
     max_top_logprobs: int
     allow_auto_truncate: bool
     follows_grammars: bool = True
+    makes_text: bool = True  # there is a tokenizer
     max_running: int = 0  # sequences at once
     max_queued: int | None = None  # that wait; None: no limit
 
@@ -55,6 +58,7 @@ class ModelLimits:
         max_top_logprobs: int,
         allow_auto_truncate: bool,
         follows_grammars: bool,
+        makes_text: bool,
         max_queued: int | None,
     ) -> ModelLimits:
         return ModelLimits(
@@ -64,6 +68,7 @@ class ModelLimits:
             max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
             allow_auto_truncate=allow_auto_truncate,
             follows_grammars=follows_grammars,
+            makes_text=makes_text,
             max_running=info["max_rows"],
             max_queued=max_queued,
         )
@@ -100,34 +105,67 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
             f"sampling_params must have one entry per prompt: got {len(req.sampling_params)} for {req.num_prompts} prompts.",
             param="sampling_params",
         )
+    assert len(req.options) == req.num_prompts, f"{len(req.options)} options of {req.num_prompts} prompts"
     distinct_params = _distinct(req.sampling_params)
     for params in distinct_params:
         try:
             params.verify(limits.vocab_size)
         except ValueError as error:
             raise RequestError(str(error), param=str(error).split(" ", 1)[0]) from error
+        if not limits.makes_text:
+            _check_needs_no_text(params)
         if params.grammar is not None and not limits.follows_grammars:
             kind = params.grammar.kind
             raise RequestError(f"{kind} is not available: this server runs with --grammar-backend none.", param=kind)
     counts = {params.n for params in distinct_params}
     if len(counts) > 1:
         raise RequestError(f"All prompts of a request must share one n; got {sorted(counts)}.", param="n")
-    if not 0 <= req.top_logprobs_num <= limits.max_top_logprobs:
-        raise RequestError(
-            f"top_logprobs_num must be in [0, {limits.max_top_logprobs}], got {req.top_logprobs_num}.",
-            param="top_logprobs_num",
-        )
-    if req.priority is not None and abs(req.priority) > _LARGEST_INT32:
-        raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {req.priority}.", param="priority")
+    distinct_options = _distinct(req.options)
+    for options in distinct_options:
+        _check_options(options, limits)
+        if options.session_params is not None and req.num_samples > 1:
+            raise RequestError(f"A turn of a session has one sequence, got n={req.num_samples}.", param="n")
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
-    _check_unicode(req, distinct_params)
+    _check_unicode(req, distinct_params, distinct_options)
     _check_params_size(req.sampling_params, distinct_params)
 
 
-def _distinct(all_params: list[SamplingParams]) -> Collection[SamplingParams]:
+def _check_needs_no_text(params: SamplingParams) -> None:
+    for name in ("stop", "stop_regex", *GRAMMAR_KINDS):
+        if getattr(params, name):
+            raise without_tokenizer(name, param=name)
+
+
+def without_tokenizer(what: str, param: str | None = None) -> RequestError:
+    message = f"{what} needs a tokenizer, and this server runs without one (--skip-tokenizer-init): send input_ids."
+    return RequestError(message, param=param)
+
+
+def _check_options(options: PromptOptions, limits: ModelLimits) -> None:
+    if not 0 <= options.top_logprobs_num <= limits.max_top_logprobs:
+        raise RequestError(
+            f"top_logprobs_num must be in [0, {limits.max_top_logprobs}], got {options.top_logprobs_num}.",
+            param="top_logprobs_num",
+        )
+    if options.logprob_start_len < -1:
+        message = f"logprob_start_len must be -1 (none) or a place in the prompt, got {options.logprob_start_len}."
+        raise RequestError(message, param="logprob_start_len")
+    token_ids = options.token_ids_logprob or ()
+    if len(token_ids) > _MOST_TOKEN_IDS_LOGPROB:
+        message = f"token_ids_logprob may hold at most {_MOST_TOKEN_IDS_LOGPROB} tokens, got {len(token_ids)}."
+        raise RequestError(message, param="token_ids_logprob")
+    wrong = next((token for token in token_ids if not 0 <= token < limits.vocab_size), None)
+    if wrong is not None:
+        message = f"token_ids_logprob must hold token ids in [0, {limits.vocab_size}), got {wrong}."
+        raise RequestError(message, param="token_ids_logprob")
+    if options.priority is not None and abs(options.priority) > _LARGEST_INT32:
+        raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {options.priority}.", param="priority")
+
+
+def _distinct(of_prompts: list[T]) -> Collection[T]:
     """Each object once: the prompts of a batch mostly share theirs."""
-    return {id(params): params for params in all_params}.values()
+    return {id(one): one for one in of_prompts}.values()
 
 
 def _check_params_size(all_params: list[SamplingParams], distinct_params: Collection[SamplingParams]) -> None:
@@ -167,13 +205,15 @@ def check_patterns(sets: list[PatternSet]) -> None:
             raise RequestError(str(error), param="stop_regex") from error
 
 
-def _check_unicode(req: GenerateReqInput, distinct_params: Collection[SamplingParams]) -> None:
+def _check_unicode(
+    req: GenerateReqInput, distinct_params: Collection[SamplingParams], distinct_options: Collection[PromptOptions]
+) -> None:
     """JSON can hold half a surrogate pair; neither a tokenizer nor a message can."""
     texts: dict[str, list[str]] = {
         "text": req.prompts or [],
         "rid": req.rids or [],
-        "extra_key": [req.extra_key or ""],
-        "cache_salt": [req.cache_salt or ""],
+        "extra_key": [options.extra_key or "" for options in distinct_options],
+        "cache_salt": [options.cache_salt or "" for options in distinct_options],
         "stop": [stop for params in distinct_params for stop in params.stop],
         "stop_regex": [stop for params in distinct_params for stop in params.stop_regex],
         **{kind: [getattr(params, kind) or "" for params in distinct_params] for kind in GRAMMAR_KINDS},
@@ -256,13 +296,13 @@ def _too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -
     return RequestError(f"The input ({count}) is longer than {limit}", code="context_length_exceeded")
 
 
-def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits) -> int:
-    """max_new_tokens for this prompt: what was asked for, or what the context has room for."""
+def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits, *, cut: bool = False) -> int:
+    """max_new_tokens for this prompt: what was asked for, or what the context has room for. `cut`: too many are no error."""
     room = limits.context_len - prompt_len
     if params.max_new_tokens is None:
         return room
     if params.max_new_tokens > room:
-        if not limits.allow_auto_truncate:
+        if not (cut or limits.allow_auto_truncate):
             total = prompt_len + params.max_new_tokens
             raise RequestError(
                 f"Requested token count exceeds the model's maximum context length of {limits.context_len} tokens: "

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
+from jaxserve.messages import HiddenStates
 from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 # HTTP status -> SGLang's name of the error.
@@ -28,7 +30,7 @@ ERR_TYPES = {
 }
 
 
-class RequestError(Exception):
+class RequestError(ValueError):  # as SGLang's Engine raises
     """A request that cannot be served: the HTTP status and one sentence for the user."""
 
     def __init__(
@@ -47,25 +49,55 @@ class RequestError(Exception):
         self.code = code  # OpenAI's machine-readable code, such as model_not_found
 
 
+class SessionParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a request goes on from an earlier one of its session."""
+
+    id: str
+    rid: str | None = None  # of the turn it goes on from; None: from none (of a streaming session: from the newest)
+    offset: int | None = None  # of that turn's tokens so many are kept, or, negative, so many are not; None and 0: all are
+    replace: bool | None = None  # what followed that turn (without a rid: everything) is dropped, and aborted if it runs
+    drop_previous_output: bool | None = None  # what that turn generated is not kept
+
+
+class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be asked for beside sampling parameters, for each prompt of a request apart. Immutable: prompts share them.
+
+    The names, types and defaults are those of the fields of /generate, which take one value for all prompts or a list of them.
+    """
+
+    return_logprob: bool = False
+    top_logprobs_num: int = 0
+    logprob_start_len: int = -1
+    token_ids_logprob: tuple[int, ...] | None = None
+    return_hidden_states: bool | Literal["last"] = False
+    session_params: SessionParams | None = None
+    priority: int | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+
+
 @dataclasses.dataclass(kw_only=True)
 class GenerateReqInput:
     """One or many prompts. Exactly one of `prompts` and `input_ids` is set; both are lists, one entry per prompt.
 
-    `sampling_params` has one entry per prompt; all share the same n. Prompt i's samples are sequences i*n .. i*n+n-1.
+    So are `sampling_params`, which all share the same n, and `options`. Prompt i's samples are sequences i*n .. i*n+n-1.
     """
 
     prompts: list[str] | None = None
     input_ids: list[list[int]] | None = None
     sampling_params: list[SamplingParams]
     rids: list[str] | None = None  # one per prompt; drawn if absent; sample j of n > 1 gets the suffix _j
+    options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
     stream: bool = False
-    return_logprob: bool = False
-    top_logprobs_num: int = 0
-    priority: int | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
     thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
+    # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
+    cuts_new_tokens: bool = False
     is_health_check: bool = False
+    prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)  # int32, of each prompt, once they are tokenized
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            self.options = [PromptOptions()] * self.num_prompts
 
     @property
     def num_prompts(self) -> int:
@@ -76,6 +108,10 @@ class GenerateReqInput:
         """n: sequences per prompt."""
         return self.sampling_params[0].n
 
+    def options_of(self, sequence: int) -> PromptOptions:
+        """Those of the prompt that a sequence belongs to."""
+        return self.options[sequence // self.num_samples]
+
     @property
     def num_sequences(self) -> int:
         return self.num_prompts * self.num_samples
@@ -84,8 +120,9 @@ class GenerateReqInput:
 @dataclasses.dataclass(slots=True)
 class TokenLogprob:
     token_id: int
-    logprob: float
+    logprob: float | None  # None for the first token of a prompt: then there is nothing else either
     top: list[tuple[int, float]]  # (token id, logprob), descending; empty unless top_logprobs_num > 0
+    id_logprobs: list[float] = dataclasses.field(default_factory=list)  # of the request's token_ids_logprob
 
 
 class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequence, and part of no cycle
@@ -102,6 +139,8 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
     finish_reason: FinishReason | None = None
     meta: dict[str, Any] = {}  # last chunk: e2e_latency, queue_time, num_retractions, ...
     weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
+    input_logprobs: list[TokenLogprob] | None = None  # of prompt tokens, once, if they were asked for
+    hidden_states: HiddenStates | None = None  # what the chunk's tokens add to them, if they were asked for
 
 
 def raise_if_failed(chunk: GenerationChunk) -> None:

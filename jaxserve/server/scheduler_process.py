@@ -124,7 +124,7 @@ def serve(
         to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
         transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
         watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
-        grammars = None if args.grammar_backend == "none" else _grammar_compiler(args, runner.spec, tokenizer_json)
+        grammars = _grammar_compiler(args, runner.spec, tokenizer_json) if args.follows_grammars else None
         scheduler = Scheduler(args, runner, decoder=decoder, sink=transport, grammars=grammars, address=context.address)
         loop = SchedulerLoop(
             scheduler,

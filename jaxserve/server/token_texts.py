@@ -1,4 +1,4 @@
-"""The text of single tokens, for replies that show logprobs."""
+"""The text and the bytes of single tokens, for replies that show logprobs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _MAX_CACHED_TEXTS = 1 << 18
 class TokenTexts:
     """The text of single tokens, remembered: twenty alternatives per token make decoding each time the costliest part."""
 
-    def __init__(self, decode: Callable[[list[int], bool], str]) -> None:
+    def __init__(self, decode: Callable[[list[int], bool], str], token_bytes: Callable[[int], bytes]) -> None:
         self._decode = decode
+        self.bytes_of = token_bytes  # of a token that is part of a character its text is U+FFFD
         self._texts: dict[int, str] = {}
 
     def __getitem__(self, token_id: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 from tokenizers import decoders
 
+from jaxserve.server.chat_templates import chosen_template
 from jaxserve.server.prompt_encoding import encode_within
 from jaxserve.text.byte_level import byte_alphabet
 
@@ -27,6 +29,8 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 
 
+# How vocabularies of whole characters write single bytes.
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 # Longest token of a vocabulary whose tokens are all shorter: a normalizer may drop some of a text.
 _LEAST_LONGEST_TOKEN = 64
 
@@ -73,6 +77,18 @@ class RustDecoder:
         return bytes_of
 
 
+class NoText:
+    """Of a server without a tokenizer."""
+
+    def decode_batch(
+        self, batch: list[list[int]], *, skip_special_tokens: bool = True, spaces_between: bool = True
+    ) -> list[str]:
+        return [""] * len(batch)
+
+    def token_bytes(self, *, skip_special_tokens: bool) -> Callable[[int], bytes] | None:
+        return lambda token_id: b""
+
+
 class PythonDecoder:
     """Decodes with transformers: for tokenizers written in Python, and for those that tidy up spaces afterwards."""
 
@@ -114,15 +130,20 @@ class Tokenizer:
 
     @staticmethod
     def load(
-        path: str, *, trust_remote_code: bool = False, chat_template: str | None = None, hide_torch: bool = False
+        path: str,
+        *,
+        trust_remote_code: bool = False,
+        chat_template: str | None = None,
+        chat_template_name: str | None = None,
+        hide_torch: bool = False,
     ) -> Tokenizer:
-        """Raises ValueError with a sentence for the user. `hide_torch`: see `without_torch`; for our own processes only."""
+        """Raises ValueError with a sentence for the user. Templates: see `chosen_template`. `hide_torch`: see `without_torch`;
+        for our own processes only."""
         folder = Path(path)
         if not folder.is_dir():
             raise ValueError(f"The tokenizer folder {path!r} does not exist.")
         if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
             raise ValueError(f"The folder {path!r} holds no tokenizer files (tokenizer.json, tokenizer.model, ...).")
-        template = read_chat_template(chat_template) if chat_template else None
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         with without_torch() if hide_torch else contextlib.nullcontext():
             from transformers import AutoTokenizer
@@ -131,8 +152,7 @@ class Tokenizer:
                 hf = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
             except Exception as error:  # transformers raises whatever its parsers raise
                 raise ValueError(f"The tokenizer in {path!r} cannot be loaded: {error}") from error
-        if template is not None:
-            hf.chat_template = template
+        hf.chat_template = chosen_template(hf.chat_template, chat_template, chat_template_name)
         return Tokenizer(hf)
 
     def __len__(self) -> int:
@@ -142,6 +162,11 @@ class Tokenizer:
     def eos_token_id(self) -> int | None:
         eos: int | None = self.hf.eos_token_id
         return eos
+
+    @property
+    def bos_token_id(self) -> int | None:
+        bos: int | None = self.hf.bos_token_id
+        return bos
 
     @functools.cached_property
     def longest_token_chars(self) -> int:
@@ -171,6 +196,14 @@ class Tokenizer:
         """`spaces_between` (special tokens) matters to tokenizers written in Python only."""
         return self._decoder.decode_batch(batch, skip_special_tokens=skip_special_tokens, spaces_between=spaces_between)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for, be it a part of a character."""
+        bytes_of = self._decoder.token_bytes(skip_special_tokens=False)
+        if bytes_of is not None:
+            return bytes_of(token_id)
+        byte = _BYTE_TOKEN.fullmatch(str(self.hf.convert_ids_to_tokens(token_id)))
+        return bytes([int(byte[1], 16)]) if byte else self.decode([token_id], skip_special_tokens=False).encode()
+
     def render_chat(
         self,
         messages: list[dict[str, Any]],
@@ -181,27 +214,23 @@ class Tokenizer:
     ) -> str:
         """A conversation as the model's text. Raises ValueError with a sentence if there is no template or it refuses the
         messages."""
-        if not self.hf.chat_template:
+        if not (self.hf.chat_template or kwargs.get("chat_template")):
             raise ValueError("The model has no chat template; start the server with --chat-template or send a plain prompt.")
+        render = functools.partial(
+            self.hf.apply_chat_template,
+            messages,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
         try:
-            text: str = self.hf.apply_chat_template(
-                messages,
-                tools=tools or None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **kwargs,
-            )
+            return str(render(tools=tools or None))
         except Exception as error:  # whatever a template of the model's author raises for messages it cannot render
+            if tools:  # some take the functions alone
+                with contextlib.suppress(Exception):
+                    return str(render(tools=[tool.get("function", tool) for tool in tools]))
             raise ValueError(f"The chat template cannot render these messages: {error}") from error
-        return text
-
-
-def read_chat_template(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--chat-template {path!r} cannot be read: {error}") from error
 
 
 @contextlib.contextmanager

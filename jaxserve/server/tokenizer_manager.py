@@ -41,10 +41,13 @@ from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
-from jaxserve.server.request_checks import ModelLimits, encode_prompt
+from jaxserve.server.journal.journal import Journal
+from jaxserve.server.request_checks import ModelLimits, encode_prompt, without_tokenizer
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.tokenizer import Tokenizer
@@ -77,9 +80,9 @@ class TokenizerManager:
         self._link = WorkerLink(workers, self._deliver, self._end_turn)
         scheduler = WorkerAddress(SCHEDULER)
         self.lanes = TextLanes()
-        self._generation = Generation(
-            lambda message: self._link.send(scheduler, message), self.lanes, log_requests=args.log_requests
-        )
+        self.template_arguments = TemplateArguments.of(args)
+        self.journal = Journal(args, self._decode_prompt)
+        self._generation = Generation(lambda message: self._link.send(scheduler, message), self.lanes, self.journal)
         self._controls = ControlClient(self, self._link)
         self._dispatch = Dispatcher(
             {
@@ -101,6 +104,7 @@ class TokenizerManager:
         """Ends the sockets; what the workers have not read by now is dropped."""
         self._link.close()
         self.lanes.close()
+        self.journal.close()
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)
@@ -111,16 +115,19 @@ class TokenizerManager:
     def _end_turn(self) -> None:
         self._generation.release()
 
-    def load_tokenizer(self, *, hide_torch: bool) -> None:
-        """Blocking; may run in a thread. Raises ValueError with a sentence for the user."""
+    def load_tokenizer(self, *, hide_torch: bool) -> Tokenizer | None:
+        """Blocking; may run in a thread. Raises ValueError with a sentence for the user. None: there is to be none."""
         args = self.args
-        self._tokenizer = Tokenizer.load(
-            args.effective_tokenizer_path,
-            trust_remote_code=args.trust_remote_code,
-            chat_template=args.chat_template,
-            hide_torch=hide_torch,
-        )
         self.generation_defaults = generation_defaults(args.model_path)
+        if not args.skip_tokenizer_init:
+            self._tokenizer = Tokenizer.load(
+                args.effective_tokenizer_path,
+                trust_remote_code=args.trust_remote_code,
+                chat_template=args.chat_template,
+                chat_template_name=args.hf_chat_template_name,
+                hide_torch=hide_torch,
+            )
+        return self._tokenizer
 
     def set_model(self, scheduler_info: dict[str, Any]) -> None:
         """What the scheduler said with its WorkerReady."""
@@ -128,7 +135,8 @@ class TokenizerManager:
             scheduler_info,
             max_top_logprobs=self.args.max_top_logprobs,
             allow_auto_truncate=self.args.allow_auto_truncate,
-            follows_grammars=self.args.grammar_backend != "none",
+            follows_grammars=self.args.follows_grammars,
+            makes_text=not self.args.skip_tokenizer_init,
             max_queued=self.args.max_queued_requests,
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
@@ -137,6 +145,17 @@ class TokenizerManager:
     def set_max_queued(self, max_queued: int | None) -> None:
         """As a control request changed it."""
         self._limits = dataclasses.replace(self.limits, max_queued=max_queued)
+
+    def configure_journal(self, changes: dict[str, Any]) -> None:
+        """As a control request wants it."""
+        self.journal.configure(dataclasses.replace(self.journal.settings, **changes))
+
+    def _decode_prompt(self, ids: list[int]) -> str:
+        return "" if self._tokenizer is None else self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def live_requests(self) -> list[tuple[str, float]]:
+        """The rids of what has not ended, the oldest first, and for how many seconds each has been here."""
+        return self._generation.ages()
 
     def fail(self, reason: str) -> None:
         """The workers are gone: everything that waits ends now, and nothing new is taken. `reason` is a sentence that clients
@@ -172,6 +191,9 @@ class TokenizerManager:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """Raises RequestError while there is none."""
+        if self.args.skip_tokenizer_init:
+            raise without_tokenizer("A text")
         if self._tokenizer is None:
             raise _unavailable("The server is starting.")
         return self._tokenizer
@@ -225,7 +247,9 @@ class TokenizerManager:
         Leaving aborts what still runs. `before_ready` is for the warm-up request."""
         if not before_ready and self.status != "ready":
             raise self._closed()
-        return self._generation.stream(req, sink, self.tokenizer, self.limits)
+        tokenizer = None if req.prompts is None else self.tokenizer
+        bos_token_id = None if self._tokenizer is None else self._tokenizer.bos_token_id
+        return self._generation.stream(req, sink, tokenizer, self.limits, bos_token_id)
 
     def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]:
         """The chunks of all sequences as they come, for a reader on the loop: see `pulled`."""
@@ -238,6 +262,10 @@ class TokenizerManager:
             "failed": f"The server has failed: {self.failure}",
         }
         return _unavailable(reasons[self.status])
+
+    @property
+    def sessions(self) -> Sessions:
+        return self._generation.sessions
 
     def abort_unsent(self, rid_prefix: str) -> None:
         """The part of an abort that no worker can do: requests that are still being tokenized."""
@@ -295,6 +323,9 @@ class TokenizerManager:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.tokenizer.token_bytes(token_id)
+
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
@@ -304,12 +335,13 @@ class TokenizerManager:
         **kwargs: Any,
     ) -> list[int]:
         """The ids of a conversation; RequestError if the template cannot render it, or it is far too long. From any thread."""
+        tokenizer = self.tokenizer
         try:
-            text = self.tokenizer.render_chat(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
+            text = tokenizer.render_chat(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
         except ValueError as error:
             raise RequestError(str(error), param="messages") from error
         # The template has written the special tokens.
-        return encode_prompt(self.tokenizer, text, self.limits, add_special_tokens=False)
+        return encode_prompt(tokenizer, text, self.limits, add_special_tokens=False)
 
 
 def _unavailable(message: str) -> RequestError:

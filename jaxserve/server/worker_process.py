@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import faulthandler
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ from jaxserve.ipc import IpcPaths, send_once
 from jaxserve.messages import WorkerAddress, WorkerFailed
 from jaxserve.server.logs import configure_logging
 
+SHOW_STACKS = signal.SIGQUIT  # of all threads, on stderr; the process goes on
 _PR_SET_PDEATHSIG = 1
 _PARENT_POLL_S = 1.0
 
@@ -34,7 +36,7 @@ _ARGS_FILE = "server_args.json"
 
 def write_args(folder: Path, args: ServerArgs) -> None:
     """Leaves the options for the workers, without the keys that only the HTTP server needs."""
-    data = msgspec.json.encode(args.replace(api_key=None, admin_api_key=None))
+    data = msgspec.json.encode(args.replace(api_key=None, admin_api_key=None, ssl_keyfile_password=None))
     file = os.open(folder / _ARGS_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(file, "wb") as out:
         out.write(data)
@@ -66,6 +68,8 @@ def run_worker(kind: str, work: Callable[[WorkerContext], None], argv: list[str]
     folder, parent_pid, rank = (argv if argv is not None else sys.argv[1:])[:3]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(SHOW_STACKS, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {SHOW_STACKS})
     die_with_parent(int(parent_pid))
     paths = IpcPaths(Path(folder))
     context = WorkerContext(WorkerAddress(kind, int(rank)), read_args(paths.folder), paths)

@@ -27,6 +27,7 @@ from jaxserve.ipc import IpcPaths
 from jaxserve.messages import DETOKENIZER, SCHEDULER, WorkerAddress, WorkerFailed, WorkerReady
 from jaxserve.progress import CLEAR_LINE, for_workers
 from jaxserve.server.logs import escaped_output, log_lines
+from jaxserve.server.worker_process import SHOW_STACKS
 
 logger = logging.getLogger(__name__)
 
@@ -78,15 +79,20 @@ class _Worker:
         self.address = command.address
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.last_words: WorkerFailed | None = None
-        # A session of its own: Ctrl-C in the terminal is for the main process, which then tells the workers.
-        self.process = subprocess.Popen(
-            [*command.argv, str(paths.folder), str(os.getpid()), str(command.rank)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=_environment(),
-        )
+        # The signal would end it until it has learned what to do: it inherits the mask, and lifts it then.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {SHOW_STACKS})
+        try:
+            # A session of its own: Ctrl-C in the terminal is for the main process, which then tells the workers.
+            self.process = subprocess.Popen(
+                [*command.argv, str(paths.folder), str(os.getpid()), str(command.rank)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment(),
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._copier = threading.Thread(target=self._copy_output, name=f"{self.address}-output", daemon=True)
         self._copier.start()
 
@@ -213,6 +219,12 @@ class WorkerGroup:
         for worker in failed:
             log_lines(logger, logging.ERROR, str(worker.obituary()))
         return not failed
+
+    def show_stacks(self) -> None:
+        """Asks all for the stacks of their threads, on stderr."""
+        for worker in self._workers.values():
+            if worker.process.poll() is None:
+                worker.process.send_signal(SHOW_STACKS)
 
     async def kill(self, reason: str | None = None) -> None:
         """Ends what still runs, at once; returns when all are gone."""

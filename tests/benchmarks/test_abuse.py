@@ -126,3 +126,25 @@ def test_memory_that_grows_is_a_fault_if_the_server_lived_long_enough() -> None:
     assert found[2]["mb_per_hour"] == 3600
     assert len(growth_faults(found)) == 1
     assert growth_faults(found)[0].startswith("main grew from 324 to 624 MiB")
+
+
+@pytest.mark.parametrize(
+    ("body", "has_end"),
+    [
+        (b"data: {}\n\ndata: [DONE]\n\n", True),
+        (b"data: {}\n\n", False),
+        (b"data: [DONE]\n\ndata: [DONE]\n\n", False),
+        (b'event: message_stop\ndata: {"type":"message_stop"}\n\n', True),
+        (b'event: error\ndata: {"type":"error","error":{}}\n\n', True),
+        (b'event: response.completed\ndata: {"type":"response.completed","sequence_number":9}\n\n', True),
+        (b'event: error\ndata: {"type":"error","sequence_number":9}\n\n', False),
+        (b'event: ping\ndata: {"type":"ping"}\n\n', False),
+        (b'{"model":"m","created_at":"","done":false}\n{"model":"m","created_at":"","done":true}\n', True),
+        (b'{"model":"m","created_at":"","done":false}\n{"error":"x"}\n', True),
+        (b'{"model":"m","created_at":"","done":false}\n', False),
+        (b"", False),
+    ],
+)
+def test_each_protocols_streams_have_one_end(arena: Arena, body: bytes, has_end: bool) -> None:
+    faults = judged(arena, Reply(200, "text/event-stream", body, True))
+    assert faults == ([] if has_end else ["a stream without its one end"])

@@ -43,10 +43,11 @@ def test_engine(compilation_cache: str) -> None:
 def test_openai_client(demo_server: LiveServer) -> None:
     shown = output_of("openai_client.py", "--url", f"{demo_server.url}/v1")
     answers = dict(line.split(": ", 1) for line in shown.splitlines())
-    assert set(answers) == {"chat", "stream", "completion", "constrained"}
+    assert set(answers) == {"chat", "stream", "completion", "constrained", "call"}
     assert answers["stream"].strip()
     assert answers["chat"].startswith(answers["stream"].strip())
     assert answers["constrained"].startswith("{'city': ")
+    assert answers["call"].startswith("show_city {'city': ")
 
 
 def test_async_many(demo_server: LiveServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import time
 
 import pytest
@@ -113,3 +114,31 @@ def test_penalties_bias_and_minimum_lengths_reach_the_device(demo_server: LiveSe
     assert held_back["meta_info"]["completion_tokens"] == 7
     assert held_back["meta_info"]["finish_reason"] == {"type": "stop", "matched": eos_id}
     demo_server.assert_whole()
+
+
+def test_scores_are_the_probabilities_of_the_next_token(demo_server: LiveServer) -> None:
+    query, items, labels = list(range(100, 140)), [[5, 6], [7]], [10, 11, 12]
+    body = {"query": query, "items": items, "label_token_ids": labels}
+    scores = demo_server.post("/v1/score", body).json()["scores"]
+    for item, found in zip(items, scores, strict=True):
+        meta = demo_server.generate(
+            input_ids=[*query, *item],
+            sampling_params={"max_new_tokens": 0},
+            return_logprob=True,
+            logprob_start_len=0,
+            top_logprobs_num=0,
+        )["meta_info"]
+        assert meta["output_token_logprobs"] == [] and len(meta["input_token_logprobs"]) == len(query) + len(item)
+        asked = demo_server.generate(
+            input_ids=[*query, *item, labels[0]],
+            sampling_params={"max_new_tokens": 0},
+            return_logprob=True,
+            logprob_start_len=len(query) + len(item) - 1,
+            token_ids_logprob=labels,
+        )["meta_info"]
+        expected = [math.exp(logprob) for logprob, _, _ in asked["input_token_ids_logprobs"][1]]
+        assert found == pytest.approx(expected, rel=1e-3)
+    shares = demo_server.post("/v1/score", {**body, "apply_softmax": True}).json()["scores"]
+    assert [sum(share) for share in shares] == pytest.approx([1, 1])
+    wrong = demo_server.post("/v1/score", {**body, "label_token_ids": [10**6]})
+    assert wrong.status_code == 400 and "label_token_ids must hold token ids in" in wrong.json()["error"]["message"]

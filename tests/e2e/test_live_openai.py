@@ -131,11 +131,11 @@ def test_a_stop_pattern_cuts_streamed_and_whole_text_alike(client: openai.OpenAI
 
 
 def test_fields_nobody_serves_are_named(client: openai.OpenAI) -> None:
-    for field in ("no_such_field", "lora_path", "thinking"):
+    for field in ("no_such_field", "lora_path", "web_search_options"):
         with pytest.raises(openai.BadRequestError, match=field):
             client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={field: {"a": 1}})
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-    with pytest.raises(openai.BadRequestError, match="without a tool-call parser"):
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
         client.chat.completions.create(model=MODEL, messages=QUESTION, tools=[tool])
     client.chat.completions.create(
         model=MODEL,

@@ -10,25 +10,37 @@ from typing import Any
 
 import pytest
 from live_server import LiveServer, running
-from parity import CACHED_OUTPUT_LEN, LIVE, NUM_CLIENTS, NUM_TOP, Oracle, Served
+from parity import CACHED_OUTPUT_LEN, LIVE, NUM_CLIENTS, Oracle, Served, asked_of_prompt
 
 
-def ask(server: LiveServer, prompt: list[int] | list[list[int]], output_len: int, *, ignore_eos: bool = True) -> Any:
+def ask(
+    server: LiveServer, prompt: list[int] | list[list[int]], output_len: int, how: dict[str, Any], *, ignore_eos: bool = True
+) -> Any:
     """The reply to a prompt, or a list of replies to a list of prompts."""
     return server.generate(
         input_ids=prompt,
         sampling_params={"temperature": 0, "max_new_tokens": output_len, "ignore_eos": ignore_eos},
-        return_logprob=True,
-        top_logprobs_num=NUM_TOP,
+        **how,
     )
 
 
-def check(oracle: Oracle, prompt: list[int], output_len: int, reply: dict[str, Any]) -> None:
+def check(oracle: Oracle, prompt: list[int], output_len: int, how: dict[str, Any], reply: dict[str, Any]) -> None:
     answer, meta = reply["output_ids"], reply["meta_info"]
     logprobs, top = meta["output_token_logprobs"], meta["output_top_logprobs"]
     values = [[logprob for logprob, _, _ in best] for best in top]
     oracle.check(prompt, answer, [logprob for logprob, _, _ in logprobs], values, output_len)
     assert [token for _, token, _ in logprobs] == answer
+    oracle.check_outputs(prompt, answer, [[value for value, _, _ in row] for row in meta["output_token_ids_logprobs"]])
+    start = how["logprob_start_len"]
+    if start < 0:
+        assert meta["input_token_logprobs"] == []
+        return
+    assert [token for _, token, _ in meta["input_token_logprobs"]] == prompt[start:]
+    first, *found = [logprob for logprob, _, _ in meta["input_token_logprobs"]]
+    (no_top, *tops), (no_ids, *ids) = meta["input_top_logprobs"], meta["input_token_ids_logprobs"]
+    assert first is no_top is no_ids is None
+    pairs = [[(value, token) for value, token, _ in best] for best in tops]
+    oracle.check_prompt(prompt, start, found, pairs, [[value for value, _, _ in row] for row in ids])
 
 
 def on_the_command_line(options: dict[str, Any]) -> list[str]:
@@ -48,13 +60,15 @@ def test_live_tokens_equal_those_of_transformers(
     model = checkpoint(served.case)
     oracle = Oracle(model)
     prompts = oracle.prompts()
+    asked = [asked_of_prompt(index, prompt) for index, prompt in enumerate(prompts)]
     options = ["--model-path", str(model), "--compilation-cache-dir", compilation_cache]
     options += on_the_command_line(served.options(oracle.context_len))
     with running(tmp_path / "server.log", *options) as server, concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:
         for seen, output_len in ((False, oracle.output_len), (True, CACHED_OUTPUT_LEN)):
-            replies = list(pool.map(ask, repeat(server), prompts, repeat(output_len)))
-            for prompt, reply in zip(prompts, replies, strict=True):
-                check(oracle, prompt, output_len, reply)
-                oracle.check_hit(served, len(prompt), reply["meta_info"]["cached_tokens"], seen=seen)
-        for prompt in prompts[:3]:
-            check(oracle, prompt, CACHED_OUTPUT_LEN, ask(server, prompt, CACHED_OUTPUT_LEN))
+            replies = list(pool.map(ask, repeat(server), prompts, repeat(output_len), asked))
+            for prompt, how, reply in zip(prompts, asked, replies, strict=True):
+                check(oracle, prompt, output_len, how, reply)
+                hit, start = reply["meta_info"]["cached_tokens"], how["logprob_start_len"]
+                oracle.check_hit(served, len(prompt), start, hit, seen=seen)
+        for prompt, how in zip(prompts[:3], asked, strict=False):
+            check(oracle, prompt, CACHED_OUTPUT_LEN, how, ask(server, prompt, CACHED_OUTPUT_LEN, how))

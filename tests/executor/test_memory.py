@@ -25,6 +25,7 @@ from jaxserve.executor.memory import (
     ProgramMemory,
     StepMemory,
     bytes_for_pools,
+    hidden_bytes,
     memory_budget,
     memory_lines,
     weight_bytes,
@@ -92,6 +93,7 @@ def test_the_budget_is_the_whole_device(make_blueprint: MakeBlueprint) -> None:
     assert (budget.weights, budget.others, budget.temporaries, budget.code) == (weights, 5_000, 30_000, 10_000)
     assert budget.row_tables > 5 * 100 * 2  # output_counts alone, with the row for padding
     assert budget.page_table == 5 * blueprint.spec((1,)).max_pages_per_row * 4
+    assert budget.hidden == blueprint.spec((1,)).max_step_tokens * blueprint.config.hidden_size * 4
     reserve = TOTAL - int(TOTAL * blueprint.args.mem_fraction_static) - 40_000
     assert reserve <= budget.free < reserve + 2 * budget.page_bytes[0]
     needy = memory_budget(blueprint, DeviceMemory(TOTAL, TOTAL - weights), StepMemory(TOTAL // 2, 10_000))
@@ -144,12 +146,14 @@ def test_the_only_pool_may_be_a_window(make_blueprint: MakeBlueprint) -> None:
 def test_code_is_that_of_all_programs(make_blueprint: MakeBlueprint) -> None:
     blueprint = make_blueprint(decode_row_buckets=(2, 4))
     known = weight_bytes(blueprint) + 5 * blueprint.spec((1,)).max_pages_per_row * 4 + 10 * blueprint.page_bytes[0]
+    known += hidden_bytes(blueprint)
     extend = ProgramMemory(arguments=known + 7, temporaries=100, new_outputs=20, code=5)
     decode = ProgramMemory(arguments=known, temporaries=50, new_outputs=30, code=3)
     sampling = ProgramMemory(arguments=0, temporaries=10, new_outputs=1, code=1)
-    steps = StepMemory.of(blueprint, [extend, decode], sampling, num_pages=(10,))
+    scoring = ProgramMemory(arguments=0, temporaries=60, new_outputs=2, code=2)
+    steps = StepMemory.of(blueprint, [extend, decode, sampling, scoring], num_pages=(10,))
     assert steps.temporaries == 120 + 30 + 7
-    assert steps.code == 5 * len(blueprint.buckets.all) + len(SamplingKey.all_of(blueprint.buckets.all))
+    assert steps.code == 5 * len(blueprint.buckets.all) + len(SamplingKey.all_of(blueprint.buckets.all)) + 2 * 2
 
 
 class ThisCpu(Target):

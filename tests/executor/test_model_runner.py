@@ -14,7 +14,7 @@ from checkpoints import load_model
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
-from jaxserve.runner import PageUpdates, RowState, StepInput, launch
+from jaxserve.runner import PageUpdates, RowState, ScoreQuery, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 PAGE_SIZE = 1
@@ -39,6 +39,7 @@ def args(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ServerArgs:
         max_running_requests=4,
         context_length=300,
         chunked_prefill_size=16,
+        enable_return_hidden_states=True,
         decode_row_buckets=(4,),
         compilation_cache_dir=str(tmp_path_factory.mktemp("cache")),
     )
@@ -128,6 +129,36 @@ def test_logprobs_come_only_when_asked_for(runner: ModelRunner) -> None:
     assert asked.top_ids[0, 0, 0] == plain.token_ids[0, 0]
     assert asked.top_logprobs[0, 0, 0] == pytest.approx(asked.logprobs[0, 0])
     assert np.all(np.diff(asked.top_logprobs[0, 0]) <= 0)
+
+
+@pytest.mark.parametrize("num_ids", [0, 5, 40], ids=lambda count: f"{count} ids")
+def test_scores_and_hidden_states_of_a_prompt_in_chunks(runner: ModelRunner, model: Path, num_ids: int) -> None:
+    prompt = list(range(40, 65))
+    ids = np.random.default_rng(0).permutation(runner.spec.vocab_size)[:num_ids].astype(np.int32)
+    pages = list(range(600, 625))
+    found, hidden = [], []
+    for start, end in ((0, 16), (16, 25)):
+        request = step(2, start, prompt[start:end], pages[start:end], new=None if start else row_state(2, 25))
+        slots = np.arange(end - start, dtype=np.int32)
+        query = ScoreQuery(slots, ints(*prompt[start + 1 : end], 7), np.tile(ids, (len(slots), 1)), needs_top=True)
+        output = runner.fetch(launch(runner, dataclasses.replace(request, score_query=query, hidden_slots=slots)))
+        assert output.scores is not None and output.hidden_states is not None
+        found.append(output.scores)
+        hidden.append(output.hidden_states)
+    with torch.inference_mode():
+        answer = load_model(model)(torch.tensor([prompt]), output_hidden_states=True)
+    expected = answer.logits[0].log_softmax(-1).numpy()
+    targets = [*prompt[1:16], 7, *prompt[17:], 7]
+    np.testing.assert_allclose(
+        np.concatenate([scores.logprobs for scores in found]), expected[np.arange(25), targets], atol=1e-3
+    )
+    top_ids = np.concatenate([scores.top_ids for scores in found if scores.top_ids is not None])
+    top = np.concatenate([scores.top_logprobs for scores in found if scores.top_logprobs is not None])
+    order = np.argsort(-expected, axis=-1)[:, : top_ids.shape[1]]
+    assert (top_ids == order).all()
+    np.testing.assert_allclose(top, np.take_along_axis(expected, order, -1), atol=1e-3)
+    np.testing.assert_allclose(np.concatenate([scores.id_logprobs for scores in found]), expected[:, ids], atol=1e-3)
+    np.testing.assert_allclose(np.concatenate(hidden), answer.hidden_states[-1][0].numpy(), atol=1e-3)
 
 
 def test_the_pool_is_updated_in_place(runner: ModelRunner) -> None:

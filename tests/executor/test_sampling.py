@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_runner import fake_spec
 
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.row_params import row_params_from_state
@@ -49,10 +50,12 @@ def forwarded_of(logits: np.ndarray, inputs: np.ndarray, start: int, **sampling:
     )
 
 
-def sample(forwarded: Forwarded, mode: SamplingMode, masks: np.ndarray | None = None) -> tuple[SamplingState, SampledTokens]:
+def sample(
+    forwarded: Forwarded, mode: SamplingMode, masks: np.ndarray | None = None, **spec: object
+) -> tuple[SamplingState, SampledTokens]:
     num_rows, K = forwarded.inputs.shape
     drafter = NgramDrafter(num_drafts=K - 1, min_match=1, max_match=3)
-    run = jax.jit(functools.partial(sample_rows, mode=mode, max_top_logprobs=2, drafter=drafter))
+    run = jax.jit(functools.partial(sample_rows, mode=mode, spec=fake_spec(max_top_logprobs=2, **spec), drafter=drafter))
     words = np.full((num_rows * K, 1), -1, np.int32) if masks is None else masks
     return run(state_of(num_rows, K), forwarded, jnp.asarray(words) if mode.takes_masks else None)
 
@@ -131,3 +134,18 @@ def test_a_broken_place_ends_a_row_there() -> None:
     sampled = sample(forwarded_of(logits, np.array([[1, 3, 4]]), 5, temperature=0), SamplingMode.GREEDY)[1]
     assert np.asarray(sampled.num_tokens).tolist() == [2]
     assert np.asarray(sampled.token_ids)[0, :2].tolist() == [3, BROKEN_LOGITS]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_logprobs_after_temperature_are_of_what_is_drawn_from(temperature: float) -> None:
+    """Of adjusted logits, here by a mask; greedy rows have no temperature."""
+    logits = np.random.default_rng(4).normal(size=(1, 1, V)).astype(np.float32)
+    forwarded = forwarded_of(logits, np.array([[3]]), start=5, temperature=temperature)
+    allowed = np.array([[0b01011011]], np.int32)
+    sampled = sample(forwarded, SamplingMode.EVERYTHING, allowed, logprobs_after_temperature=True)[1]
+    adjusted = np.where([bool(allowed[0, 0] >> token & 1) for token in range(V)], logits[0, 0], -np.inf) / (temperature or 1.0)
+    expected = adjusted - np.log(np.exp(adjusted).sum())
+    token = int(sampled.token_ids[0, 0])
+    assert sampled.logprobs is not None and sampled.top_logprobs is not None
+    np.testing.assert_allclose(sampled.logprobs[0, 0], expected[token], rtol=1e-5)
+    np.testing.assert_allclose(sampled.top_logprobs[0, 0], np.sort(expected)[::-1][:2], rtol=1e-5)

@@ -74,17 +74,19 @@ _ASK = """
 import sys
 from jaxserve.models import model_folder
 try:
-    print(model_folder(sys.argv[1], sys.argv[2] or None, weights=sys.argv[3] == "weights"))
+    print(model_folder(sys.argv[1], sys.argv[2] or None, weights=sys.argv[3] == "weights", download_dir=sys.argv[4] or None))
 except ValueError as error:
     print("ValueError:", error)
 """
 
 
-def ask(home: Path, endpoint: str, name: str = NAME, revision: str = "", weights: bool = True, **environment: str) -> str:
+def ask(
+    home: Path, endpoint: str, name: str = NAME, revision: str = "", weights: bool = True, into: str = "", **environment: str
+) -> str:
     own = {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_XET": "1"}
     unset = {"HF_TOKEN", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}
     env = {key: value for key, value in os.environ.items() if key not in unset} | own | environment
-    command = [sys.executable, "-c", _ASK, name, revision, "weights" if weights else ""]
+    command = [sys.executable, "-c", _ASK, name, revision, "weights" if weights else "", into]
     result = subprocess.run(command, env=env, cwd=home, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert "\r" not in result.stderr, "a progress bar in a pipe"
@@ -105,6 +107,14 @@ def test_a_name_on_the_hub_is_fetched_once(tmp_path: Path) -> None:
         assert not [one for one in asked if "resolve" in one], "its files are there"
     for more in ({}, {"HF_HUB_OFFLINE": "1"}):
         assert ask(tmp_path, NOBODY, **more) == str(snapshot(tmp_path)), "without the Hub"
+
+
+def test_a_name_on_the_hub_is_fetched_into_a_folder(tmp_path: Path) -> None:
+    into = tmp_path / "models"
+    with fake_hub({NAME: FILES}) as (url, _):
+        assert ask(tmp_path, url, into=str(into)) == str(into / "models--org--tiny" / "snapshots" / SHA)
+    assert not snapshot(tmp_path).exists()
+    assert f"in the cache {into}, and" in ask(tmp_path, NOBODY, "org/other", into=str(into))
 
 
 def test_without_weights_the_small_files_are_fetched(tmp_path: Path) -> None:

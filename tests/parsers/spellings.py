@@ -80,6 +80,10 @@ def pythonic(_: int, name: str, args: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})"
 
 
+def pythonic_json(_: int, name: str, args: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={dumps(value)}' for key, value in args.items())})"
+
+
 def qwen3_coder(_: int, name: str, args: dict[str, Any]) -> str:
     parameters = "".join(f"<parameter={key}>\n{bare(value)}\n</parameter>\n" for key, value in args.items())
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
@@ -109,6 +113,7 @@ SPELLINGS: dict[str, Spelling] = {
     "mistral/ARGS": each("", "", "", lambda _, name, args: f"[TOOL_CALLS]{name}[ARGS]{dumps(args)}"),
     "mistral/CALL_ID": each("", "", "", lambda n, name, args: f"[TOOL_CALLS]{name}[CALL_ID]id{n}[ARGS]{dumps(args)}"),
     "pythonic": each("[", "]", ", ", pythonic),
+    "pythonic/json": each("[", "]", ", ", pythonic_json),
     "pythonic/tags": each("<|python_start|>[", "]<|python_end|>", ", ", pythonic),
     "qwen25": each("", "", "\n", qwen25),
     "qwen3_coder": each("", "", "\n", qwen3_coder),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from fake_runner import FakeRunner, fake_spec
@@ -19,12 +19,14 @@ from jaxserve.messages import (
     ControlReply,
     ControlRequest,
     DetokenizerInput,
+    HiddenStates,
+    InputLogprobs,
     Message,
-    OutputLogprobs,
     RequestTimes,
     ShutdownReq,
     TokenizedGenerateReqInput,
     TokenizerInput,
+    TokenLogprobs,
     decoder,
     encode,
     pack,
@@ -69,7 +71,9 @@ class Answer:
     cached_tokens: int = 0
     decode_flags: int = 0
     times: RequestTimes | None = None
-    logprobs: list[OutputLogprobs] = dataclasses.field(default_factory=list)
+    logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    input_logprobs: InputLogprobs | None = None
+    hidden_states: list[HiddenStates] = dataclasses.field(default_factory=list)
     stops: list[str] | None = None
     stop_patterns: list[str] | None = None
     prompt_tail: list[int] | None = None
@@ -127,6 +131,10 @@ class MemoryTransport:
             if i in message.logprobs:
                 assert len(message.logprobs[i].logprobs) == len(new)
                 answer.logprobs.append(message.logprobs[i])
+            assert i not in message.input_logprobs or answer.input_logprobs is None, f"{rid} got them twice"
+            answer.input_logprobs = message.input_logprobs.get(i, answer.input_logprobs)
+            if i in message.hidden_states:
+                answer.hidden_states.append(message.hidden_states[i])
             answer.finish, answer.times = message.finished.get(i), message.times.get(i)
 
 
@@ -175,6 +183,9 @@ class Harness:
         stream: bool = False,
         return_logprob: bool = False,
         top_logprobs_num: int = 0,
+        logprob_start_len: int = -1,
+        token_ids_logprob: list[int] | None = None,
+        return_hidden_states: bool | Literal["last"] = False,
         priority: int | None = None,
         extra_key: str | None = None,
         thinking: Thinking | None = None,
@@ -188,6 +199,9 @@ class Harness:
             stream=stream,
             return_logprob=return_logprob,
             top_logprobs_num=top_logprobs_num,
+            logprob_start_len=logprob_start_len,
+            token_ids_logprob=token_ids_logprob,
+            return_hidden_states=return_hidden_states,
             priority=priority,
             extra_key=extra_key,
             thinking=thinking,

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from parity import CACHED_OUTPUT_LEN, IN_PROCESS, NUM_TOP, Oracle, Served
+from parity import CACHED_OUTPUT_LEN, IN_PROCESS, NUM_TOP, Oracle, Served, asked_of_prompt
 from scheduler_harness import Harness
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import build, build_runner
 
-FEW_ROWS = {"max_running_requests": 8, "decode_row_buckets": (8,)}  # of one number: fewest programs; requests have to wait
+# Rows of one number: fewest programs; requests have to wait.
+FEW_ROWS = {"max_running_requests": 8, "decode_row_buckets": (8,), "enable_return_hidden_states": True}
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +36,27 @@ def test_tokens_equal_those_of_transformers(
     built = build_runner(args, show_progress=False)
     harness = Harness(runner=built.runner, server_args=built.args, overlap=served.overlap)
     for seen, output_len in ((False, oracle.output_len), (True, CACHED_OUTPUT_LEN)):
-        how = {"ignore_eos": True, "return_logprob": True, "top_logprobs_num": NUM_TOP}
-        rids = [harness.submit(prompt, output_len, **how) for prompt in prompts]
+        asked = [asked_of_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+        rids = [
+            harness.submit(prompt, output_len, ignore_eos=True, return_hidden_states=index % 8 == 6, **how)
+            for index, (prompt, how) in enumerate(zip(prompts, asked, strict=True))
+        ]
         harness.run()
-        for prompt, rid in zip(prompts, rids, strict=True):
-            answer = harness.answer(rid)
+        for prompt, how, rid in zip(prompts, asked, rids, strict=True):
+            answer, start = harness.answer(rid), how["logprob_start_len"]
             logprobs = np.concatenate([part.logprobs for part in answer.logprobs])
             top = np.concatenate([part.top_logprobs for part in answer.logprobs])
             oracle.check(prompt, answer.token_ids, logprobs, top[:, :NUM_TOP], output_len)
-            oracle.check_hit(served, len(prompt), answer.cached_tokens, seen=seen)
+            oracle.check_outputs(prompt, answer.token_ids, np.concatenate([part.id_logprobs for part in answer.logprobs]))
+            if (of_prompt := answer.input_logprobs) is not None:
+                found = of_prompt.logprobs
+                pairs = np.stack([found.top_logprobs, found.top_ids], axis=-1)
+                oracle.check_prompt(prompt, start, list(found.logprobs), list(pairs), list(found.id_logprobs))
+            if harness.sent[rid].return_hidden_states:
+                (whole,) = [states.prompt for states in answer.hidden_states if states.prompt is not None]
+                later = [states.outputs for states in answer.hidden_states if states.outputs is not None]
+                expected = oracle.hidden_states(prompt + answer.token_ids[:-1])
+                np.testing.assert_allclose(np.concatenate([whole, *later]), expected, atol=2e-3)
+            else:
+                oracle.check_hit(served, len(prompt), start, answer.cached_tokens, seen=seen)
     assert harness.scheduler.internal_state()["runner"]["compiles_after_ready_total"] == 0

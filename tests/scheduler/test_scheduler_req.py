@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxserve.scheduler.req import LogprobBuffer, Req, RequestState
+from jaxserve.scheduler.answers import LogprobBuffer
+from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.types import FinishReason, SamplingParams
 
 
@@ -53,9 +54,9 @@ def test_lengths_after_a_retraction() -> None:
 
 
 def test_logprobs_are_taken_once_and_cut_to_the_requested_number() -> None:
-    buffer = LogprobBuffer(top_num=2)
+    buffer = LogprobBuffer(top_num=2, token_ids=None)
     for value in (-1.0, -2.0):
-        buffer.append(value, np.array([4, 5, 6], np.int32), np.array([value, value - 1, value - 2], np.float32))
+        buffer.append(value, np.array([4, 5, 6], np.int32), np.array([value, value - 1, value - 2], np.float32), None)
     out = buffer.take()
     assert out.logprobs.tolist() == [-1.0, -2.0]
     assert out.top_ids is not None and out.top_ids.tolist() == [[4, 5], [4, 5]]
@@ -65,6 +66,6 @@ def test_logprobs_are_taken_once_and_cut_to_the_requested_number() -> None:
 
 
 def test_logprobs_without_alternatives() -> None:
-    buffer = LogprobBuffer(top_num=0)
-    buffer.append(-1.0, None, None)
+    buffer = LogprobBuffer(top_num=0, token_ids=None)
+    buffer.append(-1.0, None, None, None)
     assert buffer.take().top_ids is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from pipeline_harness import running
@@ -17,3 +19,10 @@ async def pipeline() -> AsyncIterator[Pipeline]:
         patch.setenv("FAKE_STEP_S", "0.002")
         async with running() as ready:
             yield ready
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for names of sockets, as pytest's own does not."""
+    with tempfile.TemporaryDirectory(prefix="launch-") as path:
+        yield Path(path)

@@ -1,4 +1,5 @@
-"""A GenerationService one can compute by hand: token j of every sequence is the letter chr(97 + j % 26)."""
+"""A GenerationService one can compute by hand: token j of every sequence is the letter chr(97 + j % 26), unless a script says
+what it is."""
 
 from __future__ import annotations
 
@@ -8,12 +9,18 @@ import string
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+import numpy as np
+
+from jaxserve.messages import HiddenStates
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
+from jaxserve.scheduler.control.close_session import CloseSessionReqOutput
+from jaxserve.scheduler.control.configure_logging import ConfigureLoggingReqOutput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqOutput
 from jaxserve.scheduler.control.declaration import ControlError, ControlStruct
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqOutput
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReqOutput
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReqOutput
+from jaxserve.scheduler.control.open_session import OpenSessionReqOutput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqOutput
 from jaxserve.scheduler.control.registry import control_of
 from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOccupationReqOutput
@@ -21,7 +28,8 @@ from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccu
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
+from jaxserve.server.chat_templates import TemplateArguments
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.types import FinishReason, SamplingParams
@@ -29,6 +37,7 @@ from jaxserve.types import FinishReason, SamplingParams
 CONTEXT_LEN = 100
 VOCAB_SIZE = 1000
 BOS = 1
+EOS = 2
 
 
 class FakeTokenizer:
@@ -47,11 +56,16 @@ class FakeService:
         self.num_programs_missing = 0
         self.tokenizer = FakeTokenizer()
         self.lanes = TextLanes()
-        self.model_info: dict[str, Any] = {"context_length": CONTEXT_LEN}
+        self.model_info: dict[str, Any] = {
+            "model_path": "/models/tiny",
+            "weight_version": "default",
+            "context_length": CONTEXT_LEN,
+        }
         self.context_len = CONTEXT_LEN
         self.vocab_size = VOCAB_SIZE
         self.generation_defaults: dict[str, Any] = {}
         self.resolved_options: dict[str, Any] = {"page_size": 16}
+        self.template_arguments = TemplateArguments()
         self.num_live = 0
         self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
@@ -67,6 +81,9 @@ class FakeService:
             "pause_generation": [PauseGenerationReqOutput()],
             "continue_generation": [ContinueGenerationReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
+            "open_session": [OpenSessionReqOutput("mine")],
+            "close_session": [CloseSessionReqOutput()],
+            "configure_logging": [ConfigureLoggingReqOutput("info")],
             "freeze_gc": [FreezeGCReqOutput(1), FreezeGCReqOutput(2)],
             "set_internal_state": [SetInternalStateReqOutput(True, {})],
             "release_memory_occupation": [ReleaseMemoryOccupationReqOutput(())],
@@ -77,6 +94,7 @@ class FakeService:
         self.healthy = True
         self.step_s = 0.0  # time between tokens
         self.endless = False  # ignore max_new_tokens
+        self.script: list[str] | None = None  # the text of each chunk of every sequence, which then ends by itself
         self.fail_after: tuple[int, FinishReason] | None = None  # end every sequence so after that many tokens
         self.crash: Exception | None = None
         self.steps = 0
@@ -127,6 +145,7 @@ class FakeService:
 
     async def _chunks(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
         prompts = self._prompts(req)
+        req.prompt_ids = [np.array(prompt, np.int32) for prompt in prompts]
         bases = req.rids or [new_rid() for _ in prompts]
         n = req.num_samples
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
@@ -148,14 +167,38 @@ class FakeService:
             self.num_live -= len(live)
 
     def _chunk(self, req: GenerateReqInput, index: int, rid: str, prompt: list[int], step: int) -> GenerationChunk:
-        params = req.sampling_params[index // req.num_samples]
+        params, options = req.sampling_params[index // req.num_samples], req.options_of(index)
+        if self.script is not None:
+            return self._scripted(req, index, rid, len(prompt), self.script[:step], is_last=step == len(self.script))
         letter = string.ascii_lowercase[(step - 1) % 26]
         reason = self._reason(params, letter, step)
         text = letter if reason is None or reason.type == "length" or params.no_stop_trim else ""
-        top = [(ord(letter), -0.5), (ord("z"), -1.5)][: req.top_logprobs_num]
-        logprobs = [TokenLogprob(ord(letter), -0.5, top)] if req.return_logprob else []
+        top = [(ord(letter), -0.5), (ord("z"), -1.5)][: options.top_logprobs_num]
+        logprobs = [TokenLogprob(ord(letter), -0.5, top)] if options.return_logprob else []
         meta = {"e2e_latency": 0.25} if reason else {}
-        return GenerationChunk(index, rid, text, [ord(letter)], logprobs, len(prompt), step, 3, reason, meta)
+        chunk = GenerationChunk(index, rid, text, [ord(letter)], logprobs, len(prompt), step, 3, reason, meta)
+        if options.return_logprob and options.token_ids_logprob:
+            logprobs[0].id_logprobs = [-2.0] * len(options.token_ids_logprob)
+        if options.return_logprob and options.logprob_start_len >= 0 and step == 1:
+            chunk.input_logprobs = _input_logprobs(prompt[options.logprob_start_len :], options)
+        if options.return_hidden_states:
+            states = np.array([[step, 0.5]], np.float32)
+            chunk.hidden_states = HiddenStates(prompt=states) if step == 1 else HiddenStates(outputs=states)
+        return chunk
+
+    def _scripted(
+        self, req: GenerateReqInput, index: int, rid: str, prompt_len: int, texts: list[str], *, is_last: bool
+    ) -> GenerationChunk:
+        ids = [ord(char) for char in texts[-1]]
+        logprobs = [TokenLogprob(id_, -0.5, []) for id_ in ids] if req.options_of(index).return_logprob else []
+        count, limit = sum(map(len, texts)), req.sampling_params[index // req.num_samples].max_new_tokens
+        reason = FinishReason.stop(EOS) if is_last else None
+        if limit is not None and limit <= count:
+            reason = FinishReason.length_limit(count)
+        if self.fail_after and len(texts) >= self.fail_after[0]:
+            reason = self.fail_after[1]
+        meta = {"e2e_latency": 0.25} if reason else {}
+        return GenerationChunk(index, rid, texts[-1], ids, logprobs, prompt_len, count, 3, reason, meta, "v1")
 
     def _reason(self, params: SamplingParams, letter: str, step: int) -> FinishReason | None:
         if self.fail_after and step >= self.fail_after[0]:
@@ -182,6 +225,9 @@ class FakeService:
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.decode([token_id], False).encode()
+
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
@@ -202,3 +248,9 @@ class FakeService:
             }
         )
         return self.tokenizer.encode("|".join(f"{m['role']}:{m['content']}" for m in messages))
+
+
+def _input_logprobs(ids: list[int], options: PromptOptions) -> list[TokenLogprob]:
+    top = [(BOS, -0.75)][: options.top_logprobs_num]
+    known = [TokenLogprob(token, -1.0, top, [-3.0] * len(options.token_ids_logprob or ())) for token in ids[1:]]
+    return [*(TokenLogprob(token, None, []) for token in ids[:1]), *known]

@@ -49,6 +49,12 @@ async def live_server(service: FakeService, limits: ConnectionLimits | None = No
             await task
 
 
+def error_message(reply: httpx.Response) -> str:
+    """Of an error in any protocol's envelope."""
+    error = reply.json()["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
 def events_of(text: str) -> list[dict[str, Any]]:
     """The JSON events of a stream that ended with [DONE]."""
     parts = text.split("\n\n")
@@ -65,6 +71,7 @@ async def until(condition: Any, timeout_s: float = 5.0) -> None:
 
 def self_signed(folder: Path) -> tuple[str, str]:
     """(certificate, key) for 127.0.0.1."""
+    folder.mkdir(exist_ok=True)
     certificate, key = str(folder / "certificate.pem"), str(folder / "key.pem")
     if shutil.which("openssl") is None:
         pytest.skip("making a certificate takes the openssl command")

@@ -16,7 +16,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.pipeline import Pipeline
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError
 from jaxserve.types import SamplingParams
 
 
@@ -37,14 +37,15 @@ async def running(**options: Any) -> AsyncIterator[Pipeline]:
 
 
 def request(prompt: str | list[int] = "Hello there", n: int = 1, **fields: Any) -> GenerateReqInput:
-    own = {"stream", "rids", "return_logprob", "top_logprobs_num", "priority", "extra_key", "cache_salt"}
-    req_fields = {name: fields.pop(name) for name in list(fields) if name in own}
+    req_fields = {name: fields.pop(name) for name in ("stream", "rids") if name in fields}
+    options = PromptOptions(**{name: fields.pop(name) for name in PromptOptions.__struct_fields__ if name in fields})
     params = SamplingParams(**{"max_new_tokens": 8, "n": n, **fields})
     text = isinstance(prompt, str)
     return GenerateReqInput(
         prompts=[prompt] if isinstance(prompt, str) else None,
         input_ids=None if text else [prompt],  # type: ignore[list-item]
         sampling_params=[params],
+        options=[options],
         **req_fields,
     )
 

@@ -10,6 +10,8 @@ from fake_service import FakeService
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from jaxserve.config import ServerArgs
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.openai.conversation import Conversation
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import RequestError
@@ -47,6 +49,38 @@ async def test_what_a_template_raises_is_the_clients(pipeline: Pipeline, kwargs:
     with pytest.raises(RequestError, match="chat template cannot render") as caught:
         await rendered(pipeline, HELLO, kwargs)
     assert caught.value.status_code == 400
+
+
+async def test_a_request_brings_a_template_where_it_may(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = {"chat_template": "{{ messages[0].content }}, {{ tone }} {{ enable_thinking }}", "tone": "softly"}
+    with pytest.raises(RequestError, match="must not hold chat_template: this server runs without --trust-request"):
+        await rendered(pipeline, HELLO, mine)
+    args = ServerArgs(trust_request_chat_template=True, default_chat_template_kwargs='{"tone": "loudly", "enable_thinking": 5}')
+    monkeypatch.setattr(pipeline.manager, "template_arguments", TemplateArguments.of(args))
+    said = HELLO[0]["content"]
+    assert pipeline.manager.decode(await rendered(pipeline, HELLO, mine)) == f"{said}, softly 5"
+    del mine["tone"]
+    assert pipeline.manager.decode(await rendered(pipeline, HELLO, mine)) == f"{said}, loudly 5"
+    for wrong in ("{{", "{{ raise_exception('no') }}", "{{ messages.__class__.__mro__ }}{{ x.y.z }}"):
+        with pytest.raises(RequestError, match="chat template cannot render") as caught:
+            await rendered(pipeline, HELLO, {"chat_template": wrong})
+        assert caught.value.status_code == 400
+    with pytest.raises(RequestError, match=r"chat_template_kwargs\.chat_template must be a string"):
+        await rendered(pipeline, HELLO, {"chat_template": ["x"]})
+
+
+async def test_what_a_request_says_of_thinking_stands_before_the_servers_default() -> None:
+    service = FakeService()
+    service.template_arguments = TemplateArguments({"enable_thinking": True, "tone": "x"})
+    conversation = await Conversation.checked(service, HELLO, reasoning_effort="none")
+    assert (conversation.template_kwargs["enable_thinking"], conversation.template_kwargs["tone"]) == (False, "x")
+
+
+def test_defaults_for_templates_are_checked_at_the_start() -> None:
+    with pytest.raises(ValueError, match="--default-chat-template-kwargs must be a JSON object"):
+        ServerArgs(default_chat_template_kwargs="[]")
+    with pytest.raises(ValueError, match="--default-chat-template-kwargs must not hold chat_template, tools"):
+        TemplateArguments.of(ServerArgs(default_chat_template_kwargs='{"tools": [], "chat_template": ""}'))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "namespace", "raise_exception", "kwargs", "x" * 10_000])

@@ -21,9 +21,9 @@ from jaxserve.messages import (
     BatchStrOut,
     BatchTokenIDOut,
     ControlRequest,
-    OutputLogprobs,
     RequestTimes,
     ShutdownReq,
+    TokenLogprobs,
     WorkerAddress,
     decoder,
     encode,
@@ -147,7 +147,7 @@ def test_everything_else_passes_through_the_wire() -> None:
     out = message(
         {"a": [1], "b": [2, 3]},
         finished={1: FinishReason.stop(3)},
-        logprobs={0: OutputLogprobs(logprobs=np.array([-1.5], np.float32))},
+        logprobs={0: TokenLogprobs(logprobs=np.array([-1.5], np.float32))},
         times={1: RequestTimes(queue_entry_s=1, first_scheduled_s=2, first_token_s=3, finished_s=4)},
     )
     out = decoder(BatchTokenIDOut).decode(encode(out))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import subprocess
@@ -35,6 +36,62 @@ def new_engine(**options: Any) -> Engine:
 def engine() -> Iterator[Engine]:
     with new_engine(weight_version="v7") as engine:
         yield engine
+
+
+def test_an_engine_without_a_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    options = {"skip_tokenizer_init": True, "worker_commands": fake_scheduler.commands()}
+    with new_engine() as usual, Engine(str(folder), **options) as engine:  # which has no tokenizer
+        assert engine.tokenizer is None
+        wanted: Any = usual.generate(input_ids=[5, 6, 7], sampling_params=GREEDY, return_logprob=True)
+        reply: Any = engine.generate(input_ids=[5, 6, 7], sampling_params=GREEDY, return_logprob=True)
+        assert (reply["text"], reply["output_ids"]) == ("", wanted["output_ids"])
+        assert reply["meta_info"]["output_token_logprobs"] == wanted["meta_info"]["output_token_logprobs"]
+        streamed: list[Any] = list(engine.generate(input_ids=[[5], [6]], sampling_params=GREEDY, stream=True))
+        assert sorted(one["index"] for one in streamed if one["meta_info"]["finish_reason"]) == [0, 1]
+        stop_token = reply["output_ids"][2]
+        stopped: Any = engine.generate(input_ids=[5, 6, 7], sampling_params={**GREEDY, "stop_token_ids": [stop_token]})
+        assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop_token}
+        for wrong in (
+            {"sampling_params": {"stop": "x"}},
+            {"sampling_params": {"stop_regex": "x"}},
+            {"sampling_params": {"regex": "x"}},
+            {"return_text_in_logprobs": True},
+        ):
+            name = next(iter(wrong.get("sampling_params", wrong)))
+            with pytest.raises(RequestError, match=f"^{name} needs a tokenizer, and this server runs without one"):
+                engine.generate(input_ids=[5], **wrong)
+        with pytest.raises(RequestError, match=r"^A text needs a tokenizer, and .* send input_ids") as caught:
+            engine.generate("Hello")
+        assert caught.value.status_code == 400
+
+
+def test_arguments_at_sglangs_positions(engine: Engine) -> None:
+    parameters = list(inspect.signature(Engine.generate).parameters)
+    assert parameters[:4] == ["self", "prompt", "sampling_params", "input_ids"]
+    nothing = [None] * 5
+    reply: Any = engine.generate("Hello", GREEDY, None, *nothing, True, -1, 2)
+    assert len(reply["meta_info"]["output_top_logprobs"][0]) == 2
+    with pytest.raises(TypeError, match="generate got return_logprob twice"):
+        engine.generate("Hello", GREEDY, None, *nothing, True, return_logprob=True)
+    with pytest.raises(TypeError, match="generate takes at most"):
+        engine.generate(*[None] * 60)
+    with pytest.raises(RequestError, match="image_data"):
+        engine.generate("Hello", GREEDY, None, "picture.png")
+
+
+def test_a_refused_request_is_a_value_error_as_sglangs(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="temperature must be non-negative"):
+        engine.generate("Hello", {"temperature": -1})
+
+
+def test_what_an_engine_says_of_itself(engine: Engine) -> None:
+    assert engine.get_model_info()["weight_version"] == "v7"
+    info = engine.get_server_info()
+    assert (info["version"], info["weight_version"]) == (jaxserve.__version__, "v7")
+    assert len(engine.get_all_child_pids()) == 2
 
 
 def test_names_of_the_package() -> None:

@@ -30,6 +30,9 @@ class PlainWriter:
     def end(self) -> bytes:
         return b"<end>"
 
+    def error(self, error: RequestError) -> bytes:
+        return f"<{error.message}>".encode()
+
 
 class FakeWire:
     def __init__(self) -> None:
@@ -189,15 +192,17 @@ async def test_an_error_before_the_head_is_an_error_reply() -> None:
 
 
 async def test_an_error_in_a_stream_ends_it_with_an_event() -> None:
-    for text, reason, message in (("crash", None, b"Internal server error"), ("", FinishReason.abort("no", 503), b"failed")):
+    for text, reason, message in (
+        ("crash", None, b"<Internal server error; the server's log says more.>"),
+        ("", FinishReason.abort("no", 503), b"<The server failed.>"),
+    ):
         stream = await begun()
         stream.sink.push(chunk(text, reason=reason))
         stream.sink.push(chunk("late"))
         await stream.task
         assert stream.left, "what still runs is aborted"
         assert stream.sent[-1]["more_body"] is False
-        assert message in stream.sent[-1]["body"]
-        assert stream.sent[-1]["body"].endswith(b"data: [DONE]\n\n")
+        assert stream.sent[-1]["body"] == message
         assert stream.wire is not None
         assert stream.wire.written == [b"<a>"], "nothing follows the error"
 

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxserve.config import ServerArgs
 from jaxserve.messages import AbortReq, BatchStrOut, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from jaxserve.server.generation import SEQUENCES_PER_PART, Generation
+from jaxserve.server.journal.journal import Journal
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
@@ -23,7 +25,7 @@ LIMITS = ModelLimits(context_len=100, vocab_size=50, max_total_tokens=1000, max_
 class Flow:
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        self.generation = Generation(self.sent.append, TextLanes(), log_requests=False)
+        self.generation = Generation(self.sent.append, TextLanes(), Journal(ServerArgs(), str))
 
     async def start(self, prompts: list[list[int]], **fields: Any) -> asyncio.Task[list[GenerationChunk]]:
         params = SamplingParams(**{"max_new_tokens": 5, **fields})

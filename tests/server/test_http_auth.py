@@ -61,6 +61,22 @@ async def test_keys_may_hold_any_characters(key: str) -> None:
     assert (latin.status_code == 200) == (max(key) < "\u0100")
 
 
+async def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
+    async with app_client(FakeService(), api_key="k", admin_api_key="a") as client:
+
+        async def status(path: str, **headers: str) -> int:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return (await client.post(path, headers=named)).status_code
+
+        assert await status("/v1/messages", x_api_key="k") != 401
+        assert await status("/v1/messages", x_api_key="other", authorization="Bearer k") != 401
+        assert await status("/v1/messages", x_api_key="k", authorization="Bearer other") != 401
+        assert await status("/v1/messages", x_api_key="other", authorization="Bearer other") == 401
+        assert await status("/v1/messages", x_api_key="") == 401
+        assert await status("/flush_cache", x_api_key="k") == 401
+        assert await status("/flush_cache", x_api_key="a") == 200
+
+
 @pytest.mark.parametrize(("method", "path"), OPEN)
 async def test_health_and_metrics_need_no_key(method: str, path: str) -> None:
     assert await allowed({"api_key": "k", "admin_api_key": "a"}, None, method, path)

@@ -16,7 +16,6 @@ from jaxserve.server.openai.foreign_fields import CHAT, COMPLETION
 from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 
 
 async def chat(service: FakeService | None = None, /, expect: int = 200, options: Any = None, **body: Any) -> Any:
@@ -158,17 +157,6 @@ async def test_messages_reach_the_template_as_roles_and_texts() -> None:
     assert (seen["add_generation_prompt"], seen["continue_final_message"]) == (True, False)
 
 
-async def test_without_a_parser_tools_are_refused_not_answered_as_text() -> None:
-    service = FakeService()
-    for fields in ({}, {"tool_choice": "auto"}, {"stream": True}, {"input_ids": [5]}):
-        error = await chat(service, expect=400, tools=[TOOL], **fields)
-        assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
-        assert "without a tool-call parser" in error["message"]
-    await chat(service, tools=[TOOL], tool_choice="none")
-    await chat(service, tools=[], tool_choice="auto", parallel_tool_calls=True)
-    assert [seen["tools"] for seen in service.templated] == [None, None]
-
-
 async def test_continue_final_message() -> None:
     service = FakeService()
     await chat(service, messages=[*HELLO, {"role": "assistant", "content": "Well,"}], continue_final_message=True)
@@ -217,10 +205,8 @@ async def test_token_ids_and_meta_info() -> None:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "in [0, 20], got 21"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"tools": [{"type": "function"}]}, "tools", "tools[0].function must be an object with a name"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "not supported yet"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice", "not supported"),
         ({"tool_choice": "maybe"}, "tool_choice", 'got "maybe"'),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"functions": [{"name": "x"}]}, "functions", "not supported"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
         ({"continue_final_message": True}, "continue_final_message", "role assistant"),
@@ -228,8 +214,12 @@ async def test_token_ids_and_meta_info() -> None:
         ({"chat_template": "{{ x }}"}, "chat_template", "not supported"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "must not hold self"),
         ({"input_ids": []}, "input_ids", "at least one token id"),
-        ({"thinking": {"type": "enabled"}}, "thinking", "thinking is not supported yet."),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "not supported yet"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens", "budget_tokens is not supported"),
+        ({"thinking": {"type": "on"}}, "thinking", 'enabled or disabled, got "on"'),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "not supported yet"),
+        ({"reasoning": {"enabled": "yes"}}, "reasoning", 'reasoning.enabled must be true or false, got "yes"'),
+        ({"reasoning_effort": "utmost"}, "reasoning_effort", "one of none, minimal"),
+        ({"reasoning_effort": 1.5}, "reasoning_effort", "[0, 0.99], got 1.5"),
         ({"sampling_logprobs_mode": "x"}, "sampling_logprobs_mode", "not supported yet"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported yet"),
         ({"web_search_options": {}}, "web_search_options", "not supported yet"),

@@ -26,6 +26,7 @@ async def test_a_reply() -> None:
         "completion_tokens": 3,
         "total_tokens": 6,
         "prompt_tokens_details": None,
+        "completion_tokens_details": {"reasoning_tokens": 0},
         "reasoning_tokens": 0,
     }
 
@@ -80,6 +81,21 @@ async def test_echo_repeats_the_prompt() -> None:
     assert "".join(e["choices"][0]["text"] for e in events if e["choices"][0]["index"] == 1) == "yabc"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_with_logprobs_begins_with_those_of_the_prompt(stream: bool) -> None:
+    reply = await complete(echo=True, logprobs=1, stream=stream, max_tokens=2)
+    choices = [event["choices"][0] for event in reply] if stream else reply["choices"]
+    columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
+    for choice in choices:
+        for name, column in columns.items():
+            column.extend(choice["logprobs"][name])
+    assert "".join(choice["text"] for choice in choices) == "hiab"
+    assert columns["tokens"] == ["<s>", "h", "i", "a", "b"]
+    assert columns["token_logprobs"] == [None, -1.0, -1.0, -0.5, -0.5]
+    assert columns["top_logprobs"] == [None, {"<s>": -0.75}, {"<s>": -0.75}, {"a": -0.5}, {"b": -0.5}]
+    assert columns["text_offset"] == [0, 3, 4, 5, 6]
+
+
 async def test_a_stream() -> None:
     events = await complete(stream=True, n=2, logprobs=1, return_token_ids=True)
     assert {event["object"] for event in events} == {"text_completion"}
@@ -124,7 +140,7 @@ async def test_every_sampling_field_arrives() -> None:
     assert params.logit_bias == {9: -3}
     assert (params.no_stop_trim, params.ignore_eos) == (True, True)
     assert (params.skip_special_tokens, params.spaces_between_special_tokens) == (False, False)
-    assert (request.priority, request.extra_key, request.cache_salt) == (4, "k", "s")
+    assert (request.options[0].priority, request.options[0].extra_key, request.options[0].cache_salt) == (4, "k", "s")
 
 
 async def test_the_models_defaults_are_for_chat_only() -> None:
@@ -153,7 +169,7 @@ async def test_request_ids() -> None:
         ({"prompt": [1.5]}, "prompt", "prompt[0] must be an integer or a string or a list"),
         ({"prompt": [5, -1], "echo": True}, "prompt", "[0, 1000), got -1"),
         ({"prompt": [[5], [1000]]}, "prompt", "[0, 1000), got 1000"),
-        ({"max_tokens": 0}, "max_tokens", "at least 1, got 0"),
+        ({"max_tokens": -1}, "max_tokens", "at least 0, got -1"),
         ({"max_tokens": "ten"}, "max_tokens", 'must be an integer or null, got "ten"'),
         ({"max_tokens": 1 << 40}, "max_tokens", "<= 2147483647, got 1099511627776"),
         ({"n": 0}, "n", "in [1, 128], got 0"),
@@ -170,13 +186,11 @@ async def test_request_ids() -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias", 'got "x"'),
         ({"logit_bias": {"1000": 1}}, "logit_bias", "[0, 1000), got 1000"),
         ({"logprobs": 21}, "logprobs", "in [0, 20], got 21"),
-        ({"logprobs": 1, "echo": True}, "echo", "not supported"),
-        ({"best_of": 3}, "best_of", "n=1, got 3"),
-        ({"suffix": "end"}, "suffix", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
-        ({"json_schema": "{}"}, "json_schema", "not supported"),
-        ({"regex": "a+"}, "regex", "not supported"),
-        ({"ebnf": "root ::= 'a'"}, "ebnf", "not supported"),
+        ({"best_of": 1, "n": 2}, "best_of", "in [n=2, 128], got 1"),
+        ({"best_of": 129}, "best_of", "in [n=1, 128], got 129"),
+        ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
+        ({"suffix": "end"}, "suffix", "no tokens for filling in the middle"),
+        ({"suffix": "end", "prompt": [5]}, "suffix", "needs prompts of text"),
         ({"lora_path": "x"}, "lora_path", "not supported"),
         ({"session_params": {"id": "x"}}, "session_params", "not supported"),
         ({"custom_logit_processor": "x"}, "custom_logit_processor", "not supported"),

@@ -11,7 +11,7 @@ from unittest import mock
 import jsonschema
 import pytest
 from fake_service import FakeService
-from http_harness import app_client
+from http_harness import MODEL, app_client
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
@@ -64,6 +64,24 @@ def test_every_field_is_described() -> None:
         if not field.get("description", "").endswith(".")
     ]
     assert not silent
+
+
+@pytest.mark.parametrize(("method", "path"), list(OPERATIONS))
+async def test_every_route_has_an_example_of_its_body_and_replies_as_it_says(method: str, path: str) -> None:
+    operation = OPERATIONS[method, path]
+    body = None
+    if "requestBody" in operation:
+        body = dict(body_of(operation)["example"])
+        body |= {"stream": False} if path in ("/api/chat", "/api/generate") else {}
+    (media_type, said), *_ = operation["responses"]["200"]["content"].items()
+    assert said["schema"] and "example" in said, "it says nothing of its reply"
+    jsonschema.validate(said["example"], said["schema"])
+    async with app_client(FakeService(), reasoning_parser="qwen3", tool_call_parser="qwen25") as client:
+        reply = await client.request(method, path.replace("{model}", MODEL), json=body)
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"].partition(";")[0] == media_type
+    if media_type == "application/json":
+        jsonschema.validate(reply.json(), said["schema"])
 
 
 def test_generate_shows_the_sampling_fields_with_their_defaults() -> None:

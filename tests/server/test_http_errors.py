@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator
 
 import pytest
 from fake_service import FakeService
-from http_harness import app_client
+from http_harness import app_client, error_message
 
+from jaxserve.server.http.envelopes import envelope_of
 from jaxserve.server.requests import RequestError
 
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/completions", CHAT, "/tokenize", "/abort_request"])
+@pytest.mark.parametrize(
+    "path", ["/generate", "/v1/completions", CHAT, "/tokenize", "/abort_request", "/v1/messages", "/v1/responses", "/api/chat"]
+)
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
@@ -33,7 +36,7 @@ async def test_unreadable_bodies_are_400(path: str, raw: bytes, words: str) -> N
     async with app_client(FakeService()) as client:
         reply = await client.post(path, content=raw, headers=JSON)
     assert reply.status_code == 400
-    assert words in reply.json()["error"]["message"]
+    assert words in error_message(reply)
 
 
 @pytest.mark.parametrize("depth", [100, 500, 900, 970, 990])
@@ -88,11 +91,11 @@ async def test_bodies_say_that_they_are_json(kind: str | None) -> None:
         yield b"{}"
 
     async with app_client(service) as client:
-        for path in (CHAT, "/v1/completions", "/generate", "/tokenize", "/abort_request", "/pause_generation"):
+        for path in (CHAT, "/v1/messages", "/api/chat", "/generate", "/tokenize", "/abort_request", "/pause_generation"):
             for content in (b"{}", chunks()):
                 reply = await client.post(path, content=content, headers=headers)
                 assert reply.status_code == 400
-                assert "With curl, add -H 'Content-Type: application/json'." in reply.json()["error"]["message"]
+                assert "With curl, add -H 'Content-Type: application/json'." in error_message(reply)
         assert (await client.put("/generate", content=b"{}", headers=headers)).status_code == 400
         assert (await client.post("/pause_generation", headers=headers)).status_code == 200  # no body
     assert service.requests == []
@@ -127,6 +130,35 @@ async def test_both_envelopes() -> None:
     assert openai["error"] == flat
     assert (native["object"], native["type"], native["code"]) == ("error", "BadRequestError", 400)
     assert native["error"] == {key: native[key] for key in ("message", "type", "code")}
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (405, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (408, "timeout_error"),
+        (413, "request_too_large"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_anthropics_and_ollamas_envelopes(status: int, kind: str) -> None:
+    error = RequestError("max_new_tokens is 7.", status, param="max_new_tokens")
+    anthropic, ollama = (envelope_of(path).body(error) for path in ("/v1/messages/count_tokens", "/api/chat"))
+    assert anthropic == {"type": "error", "error": {"type": kind, "message": "max_tokens is 7."}}
+    assert ollama == {"error": "num_predict is 7."}
+
+
+async def test_a_wrong_path_or_method_in_each_envelope() -> None:
+    async with app_client(FakeService()) as client:
+        anthropic = await client.get("/v1/messages")
+        ollama = await client.post("/api/embed", json={})
+    assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (405, "invalid_request_error")
+    assert (ollama.status_code, ollama.json()) == (404, {"error": "There is no endpoint POST /api/embed."})
 
 
 async def test_names_from_behind_the_routes_become_openais() -> None:

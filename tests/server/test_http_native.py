@@ -79,6 +79,65 @@ async def test_logprobs_with_text() -> None:
     assert meta["output_top_logprobs"][1] == [[-0.5, 98, "b"], [-1.5, 122, "z"]]
 
 
+@pytest.mark.parametrize("incremental", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_reply_tells_of_the_prompt(stream: bool, incremental: bool) -> None:
+    body = {
+        "text": ["hi", "ho"],
+        "sampling_params": {"max_new_tokens": 3},
+        "return_logprob": True,
+        "top_logprobs_num": [1, 0],
+        "logprob_start_len": 0,
+        "token_ids_logprob": [[7, 8], None],
+        "return_text_in_logprobs": True,
+        "return_prompt_token_ids": True,
+        "return_hidden_states": [True, "last"],
+        "stream": stream,
+    }
+    async with app_client(FakeService(), incremental_streaming_output=incremental) as client:
+        reply = await client.post("/generate", json=body)
+    replies = events_of(reply.text) if stream else reply.json()
+    for index, ids in enumerate(([1, 104, 105], [1, 104, 111])):
+        mine = [one for at, one in enumerate(replies) if one.get("index", at) == index]
+        assert all(one["prompt_token_ids"] == ids for one in mine)
+        metas = [one["meta_info"] for one in mine]
+        shown = [meta["input_token_logprobs"] for meta in metas]
+        expected = [[None, 1, "<s>"], [-1.0, ids[1], "h"], [-1.0, ids[2], chr(ids[2])]]
+        assert shown == ([expected, [], []] if stream and incremental else [expected] * len(mine))
+        assert [meta["output_token_logprobs_length"] for meta in metas] == ([1, 2, 3] if stream else [3])
+        assert ["hidden_states" in meta for meta in metas] == [False] * (len(metas) - 1) + [True]
+        assert metas[-1]["hidden_states"] == ([[[1.0, 0.5]], [2.0, 0.5], [3.0, 0.5]] if index == 0 else [[3.0, 0.5]])
+        top = [[[-0.75, 1, "<s>"]]] * 2
+        assert metas[0].get("input_top_logprobs") == ([None, *top] if index == 0 else None)
+        of_ids = [[-3.0, 7, chr(7)], [-3.0, 8, chr(8)]]
+        assert metas[0].get("input_token_ids_logprobs") == ([None, of_ids, of_ids] if index == 0 else None)
+        assert ("output_token_ids_logprobs" in metas[0]) == (index == 0)
+
+
+async def test_input_logprobs_are_empty_unless_asked_for() -> None:
+    body = {"text": "hi", "return_logprob": True, "sampling_params": {"max_new_tokens": 2}}
+    async with app_client(FakeService()) as client:
+        meta = (await client.post("/generate", json=body)).json()["meta_info"]
+    assert meta["input_token_logprobs"] == [] and meta["output_token_logprobs_length"] == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_prompts_of_a_batch_ask_for_different_things(stream: bool) -> None:
+    body = {
+        "text": ["a", "b", "c"],
+        "sampling_params": {"max_new_tokens": 1, "n": 2},
+        "return_logprob": [True, False, True],
+        "top_logprobs_num": [2, 2, 0],
+        "stream": stream,
+    }
+    async with app_client(FakeService()) as client:
+        reply = await client.post("/generate", json=body)
+    replies = sorted(events_of(reply.text), key=lambda one: one["index"]) if stream else reply.json()
+    metas = [one["meta_info"] for one in replies]
+    assert ["output_token_logprobs" in meta for meta in metas] == [True, True, False, False, True, True]
+    assert ["output_top_logprobs" in meta for meta in metas] == [True, True, False, False, False, False]
+
+
 async def test_preferred_sampling_params_fill_what_is_left_out() -> None:
     async with app_client(FakeService(), preferred_sampling_params='{"max_new_tokens": 2, "temperature": 0.5}') as client:
         one = (await client.post("/generate", json={"text": "x"})).json()
@@ -95,7 +154,7 @@ async def test_preferred_sampling_params_fill_what_is_left_out() -> None:
         ({"text": "a", "sampling_params": {"max_new_tokenz": 1}}, "max_new_tokenz"),
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"text": "a", "image_data": "x"}, "image_data"),
-        ({"text": "a", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+        ({"text": "a", "return_logprob": [True, True]}, "return_logprob"),
         ({"text": "x" * 200}, "tokens"),
     ],
 )

@@ -2,94 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from server_process import serving
 
 from jaxserve.config import ServerArgs
-from jaxserve.demo import demo_model_path
 from jaxserve.server.http.uvicorn_server import FLUSH_S
 from jaxserve.server.launch import bind
-
-
-@dataclasses.dataclass
-class Server:
-    process: subprocess.Popen[str]
-    url: str
-    log_path: Path
-    children: list[psutil.Process] = dataclasses.field(default_factory=list)
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text()
-
-    def status(self, path: str) -> int:
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(self.url + path, timeout=10).status_code
-        return 0
-
-    def wait_for(self, path: str, status: int) -> None:
-        deadline_s = time.monotonic() + 120
-        while self.status(path) != status:
-            assert self.process.poll() is None, self.log
-            assert time.monotonic() < deadline_s, self.log
-            time.sleep(0.05)
-        self.children = psutil.Process(self.process.pid).children(recursive=True)
-
-    def child(self, word: str) -> psutil.Process:
-        return next(child for child in self.children if word in " ".join(child.cmdline()))
-
-    def exit_status(self) -> int:
-        code = self.process.wait(timeout=60)
-        deadline_s = time.monotonic() + 10
-        while left := [child for child in self.children if child.is_running()]:
-            assert time.monotonic() < deadline_s, f"still in the process table: {left}"
-            time.sleep(0.05)
-        return code
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A temporary folder whose path leaves room for names of sockets, as pytest's own does not."""
-    with tempfile.TemporaryDirectory(prefix="launch-") as path:
-        yield Path(path)
-
-
-@contextlib.contextmanager
-def serving(folder: Path, fake: str = "", step_s: float = 0.0, **options: Any) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    args = {"model_path": demo_model_path(), "port": port, **options}
-    log_path = folder / "log"
-    environment = os.environ | {"FAKE_SCHEDULER": fake, "FAKE_STEP_S": str(step_s), "TMPDIR": str(folder)}
-    with log_path.open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parents[1] / "serve_fake.py"), json.dumps(args)],
-            stderr=log, stdout=log, env=environment, text=True,
-        )  # fmt: skip
-    try:
-        yield Server(process, f"http://127.0.0.1:{args['port']}", log_path)
-        assert not list(folder.glob("jaxserve-*")), "the private folder is left"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_starting_answers_503_and_ends_at_once(folder: Path) -> None:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxserve.messages import BatchStrOut, OutputLogprobs, RequestTimes
+from jaxserve.messages import BatchStrOut, RequestTimes, TokenLogprobs
 from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
 from jaxserve.server.requests import GenerationChunk
 from jaxserve.types import FinishReason
@@ -29,8 +29,8 @@ class Recorded:
         self.num_ends = 0
         self._chunks: list[GenerationChunk] = []
 
-    def call(self, num_sequences: int, *, return_logprob: bool = False, received_s: float = 0.0) -> LiveCall:
-        return LiveCall(self, num_sequences, return_logprob=return_logprob, received_s=received_s)
+    def call(self, num_sequences: int, *, received_s: float = 0.0) -> LiveCall:
+        return LiveCall(self, num_sequences, received_s=received_s)
 
     def push(self, chunk: GenerationChunk) -> None:
         assert not self.num_ends
@@ -104,8 +104,8 @@ async def test_a_rid_cannot_be_live_twice() -> None:
 
 async def test_times_and_logprobs_reach_the_chunk() -> None:
     sink = Recorded()
-    table = table_of(sink.call(1, return_logprob=True, received_s=100.0), "a")
-    logprobs = OutputLogprobs(
+    table = table_of(sink.call(1, received_s=100.0), "a")
+    logprobs = TokenLogprobs(
         logprobs=np.array([-1.0], np.float32), top_ids=np.array([[7, 8]], np.int32),
         top_logprobs=np.array([[-0.5, -2.0]], np.float32),
     )  # fmt: skip

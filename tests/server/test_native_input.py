@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.server.native.request import NativeRequest, build_generate_request
-from jaxserve.server.requests import RequestError
+from jaxserve.server.requests import PromptOptions, RequestError
 from jaxserve.types import Grammar, SamplingParams, Thinking
 
 
@@ -37,10 +37,26 @@ def test_null_means_default_except_where_null_is_a_value() -> None:
 def test_short_forms() -> None:
     params = build(text="a", sampling_params={"stop": "x", "stop_regex": "y", "logit_bias": {"5": 1, 6: -1}})
     assert params.req.sampling_params == [SamplingParams(stop=["x"], stop_regex=["y"], logit_bias={5: 1.0, 6: -1.0})]
-    assert build(text=["a", "b"], return_logprob=[True, True], top_logprobs_num=[2, 2]).req.top_logprobs_num == 2
     assert build(text=["a", "b"], rid="r").req.rids == ["r_0", "r_1"]
     assert build(text=["a", "b"], rid=["r", "s"]).req.rids == ["r", "s"]
     assert build(text="a", rid="r").req.rids == ["r"]
+
+
+def test_options_are_one_for_all_prompts_or_one_for_each() -> None:
+    shared = build(text=["a", "b"], return_logprob=True, priority=3).req.options
+    assert shared == [PromptOptions(return_logprob=True, priority=3)] * 2
+    first, second, third = build(
+        text=["a", "b", "c"],
+        return_logprob=[True, None, True],
+        top_logprobs_num=[2, 0, 2],
+        extra_key=["x", "y", "x"],
+        cache_salt="s",
+    ).req.options
+    assert first == PromptOptions(return_logprob=True, top_logprobs_num=2, extra_key="x", cache_salt="s")
+    assert second == PromptOptions(extra_key="y", cache_salt="s")
+    assert third is first
+    assert build(text="a").req.options == [PromptOptions()]
+    assert build(text="a", return_logprob=[True]).req.options == [PromptOptions(return_logprob=True)]
 
 
 def test_a_schema_may_be_an_object() -> None:
@@ -87,7 +103,6 @@ def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
         ({"text": "a", "lora_path": "x"}, "lora_path is not supported yet.", "lora_path"),
         ({"text": "a", "input_embeds": np.zeros((2, 2))}, "input_embeds is not supported yet.", "input_embeds"),
         ({"text": "a", "steram": False}, "steram is not a field this server knows.", "steram"),
-        ({"text": "a", "logprob_start_len": 0, "return_logprob": True}, "logprob_start_len must be -1", "logprob_start_len"),
         ({"text": "a", "logprob_start_len": "x"}, "logprob_start_len must be an integer", "logprob_start_len"),
         ({"text": "a", "sampling_params": 5}, "sampling_params must be an object or a list of objects.", "sampling_params"),
         ({"text": "a", "sampling_params": [{}, {}]}, "one entry per prompt: got 2 for 1 prompts.", "sampling_params"),
@@ -110,7 +125,9 @@ def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
         ({"text": "a", "sampling_params": {"stop": [1]}}, "sampling_params.stop[0] must be a string", "stop"),
         ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias keys must be an integer", "logit_bias"),
         ({"text": "a", "sampling_params": {"logit_bias": {"1": "x"}}}, "logit_bias values must be a number", "logit_bias"),
-        ({"text": ["a", "b"], "top_logprobs_num": [1, 2]}, "top_logprobs_num must be the same", "top_logprobs_num"),
+        ({"text": ["a", "b"], "top_logprobs_num": [1]}, "one entry per prompt: got 1 for 2 prompts.", "top_logprobs_num"),
+        ({"text": ["a", "b"], "extra_key": ["x", 2]}, "extra_key must be a string or null, got an integer.", "extra_key"),
+        ({"text": ["a", "b"], "return_logprob": []}, "one entry per prompt: got 0 for 2 prompts.", "return_logprob"),
     ],
 )
 def test_wrong_requests_get_a_sentence(body: dict[str, Any], sentence: str, param: str) -> None:

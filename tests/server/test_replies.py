@@ -11,7 +11,7 @@ from jaxserve.server.native.events import NativeEvents
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import GenerateReply
 from jaxserve.server.native.request import build_generate_request
-from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.server.requests import GenerationChunk, PromptOptions, TokenLogprob
 from jaxserve.types import FinishReason
 
 
@@ -22,7 +22,7 @@ def chunk(text: str, ids: list[int], *, last: bool = False) -> GenerationChunk:
 
 
 def test_cumulative() -> None:
-    reply = GenerateReply(weight_version="w")
+    reply = GenerateReply(PromptOptions(), weight_version="w")
     reply.add(chunk("a", [1]))
     first = reply.to_dict()
     assert (first["text"], first["output_ids"], first["meta_info"]["finish_reason"]) == ("a", [1], None)
@@ -41,7 +41,7 @@ def test_cumulative() -> None:
 
 
 def test_incremental_after_cumulative_calls() -> None:
-    reply = GenerateReply(return_logprob=True, index=3)
+    reply = GenerateReply(PromptOptions(return_logprob=True), index=3)
     reply.add(chunk("a", [1]))
     assert reply.delta_dict()["text"] == "a"
     reply.add(chunk("b", [2]))
@@ -54,12 +54,12 @@ def test_incremental_after_cumulative_calls() -> None:
 
 
 def test_logprobs_with_and_without_text() -> None:
-    reply = GenerateReply(return_logprob=True, top_logprobs_num=2, token_text=lambda token: f"<{token}>")
+    reply = GenerateReply(PromptOptions(return_logprob=True, top_logprobs_num=2), token_text=lambda token: f"<{token}>")
     reply.add(chunk("a", [1], last=True))
     meta = reply.to_dict()["meta_info"]
     assert meta["output_token_logprobs"] == [[-0.5, 1, "<1>"]]
     assert meta["output_top_logprobs"] == [[[-0.5, 1, "<1>"], [-2.0, 9, "<9>"]]]
-    bare = GenerateReply(return_logprob=True)
+    bare = GenerateReply(PromptOptions(return_logprob=True))
     bare.add(chunk("a", [1], last=True))
     assert bare.to_dict()["meta_info"]["output_token_logprobs"] == [[-0.5, 1, None]]
     assert "output_top_logprobs" not in bare.to_dict()["meta_info"]

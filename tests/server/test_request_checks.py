@@ -18,7 +18,7 @@ from jaxserve.server.request_checks import (
     pattern_sets,
     sample_params,
 )
-from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.types import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, SamplingParams
 
 
@@ -41,10 +41,30 @@ def test_new_tokens_fit_the_context() -> None:
     assert fit_new_tokens(SamplingParams(max_new_tokens=3), 7, limits()) == 3
     assert fit_new_tokens(SamplingParams(max_new_tokens=None), 7, limits()) == 3
     assert fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits(allow_auto_truncate=True)) == 3
+    assert fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits(), cut=True) == 3
     with pytest.raises(RequestError, match="together 11; this model's maximum context length is 10") as caught:
         fit_new_tokens(SamplingParams(max_new_tokens=4), 7, limits())
     assert caught.value.code == "context_length_exceeded"
     assert str(caught.value).startswith("Requested token count exceeds the model's maximum context length of 10 tokens")
+
+
+def test_the_options_of_every_prompt_are_checked() -> None:
+    fine = PromptOptions(return_logprob=True, top_logprobs_num=5)
+    cases: dict[str, dict[str, Any]] = {
+        "top_logprobs_num must be in [0, 5], got 6.": {"top_logprobs_num": 6},
+        "logprob_start_len must be -1 (none) or a place in the prompt, got -2.": {"logprob_start_len": -2},
+        "token_ids_logprob must hold token ids in [0, ": {"token_ids_logprob": (0, 1 << 30)},
+        "token_ids_logprob may hold at most 1024 tokens, got 1025.": {"token_ids_logprob": (1,) * 1025},
+        "priority must lie within": {"priority": 2**31},
+        "extra_key holds a lone surrogate, U+D800 at 1.": {"extra_key": "a\ud800"},
+        "cache_salt holds a lone surrogate": {"cache_salt": "\ud800"},
+    }
+    for words, wrong in cases.items():
+        req = GenerateReqInput(
+            prompts=["a", "b"], sampling_params=[SamplingParams()] * 2, options=[fine, PromptOptions(**wrong)]
+        )
+        with pytest.raises(RequestError, match=re.escape(words)):
+            check_shape(req, limits())
 
 
 def test_rids_are_short() -> None:

@@ -83,6 +83,17 @@ def test_a_template_file_replaces_the_tokenizers_own(tmp_path: Path) -> None:
     assert tokenizer.render_chat(MESSAGES) == "[Hi]"
 
 
+def test_a_template_may_take_functions_without_their_wrapping(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for t in tools or [] %}{{ t.name or raise_exception('no name') }}{% endfor %}")
+    tokenizer = Tokenizer.load(demo_model_path(), chat_template=str(file))
+    tool = {"type": "function", "function": {"name": "add"}}
+    assert tokenizer.render_chat(MESSAGES, [tool, tool]) == "addadd"
+    assert tokenizer.render_chat(MESSAGES) == ""
+    with pytest.raises(ValueError, match="cannot render these messages: no name"):
+        tokenizer.render_chat(MESSAGES, [{"type": "function", "function": {}}])
+
+
 def test_errors_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tokenizer folder 'nowhere' does not exist"):
         Tokenizer.load("nowhere")
@@ -106,3 +117,44 @@ def test_torch_can_be_hidden_from_transformers() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "transformers' advice about torch is noise here"
+
+
+@pytest.mark.parametrize("text", ["\u00e9\u4f60\U0001f600 plain", " two  spaces"])
+def test_the_bytes_of_tokens_add_up_to_the_text(text: str, tmp_path: Path) -> None:
+    """Of a vocabulary whose tokens may be parts of characters."""
+    tokenizer = Tokenizer.load(str(write_folder(byte_level(), tmp_path)))
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text, add_special_tokens=False))).decode() == text
+
+
+def test_bytes_of_a_vocabulary_of_characters(tmp_path: Path) -> None:
+    """Which has tokens for single bytes."""
+    tokenizer = Tokenizer.load(str(write_folder(sentencepiece_like(), tmp_path)))
+    ids = tokenizer.encode("\U0001f600", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().strip() == "\U0001f600"
+
+
+def named_templates(folder: Path, **templates: str) -> str:
+    rust = RustTokenizer.from_str(sentencepiece_like().to_str())
+    named = [{"name": name, "template": template} for name, template in templates.items()]
+    return str(write_folder(rust, folder, chat_template=named))
+
+
+def test_templates_by_name(tmp_path: Path) -> None:
+    folder = named_templates(tmp_path, rag="R", default="D", tool_use="T")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert Tokenizer.load(folder).render_chat(MESSAGES) == "D"
+    assert Tokenizer.load(folder).render_chat(MESSAGES, tools) == "T"
+    assert Tokenizer.load(folder, chat_template="rag").render_chat(MESSAGES, tools) == "R"
+    assert Tokenizer.load(folder, chat_template_name="rag").render_chat(MESSAGES) == "R"
+    (tmp_path / "rag").write_text("a file")
+    assert Tokenizer.load(folder, chat_template=str(tmp_path / "rag")).render_chat(MESSAGES) == "a file"
+    with pytest.raises(ValueError, match=r"--hf-chat-template-name 'x': the tokenizer has the templates .*rag"):
+        Tokenizer.load(folder, chat_template_name="x")
+    with pytest.raises(ValueError, match="cannot be read: there is no such file, and the tokenizer has the templates"):
+        Tokenizer.load(folder, chat_template="x")
+    with pytest.raises(ValueError, match="the tokenizer has no templates with names"):
+        Tokenizer.load(demo_model_path(), chat_template_name="rag")
+
+
+def test_without_a_default_template_the_first_is_used(tmp_path: Path) -> None:
+    assert Tokenizer.load(named_templates(tmp_path, rag="R", other="O")).render_chat(MESSAGES) == "R"

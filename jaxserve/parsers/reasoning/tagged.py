@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from jaxserve.parsers.base import Parser
 from jaxserve.parsers.generator import GeneratorParser
-from jaxserve.parsers.reader import Read, Tags
+from jaxserve.parsers.reader import CutOffError, Read, Tags
+
+# What stands between the turns of a conversation, in the templates of most models.
+_TURN = re.compile(r"<[|｜][^<>|｜]*[|｜]>|\[/?INST\]|<(?:start|end)_of_turn>|\]~b\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +24,10 @@ class TaggedFormat:
     call_tag: str | None = None
 
     def is_open(self, prompt_tail: str) -> bool:
-        tail = prompt_tail.rstrip()
-        return tail.endswith(self.begin.rstrip()) or (self.always and not tail.endswith(self.end))
+        """Also where the message goes on with what the prompt has begun: of the prompt only its own turn counts."""
+        turn = _TURN.split(prompt_tail)[-1]
+        begun, ended = turn.rfind(self.begin.rstrip()), turn.rfind(self.end)
+        return self.always if begun == ended == -1 else begun > ended
 
     def parser(self, *, is_open: bool) -> Parser:
         return _Parser(self, is_open)
@@ -35,7 +41,10 @@ class _Parser(GeneratorParser):
 
     def _message(self) -> Read[None]:
         space = yield from self.reader.space()
-        begins = yield from self.reader.accept(self._tags.begin)
+        try:
+            begins = yield from self.reader.accept(self._tags.begin)
+        except CutOffError:
+            begins = ""
         if begins or self._is_open:
             self.out.tag()
             yield from self._thoughts()

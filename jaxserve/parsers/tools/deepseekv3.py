@@ -8,18 +8,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
-from jaxserve.parsers.calls import LONGEST_NAME, CallParser
+from jaxserve.parsers.calls import CallParser
 from jaxserve.parsers.reader import Read, Tags
 
 BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_KIND_END, _NAME_END = re.compile(SEPARATOR), re.compile(r"\n|(?=```)")
 
 
 class DeepSeekV3Format:
@@ -46,13 +44,14 @@ class _Parser(CallParser):
         if tag != CALL:
             self.skip()
             return
-        yield from self.reader.before(_KIND_END, LONGEST_NAME)
-        name, _ = yield from self.reader.before(_NAME_END, LONGEST_NAME)
+        yield from self.reader.expect("function" + SEPARATOR)
+        name = yield from self.name()
+        if (yield from self.reader.expect("\n", "```json")) == "\n":
+            yield from self.reader.space()
+            if (yield from self.reader.peek()) == "`":
+                yield from self.reader.expect("```json")
         yield from self.reader.space()
-        if (yield from self.reader.peek()) == "`":
-            yield from self.reader.expect("```json")
-        yield from self.reader.space()
-        yield from self.named_call(name.strip())
+        yield from self.named_call(name)
         for rest in ("```", CALL_END):
             yield from self.reader.space()
-            yield from self.reader.accept(rest, cut=True)
+            yield from self.reader.accept(rest)

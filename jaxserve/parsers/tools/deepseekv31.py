@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
-from jaxserve.parsers.calls import LONGEST_NAME, CallParser
+from jaxserve.parsers.calls import CallParser
 from jaxserve.parsers.reader import Read, Tags
 from jaxserve.parsers.tools.deepseekv3 import BEGIN, CALL, CALL_END, END, SEPARATOR
-
-_NAME_END = re.compile(SEPARATOR)
 
 
 class DeepSeekV31Format:
@@ -34,8 +31,9 @@ class _Parser(CallParser):
         if tag != CALL:
             self.skip()
             return
-        name, _ = yield from self.reader.before(_NAME_END, LONGEST_NAME)
+        name = yield from self.name()
+        yield from self.reader.expect(SEPARATOR)
         yield from self.reader.space()
-        yield from self.named_call(name.strip())
+        yield from self.named_call(name)
         yield from self.reader.space()
-        yield from self.reader.accept(CALL_END, cut=True)
+        yield from self.reader.accept(CALL_END)

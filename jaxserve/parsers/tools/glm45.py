@@ -9,18 +9,15 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
-from jaxserve.parsers.calls import LONGEST_NAME
 from jaxserve.parsers.parameter_calls import ParameterCallParser, Spelling, arguments_grammar
 from jaxserve.parsers.reader import Read, Tags
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"
-_NAME_END = re.compile(r"\n|(?=<arg_key>|</tool_call>)")
 _SPELLING = Spelling(
     "<arg_key>",
     "</arg_key>\n<arg_value>",
@@ -33,7 +30,7 @@ _SPELLING = Spelling(
 @dataclasses.dataclass(frozen=True)
 class Glm45Format:
     has_line_breaks: bool = True
-    keeps_special_tokens: bool = False
+    keeps_special_tokens: bool = True
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)
@@ -51,5 +48,5 @@ class _Parser(ParameterCallParser):
     begins, ends = Tags(_BEGIN), Tags(_END)
 
     def call(self, tag: str) -> Read[None]:
-        name, _ = yield from self.reader.before(_NAME_END, LONGEST_NAME)
-        yield from self.parameters(name.strip())
+        yield from self.reader.space()
+        yield from self.parameters((yield from self.name()))

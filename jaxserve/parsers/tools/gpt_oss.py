@@ -48,4 +48,4 @@ class _Parser(CallParser):
         yield from self.reader.space()
         yield from self.named_call(name.removeprefix(_NAMESPACE))
         yield from self.reader.space()
-        yield from self.reader.accept(CALL, cut=True)
+        yield from self.reader.accept(CALL)

@@ -13,14 +13,13 @@ from typing import Any
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
-from jaxserve.parsers.calls import LONGEST_NAME, CallParser
+from jaxserve.parsers.calls import CallParser
 from jaxserve.parsers.reader import Read, Tags
 
 BEGIN = "<|tool_calls_section_begin|>"
 _END = "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_ID_END = re.compile(re.escape(_ARGUMENTS))
-_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTALL)
+_DIGITS, _LONGEST_COUNT = re.compile("[0-9]*"), 32
 
 
 class KimiK2Format:
@@ -49,13 +48,15 @@ class _Parser(CallParser):
         if tag != _CALL:
             self.skip()
             return
-        text, _ = yield from self.reader.before(_ID_END, LONGEST_NAME)
-        call_id = text.strip()
-        match = _ID.fullmatch(call_id)
-        name = match["name"] if match is not None else ""
-        if name.isdigit() and len(self.schemas) == 1:  # a count alone
-            (name,) = self.schemas
         yield from self.reader.space()
-        yield from self.named_call(name, call_id)
+        namespace = yield from self.reader.accept("functions.")
+        name = yield from self.name()
+        count = yield from self.reader.accept(":")
+        if count:
+            count += self.reader.take(len((yield from self.reader.word(_DIGITS, _LONGEST_COUNT))))
         yield from self.reader.space()
-        yield from self.reader.accept(_CALL_END, cut=True)
+        yield from self.reader.expect(_ARGUMENTS)
+        yield from self.reader.space()
+        yield from self.named_call(name, f"{namespace}{name}{count}" if count else None)
+        yield from self.reader.space()
+        yield from self.reader.accept(_CALL_END)

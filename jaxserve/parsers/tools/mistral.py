@@ -9,12 +9,11 @@ from typing import Any
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
-from jaxserve.parsers.calls import LONGEST_NAME
 from jaxserve.parsers.json_calls import JsonCallParser
 from jaxserve.parsers.reader import Read, Tags
 
 _BEGIN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_NAME_END = re.compile(r"\[CALL_ID\]|\[ARGS\]|(?=\{)")
+_LONGEST_ID = 512
 _ID_END = re.compile(r"\[ARGS\]")
 
 
@@ -43,9 +42,10 @@ class _Parser(JsonCallParser):
         if (yield from self.reader.peek()) == "[":
             yield from self.call_objects()
             return
-        name, end = yield from self.reader.before(_NAME_END, LONGEST_NAME)
-        call_id = None
-        if end == _ID:
-            call_id, _ = yield from self.reader.before(_ID_END, LONGEST_NAME)
+        name, call_id = (yield from self.name()), None
+        if (yield from self.reader.accept(_ID)):
+            call_id, _ = yield from self.reader.before(_ID_END, _LONGEST_ID)
+        elif (yield from self.reader.peek()) != "{":
+            yield from self.reader.expect(_ARGUMENTS)
         yield from self.reader.space()
-        yield from self.named_call(name.strip(), call_id)
+        yield from self.named_call(name, call_id)

@@ -9,13 +9,14 @@ from typing import Any
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
-from jaxserve.parsers.calls import LONGEST_NAME, CallParser
-from jaxserve.parsers.reader import BrokenCallError, Read, Tags
+from jaxserve.parsers.calls import CallParser
+from jaxserve.parsers.reader import Read, Tags
 from jaxserve.parsers.schema import properties
 from jaxserve.parsers.values import value
 
 _START, _END = "<|python_start|>", "<|python_end|>"
-_NAME = re.compile(r"[\w.-]*")
+_LONGEST_KEY = 512
+_KEY = re.compile(r"\w*")
 
 
 class PythonicFormat:
@@ -63,10 +64,8 @@ class PythonicParser(CallParser):
         """Behind the bracket that opens the list."""
         while True:
             yield from self.reader.space()
-            name = yield from self.reader.word(_NAME, LONGEST_NAME)
+            name = yield from self.name()
             yield from self.reader.expect("(")
-            if name not in self.schemas:
-                raise BrokenCallError
             yield from self._arguments(name)
             yield from self.reader.space()
             if (yield from self.reader.expect(",", "]")) == "]":
@@ -78,7 +77,7 @@ class PythonicParser(CallParser):
             yield from self.reader.space()
             if (yield from self.reader.accept(")")):
                 break
-            key = yield from self.reader.word(_NAME, LONGEST_NAME)
+            key = self.reader.take(len((yield from self.reader.word(_KEY, _LONGEST_KEY))))
             yield from self.reader.space()
             yield from self.reader.expect("=")
             yield from self.reader.space()

@@ -44,4 +44,4 @@ class _Parser(JsonCallParser):
         yield from self.reader.space()
         yield from self.call_object()
         yield from self.reader.space()
-        yield from self.reader.accept(_END, cut=True)
+        yield from self.reader.accept(_END)

@@ -11,18 +11,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
-from jaxserve.parsers.calls import LONGEST_NAME
 from jaxserve.parsers.parameter_calls import ParameterCallParser, Spelling, arguments_grammar
 from jaxserve.parsers.reader import Read, Tags
 
 _BEGIN, _FUNCTION, _END = "<tool_call>", "<function=", "</tool_call>"
-_NAME_END = re.compile(">")
 _SPELLING = Spelling("<parameter=", ">", "</parameter>", "</function>", padding="\n", is_forgotten=True)
 
 
@@ -48,7 +45,8 @@ class _Parser(ParameterCallParser):
         if tag == _BEGIN:
             yield from self.reader.space()
             yield from self.reader.expect(_FUNCTION)
-        name, _ = yield from self.reader.before(_NAME_END, LONGEST_NAME)
-        yield from self.parameters(name.strip())
+        name = yield from self.name()
+        yield from self.reader.expect(">")
+        yield from self.parameters(name)
         yield from self.reader.space()
-        yield from self.reader.accept(_END, cut=True)
+        yield from self.reader.accept(_END)

@@ -14,8 +14,7 @@ from typing import Any
 
 from jaxserve.parsers import grammar
 from jaxserve.parsers.base import Parser, Tool
-from jaxserve.parsers.calls import LONGEST_NAME
-from jaxserve.parsers.parameter_calls import QUOTED_NAME_END, ParameterCallParser, Spelling, arguments_grammar
+from jaxserve.parsers.parameter_calls import InvokeParser, Spelling, arguments_grammar
 from jaxserve.parsers.reader import Read, Tags
 
 _BEGIN, _END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
@@ -40,7 +39,7 @@ class Step3Format:
         return grammar.triggered_tags(_BEGIN, [section], at_least_one=at_least_one, stop_after_first=stop_after_first)
 
 
-class _Parser(ParameterCallParser):
+class _Parser(InvokeParser):
     spelling = _SPELLING
     begins, ends = Tags(_BEGIN, _END, _CALL), Tags(_CALL_END)
 
@@ -49,6 +48,5 @@ class _Parser(ParameterCallParser):
             self.skip()
             return
         yield from self.reader.expect(_INVOKE)
-        name, _ = yield from self.reader.before(QUOTED_NAME_END, LONGEST_NAME)
-        yield from self.parameters(name)
-        yield from self.reader.accept(_CALL_END, cut=True)
+        yield from self.invocation()
+        yield from self.reader.accept(_CALL_END)

@@ -60,3 +60,4 @@ class Control:
     # The TokenizerManager's part once every worker has carried it out, given the manager, the request and the replies. Not
     # called if one refuses, fails, or says success=False.
     completed: Callable[[Any, Any, Sequence[Any]], None] | None = None
+    result: Callable[[Any], Any] = lambda reply: reply  # of the reply what the Engine's method returns

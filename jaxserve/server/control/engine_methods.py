@@ -16,9 +16,10 @@ class Controllable(Protocol):
     def control(self, request: ControlStruct) -> Any: ...
 
 
-def add_control_methods(engine: type[Controllable]) -> None:
-    """One method per control request; its parameters are the request's fields, its result is the reply struct."""
-    for control in controls().values():
+def add_control_methods(engine: type[Controllable], has: Callable[[Control], bool] = lambda control: True) -> None:
+    """One method per control request that it `has`; its parameters are the request's fields, its result is the reply struct,
+    unless the declaration names another."""
+    for control in filter(has, controls().values()):
         setattr(engine, control.name, _method(control))
 
 
@@ -32,7 +33,8 @@ def _method(control: Control) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         engine: Controllable = arguments.pop("self")
-        return engine.control(control.request(**arguments))
+        reply = engine.control(control.request(**arguments))
+        return control.result(reply) if isinstance(reply, control.reply) else reply  # what a route said is shaped already
 
     method.__name__ = method.__qualname__ = control.name
     method.__doc__ = control.request.__doc__

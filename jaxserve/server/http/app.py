@@ -16,6 +16,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.routing import APIRoute
 
 from jaxserve.config import ServerArgs
+from jaxserve.parsers.message import message_format
+from jaxserve.server.anthropic import protocol as anthropic_protocol
+from jaxserve.server.anthropic import routes as anthropic
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
 from jaxserve.server.http import health
@@ -25,10 +28,18 @@ from jaxserve.server.http.content_type import JsonBodyMiddleware
 from jaxserve.server.http.docs import DocumentedApp
 from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
+from jaxserve.server.http.root_path import RootPathMiddleware
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.native import generate, parsing, tokens
-from jaxserve.server.openai import chat, completions, models, protocol
+from jaxserve.server.ollama import models as ollama_models
+from jaxserve.server.ollama import protocol as ollama_protocol
+from jaxserve.server.ollama import routes as ollama
+from jaxserve.server.openai import chat, completions, models, protocol, responses
+from jaxserve.server.openai import score as openai_score
 from jaxserve.server.openai.context import OpenAIContext
+from jaxserve.server.openai.responses.protocol import ResponsesRequest
+from jaxserve.server.openai.responses.store import ResponseStore
+from jaxserve.server.openai.system_messages import InlineSystem
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
 
@@ -40,6 +51,13 @@ _BODIES: tuple[type[msgspec.Struct], ...] = (
     parsing.SeparateReasoningRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
+    openai_score.ScoreRequest,
+    ResponsesRequest,
+    anthropic_protocol.MessagesRequest,
+    anthropic_protocol.CountTokensRequest,
+    ollama_protocol.OllamaChatRequest,
+    ollama_protocol.OllamaGenerateRequest,
+    ollama_protocol.OllamaShowRequest,
 )
 
 
@@ -52,11 +70,20 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         title="jaxserve",
         version=package_version(),
         description="An LLM inference server on JAX.",
+        servers=[{"url": args.fastapi_root_path}] if args.fastapi_root_path else None,
     )
     app.state.service = tokenizer_manager
     app.state.args = args
-    app.state.token_texts = TokenTexts(tokenizer_manager.decode)
-    app.state.openai = OpenAIContext(tokenizer_manager, args, app.state.token_texts, started_s=int(time.time()))
+    app.state.token_texts = TokenTexts(tokenizer_manager.decode, tokenizer_manager.token_bytes)
+    app.state.openai = OpenAIContext(
+        tokenizer_manager,
+        args,
+        app.state.token_texts,
+        started_s=int(time.time()),
+        inline_system=InlineSystem(tokenizer_manager),
+        message_format=message_format(args.reasoning_parser, args.tool_call_parser),
+    )
+    app.state.responses = ResponseStore(args.max_stored_responses)
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,
@@ -66,6 +93,11 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         models.router,
         completions.router,
         chat.router,
+        openai_score.router,
+        responses.router,
+        anthropic.router,
+        ollama.router,
+        ollama_models.router,
         control.router,
         control_router,
         admin_router,
@@ -82,4 +114,6 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     policy = BrowserPolicy(args.host, args.allowed_origins, has_key=args.api_key is not None)
     app.add_middleware(BrowserGuard, policy=policy, control_paths=admin_paths)
+    if args.fastapi_root_path:
+        app.add_middleware(RootPathMiddleware, root_path=args.fastapi_root_path)
     return app

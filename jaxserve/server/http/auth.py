@@ -1,4 +1,4 @@
-"""Who may call what: bearer keys checked before any route runs.
+"""Who may call what: keys checked before any route runs. They come as bearer tokens, or as Anthropic's clients send them.
 
 Health checks, metrics, the API's description and CORS pre-flights need no key. Control endpoints take the admin key if one is
 set (and then only that one), every other endpoint the API key if one is set. This is a plain ASGI middleware: it sees headers,
@@ -41,8 +41,7 @@ class AuthMiddleware:
             keys = self._admin_keys
         if keys is None:
             return True
-        token = _token(scope)
-        return token is not None and any(secrets.compare_digest(token, key) for key in keys)
+        return any(secrets.compare_digest(token, key) for token in _tokens(scope) for key in keys)
 
 
 def _spellings(key: str) -> list[bytes]:
@@ -54,8 +53,18 @@ def _spellings(key: str) -> list[bytes]:
         return [utf8]
 
 
-def _token(scope: Scope) -> bytes | None:
-    """What the request brings as a bearer token."""
-    value: bytes = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+def _tokens(scope: Scope) -> list[bytes]:
+    """What the request brings as keys: a bearer token, an x-api-key."""
+    tokens = []
+    value = _header(scope, b"authorization")
     scheme, _, token = value.partition(b" ")
-    return token.strip(b" \t") if scheme.lower() == b"bearer" else None
+    if scheme.lower() == b"bearer":
+        tokens.append(token.strip(b" \t"))
+    if key := _header(scope, b"x-api-key"):
+        tokens.append(key.strip(b" \t"))
+    return tokens
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    value: bytes = next((value for key, value in scope["headers"] if key == name), b"")
+    return value

@@ -20,7 +20,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from jaxserve.server.http.connection_limits import Admission
-from jaxserve.server.http.errors import error_body
+from jaxserve.server.http.envelopes import envelope_of
 from jaxserve.server.http.stall import StallWatch
 from jaxserve.server.requests import RequestError
 
@@ -273,7 +273,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._end(linger_s=0)
             return
         path = self.scope["path"] if is_current else ""
-        body = msgspec.json.encode(error_body(path, error))
+        body = msgspec.json.encode(envelope_of(path).body(error))
         headers = [*self.server_state.default_headers, (b"content-type", b"application/json"), (b"connection", b"close")]
         lines = [b"%b: %b\r\n" % header for header in (*headers, (b"content-length", b"%d" % len(body)))]
         self.transport.write(STATUS_LINE[error.status_code] + b"".join(lines) + b"\r\n" + body)

@@ -12,10 +12,11 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
+from jaxserve.server.http import replies
 from jaxserve.server.http.descriptions import EXAMPLES, FIELDS, FIELDS_OF, LIMITS
 from jaxserve.server.http.docs_page import page
-from jaxserve.server.http.errors import error_body, uses_openai_envelope
-from jaxserve.server.requests import ERR_TYPES, RequestError
+from jaxserve.server.http.envelopes import ENVELOPES, envelope_of
+from jaxserve.server.requests import ERR_TYPES, RequestError, SessionParams
 from jaxserve.types import SamplingParams
 
 _REF_TEMPLATE = "#/components/schemas/{name}"
@@ -32,7 +33,17 @@ _ERRORS = {
     500: "The server failed; its log says more.",
     503: "The server is starting, shutting down or paused, its queue is full, or the request waited or ran too long.",
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+# Routes whose replies may be streams: how these end, and their content type.
+_OPENAI_STREAM = ("events that end with `data: [DONE]`", "text/event-stream")
+_STREAMS = {
+    "/generate": _OPENAI_STREAM,
+    "/v1/completions": _OPENAI_STREAM,
+    "/v1/chat/completions": _OPENAI_STREAM,
+    "/v1/responses": ("events that end with `response.completed`, `incomplete` or `failed`", "text/event-stream"),
+    "/v1/messages": ("events that end with `message_stop`", "text/event-stream"),
+    "/api/chat": ("lines that end with one that is `done`", "application/x-ndjson"),
+    "/api/generate": ("lines that end with one that is `done`", "application/x-ndjson"),
+}
 
 
 def json_body(kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -97,7 +108,7 @@ class DocumentedApp(FastAPI):
 
 
 def _schemas(structs: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components([*structs, SamplingParams], ref_template=_REF_TEMPLATE)
+    _, schemas = msgspec.json.schema_components([*structs, SamplingParams, SessionParams], ref_template=_REF_TEMPLATE)
     for struct, described in schemas.items():
         described["description"] = " ".join(described.get("description", "").split())
         fields, limits = described.get("properties", {}), LIMITS.get(struct, {})
@@ -106,9 +117,9 @@ def _schemas(structs: Sequence[type[msgspec.Struct]]) -> dict[str, Any]:
         if struct in EXAMPLES:
             described["example"] = EXAMPLES[struct]
     schemas[SamplingParams.__name__]["description"] = "How to draw tokens and when to stop."
-    for native, name in ((True, "Error"), (False, "OpenAIError")):
-        example = error_body("/generate" if native else "/v1/models", RequestError("One sentence.", param="temperature"))
-        schemas[name] = {"type": "object", "example": example, "description": _envelope(native)}
+    for envelope in ENVELOPES:
+        example = envelope.body(RequestError("One sentence.", param="temperature"))
+        schemas[envelope.name] = {"type": "object", "example": example, "description": envelope.description}
     return dict(schemas)
 
 
@@ -118,31 +129,25 @@ def _limited(field: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
     return {**field, **limits}
 
 
-def _envelope(native: bool) -> str:
-    if native:
-        return "An error of a path that does not begin with /v1/: an object, and the same keys beside it. `code` is the status."
-    return "An error of a path below /v1/: OpenAI's object, and the same keys beside it, as SGLang has them."
-
-
 def _complete(operation: dict[str, Any], path: str, *, needs_key: bool) -> None:
     """Adds the key and the errors to one operation."""
     responses = operation["responses"]
     responses.pop("422", None)  # FastAPI's own; here that is 400
     if path.startswith(("/health", "/ready")):
         for code, meaning in (("200", "Yes."), ("503", "Not now; the text says why.")):
-            responses[code] = {"description": meaning, "content": {"text/plain": {"schema": {"type": "string"}}}}
+            responses[code] = {"description": meaning, "content": replies.described(path)}
         return
     if needs_key:
         operation["security"] = [{"key": []}]
-    reference = {"$ref": _REF_TEMPLATE.format(name="OpenAIError" if uses_openai_envelope(path) else "Error")}
+    reference = {"$ref": _REF_TEMPLATE.format(name=envelope_of(path).name)}
     for status in sorted(_error_statuses(operation, path)):
         description = f"{ERR_TYPES[status]}: {_ERRORS[status]}"
         responses[str(status)] = {"description": description, "content": {"application/json": {"schema": reference}}}
-    if path == "/generate" or path.endswith("/completions"):
-        responses["200"] = {
-            "description": "The reply; with `stream: true` events that end with `data: [DONE]`.",
-            "content": {"application/json": {"schema": {}}, **_EVENTS},
-        }
+    responses["200"] = {"description": "The reply.", "content": replies.described(path)}
+    if path in _STREAMS:
+        parts, media_type = _STREAMS[path]
+        responses["200"]["description"] = f"The reply; with `stream: true` {parts}."
+        responses["200"]["content"][media_type] = {"schema": {"type": "string"}}
 
 
 def _error_statuses(operation: dict[str, Any], path: str) -> set[int]:
@@ -154,6 +159,6 @@ def _error_statuses(operation: dict[str, Any], path: str) -> set[int]:
         statuses.add(400)
     if has_body:
         statuses |= {408, 413}
-    if "{model}" in path or (has_body and (path.startswith("/v1/") or path in ("/tokenize", "/detokenize"))):
+    if "{" in path or (has_body and (path.startswith(("/v1/", "/api/")) or path in ("/tokenize", "/detokenize"))):
         statuses.add(404)
     return statuses

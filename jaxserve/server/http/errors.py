@@ -1,16 +1,13 @@
-"""How an error looks on the wire, in each protocol's shape.
+"""From an exception to a reply, in the shape of the path's protocol (`jaxserve.server.http.envelopes`).
 
-Routes raise RequestError (or let one pass through); the handlers here turn it into a reply: OpenAI's nested object, which its
-clients read, next to SGLang's flat keys, which SGLang's clients read. An unexpected exception becomes a 500 without its
-details, which go to the log.
+Routes raise RequestError (or let one pass through); the handlers here turn it into a reply. An unexpected exception becomes a
+500 without its details, which go to the log.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -19,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from jaxserve.server.http.envelopes import envelope_of
 from jaxserve.server.requests import ERR_TYPES, RequestError
 
 logger = logging.getLogger(__name__)
@@ -26,45 +24,14 @@ logger = logging.getLogger(__name__)
 # The number nginx gave to "the client closed the connection"; nobody is left to read it.
 CLIENT_CLOSED_REQUEST = 499
 
-# What a client sent is quoted in messages, in places uncut.
-_MAX_MESSAGE_CHARS = 2000
-
-# Behind the routes a request has SGLang's names; whoever called an OpenAI route used these.
-_OPENAI_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "sampling_seed": "seed",
-    "text": "prompt",
-}
-
 
 def internal_error() -> RequestError:
     return RequestError("Internal server error; the server's log says more.", 500, ERR_TYPES[500])
 
 
-def uses_openai_envelope(path: str) -> bool:
-    return path.startswith("/v1/")
-
-
-def error_body(path: str, error: RequestError) -> dict[str, Any]:
-    message = error.message
-    if len(message) > _MAX_MESSAGE_CHARS:
-        message = message[:_MAX_MESSAGE_CHARS] + "..."
-    fields: dict[str, Any]
-    if uses_openai_envelope(path):
-        param = _OPENAI_NAMES.get(error.param or "", error.param)
-        if param != error.param:
-            message = re.sub(rf"\b{error.param}\b", str(param), message)
-        code = error.code if error.code is not None else error.status_code
-        fields = {"message": message, "type": error.err_type, "param": param, "code": code}
-    else:
-        fields = {"message": message, "type": error.err_type, "code": error.status_code}
-    return {"object": "error", **fields, "error": fields}
-
-
 def error_response(path: str, error: RequestError) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if error.status_code == HTTPStatus.UNAUTHORIZED else None
-    body = msgspec.json.encode(error_body(path, error))
+    body = msgspec.json.encode(envelope_of(path).body(error))
     return Response(body, status_code=error.status_code, media_type="application/json", headers=headers)
 
 

@@ -1,4 +1,4 @@
-"""EventStream: a reply of server-sent events, each written when the message that brings its chunk arrives.
+"""EventStream: a reply of events, each written when the message that brings its chunk arrives.
 
     LiveCall -> _Delivery.push -> EventWriter.push (chunk to bytes: the protocol) -> Wire.write (bytes to the connection)
 
@@ -14,15 +14,14 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
-import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from jaxserve.server.http.connection import DONE_EVENT, event, unless_disconnected
-from jaxserve.server.http.errors import as_request_error, error_body, error_response
+from jaxserve.server.http.connection import unless_disconnected
+from jaxserve.server.http.errors import as_request_error, error_response
 from jaxserve.server.http.wire import Wire, prepare_wire
-from jaxserve.server.requests import GenerationChunk
+from jaxserve.server.requests import GenerationChunk, RequestError
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 
 
@@ -35,19 +34,20 @@ class EventWriter(Protocol):
     def end(self) -> bytes:
         """What follows the last chunk."""
 
+    def error(self, error: RequestError) -> bytes:
+        """How a failure after the first chunk is told. Nothing follows."""
+
 
 class EventStream(Response):
-    """The status line waits for the first chunk, so a request refused before it began gets an ordinary error reply. A failure
-    later becomes an error event followed by [DONE]."""
-
-    media_type = "text/event-stream"
+    """The status line waits for the first chunk, so a request refused before it began gets an ordinary error reply."""
 
     def __init__(
         self,
         writer: EventWriter,
         open_stream: Callable[[ChunkSink], AbstractAsyncContextManager[None]],
+        media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         # Response set a length for its empty body; a stream has none.
         self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         self._writer = writer
@@ -74,13 +74,8 @@ class EventStream(Response):
             await error_response(scope["path"], as_request_error(delivery.error))(scope, receive, send)
             return
         await wire.close()
-        await send({"type": "http.response.body", "body": self._last_words(scope, delivery.error), "more_body": False})
-
-    @staticmethod
-    def _last_words(scope: Scope, error: Exception | None) -> bytes:
-        if error is None:
-            return b""
-        return event(msgspec.json.encode(error_body(scope["path"], as_request_error(error)))) + DONE_EVENT
+        last_words = b"" if delivery.error is None else self._writer.error(as_request_error(delivery.error))
+        await send({"type": "http.response.body", "body": last_words, "more_body": False})
 
 
 class _Delivery:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 
 from jaxserve.scheduler.control.declaration import ControlStruct
+from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import TextLanes
@@ -53,6 +54,10 @@ class GenerationService(Protocol):
         """May be used from any thread."""
 
     @property
+    def template_arguments(self) -> TemplateArguments:
+        """What chat templates are given beside the conversation."""
+
+    @property
     def context_len(self) -> int: ...
 
     @property
@@ -86,6 +91,8 @@ class GenerationService(Protocol):
     async def health_check(self, timeout_s: float) -> bool: ...
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
 
     def apply_chat_template(
         self,

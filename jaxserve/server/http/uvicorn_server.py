@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import socket
@@ -16,6 +17,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
 from jaxserve.server.http.connection_limits import Admission, ConnectionLimits
 from jaxserve.server.http.service import GenerationService
+from jaxserve.server.http.tls import CertificateRefresher
 from jaxserve.server.http.wire import StreamingProtocol
 
 # How long connections may take to read the last bytes of their replies when the server ends.
@@ -27,18 +29,28 @@ _WANTED_FILES = 65_536
 # Files the engine may open beside those it has when the server begins to listen.
 _RESERVED_FILES = 64
 _FEWEST_CONNECTIONS = 16
+_ACCESS_LOG = "uvicorn.access"
 
 
 class HttpServer(uvicorn.Server):
     """Leaves signals alone: they are about the whole server, and `jaxserve.server.launch` handles them."""
 
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, refresher: CertificateRefresher | None = None) -> None:
         super().__init__(config)
         self.admission = Admission(limits)
+        self._refresher = refresher
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        refreshing = None if self._refresher is None else asyncio.create_task(self._refresher.run())
+        try:
+            await super().serve(sockets)
+        finally:
+            if refreshing is not None:
+                refreshing.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with limits for each connection, the TLS handshake included."""
@@ -74,6 +86,8 @@ def make_http_server(service: GenerationService, args: ServerArgs, limits: Conne
         timeout_graceful_shutdown=FLUSH_S,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_keyfile_password=args.ssl_keyfile_password,
         server_header=False,
     )
     try:
@@ -84,7 +98,22 @@ def make_http_server(service: GenerationService, args: ServerArgs, limits: Conne
         ) from error
     if limits is None:
         limits = ConnectionLimits(max_connections(args.limit_concurrency), stall_timeout_s=args.stream_stall_timeout_s)
-    return HttpServer(config, limits)
+    if args.uvicorn_access_log_exclude_prefixes:
+        logging.getLogger(_ACCESS_LOG).addFilter(_Without(args.uvicorn_access_log_exclude_prefixes))
+    refresher = CertificateRefresher(config.ssl, args) if args.enable_ssl_refresh and config.ssl is not None else None
+    return HttpServer(config, limits, refresher)
+
+
+class _Without(logging.Filter):
+    """Of lines of the access log, whose third value is the path."""
+
+    def __init__(self, prefixes: tuple[str, ...]) -> None:
+        super().__init__()
+        self._prefixes = prefixes
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        values = record.args
+        return not (isinstance(values, tuple) and len(values) > 2 and str(values[2]).startswith(self._prefixes))
 
 
 def max_connections(wanted: int | None) -> int:

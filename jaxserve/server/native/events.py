@@ -2,7 +2,7 @@
 
 What nearly all events hold is kept as JSON: the output, to which each chunk adds, and what stands around it, which changes at
 the end only. So a cumulative event, which repeats the whole output, costs one copy of its bytes and no Python object per token.
-Events with logprobs are made from the reply.
+Events that say more are made from the reply.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from jaxserve.server.http.connection import DONE_EVENT, event
+from jaxserve.server.http.envelopes import NATIVE
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import meta_info
-from jaxserve.server.requests import GenerationChunk, raise_if_failed
+from jaxserve.server.requests import GenerationChunk, RequestError, raise_if_failed
 
 _encode = msgspec.json.encode
 
@@ -22,7 +23,8 @@ class NativeEvents:
 
     def __init__(self, job: NativeJob) -> None:
         self._job = job
-        self._replies = job.streamed() if job.native.req.return_logprob else None
+        shows_more = any(options.return_logprob or options.return_hidden_states for options in job.native.req.options)
+        self._replies = job.streamed() if shows_more or job.native.return_prompt_token_ids else None
         self._outputs: dict[int, _OutputJson] = {}  # by sequence
 
     def push(self, chunk: GenerationChunk) -> bytes:
@@ -37,6 +39,9 @@ class NativeEvents:
 
     def end(self) -> bytes:
         return DONE_EVENT
+
+    def error(self, error: RequestError) -> bytes:
+        return event(_encode(NATIVE.body(error))) + DONE_EVENT
 
     def _begin(self, index: int) -> _OutputJson:
         args = self._job.args

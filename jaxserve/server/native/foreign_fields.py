@@ -6,12 +6,11 @@ from jaxserve.server.foreign_fields import OFF, ForeignFields
 
 GENERATE = ForeignFields(
     unserved=dict.fromkeys(
-        ("session_id", "session_params", "input_embeds", "image_data", "video_data", "audio_data", "mm_hashes",
+        ("session_id", "input_embeds", "image_data", "video_data", "audio_data", "mm_hashes",
          "mm_content_hashes", "use_audio_in_video", "video_config", "modalities", "max_dynamic_patch", "min_dynamic_patch",
-         "image_max_dynamic_patch", "video_max_dynamic_patch", "images_config", "mm_processor_kwargs", "token_ids_logprob",
-         "return_sampling_mask", "sampling_logprobs_mode", "return_flat_raw_top_logprobs",
-         "return_flat_raw_output_top_logprobs", "return_flat_raw_top_logprobs_b64", "return_hidden_states",
-         "return_routed_experts", "routed_experts_start_len", "return_indexer_topk", "return_prompt_token_ids",
+         "image_max_dynamic_patch", "video_max_dynamic_patch", "images_config", "mm_processor_kwargs", "return_sampling_mask",
+         "sampling_logprobs_mode", "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs",
+         "return_flat_raw_top_logprobs_b64", "return_routed_experts", "routed_experts_start_len", "return_indexer_topk",
          "return_entropy", "return_bytes", "lora_path", "lora_id", "custom_logit_processor", "positional_embed_overrides",
          "watermark", "max_thinking_tokens", "background", "bootstrap_host", "bootstrap_port",
          "bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "routed_dp_rank", "data_parallel_rank",

@@ -6,6 +6,7 @@ body -> build_generate_request -> NativeJob -> JSON, or one event per chunk
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -24,18 +25,32 @@ router = APIRouter(tags=["native"])
 
 # For /docs; `build_generate_request` is what checks.
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+
+def _for_each(schema: dict[str, Any]) -> dict[str, Any]:
+    """One value for all prompts, or a list with one for each."""
+    return {"anyOf": [schema, {"type": "array", "items": schema}]}
+
+
 _FIELDS = {
     "text": _TEXTS,
     "input_ids": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}},
     "rid": _TEXTS,
     "stream": {"type": "boolean", "default": False},
-    "return_logprob": {"type": "boolean", "default": False},
-    "top_logprobs_num": {"type": "integer", "default": 0, "minimum": 0},
-    "logprob_start_len": {"type": "integer", "default": -1},
+    "return_logprob": _for_each({"type": "boolean", "default": False}),
+    "top_logprobs_num": _for_each({"type": "integer", "default": 0, "minimum": 0}),
+    "logprob_start_len": _for_each({"type": "integer", "default": -1}),
+    "token_ids_logprob": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]},
+    },
     "return_text_in_logprobs": {"type": "boolean", "default": False},
-    "priority": {"type": "integer"},
-    "extra_key": {"type": "string"},
-    "cache_salt": {"type": "string"},
+    "return_prompt_token_ids": {"type": "boolean", "default": False},
+    "return_hidden_states": _for_each({"enum": [False, True, "last"], "default": False}),
+    "priority": _for_each({"type": "integer"}),
+    "extra_key": _TEXTS,
+    "cache_salt": _TEXTS,
+    "session_params": _for_each({"$ref": "#/components/schemas/SessionParams"}),
     "require_reasoning": {"type": "boolean", "default": False},
 }
 _DOCS = generate_body(

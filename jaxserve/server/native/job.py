@@ -11,8 +11,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.native.replies import GenerateReply, Reply, TokenText
+from jaxserve.server.native.logprobs import TokenText
+from jaxserve.server.native.replies import GenerateReply, Reply
 from jaxserve.server.native.request import NativeRequest
+from jaxserve.server.request_checks import without_tokenizer
 from jaxserve.server.requests import GenerationChunk, raise_if_failed
 
 
@@ -21,6 +23,10 @@ class NativeJob:
     native: NativeRequest
     args: ServerArgs
     token_text: TokenText  # used if logprobs are to come with the tokens' text
+
+    def __post_init__(self) -> None:
+        if self.native.return_text_in_logprobs and self.args.skip_tokenizer_init:
+            raise without_tokenizer("return_text_in_logprobs", param="return_text_in_logprobs")
 
     async def whole(self, chunks: AsyncGenerator[GenerationChunk, None]) -> Reply | list[Reply]:
         """The finished reply, or a list of them if a list was asked for."""
@@ -64,11 +70,12 @@ class GrowingReplies:
         return [self._replies[index].to_dict() for index in sorted(self._replies)]
 
     def _begin(self, index: int) -> GenerateReply:
-        req = self._job.native.req
+        native = self._job.native
+        prompt_ids = native.req.prompt_ids[index // native.req.num_samples] if native.return_prompt_token_ids else None
         return GenerateReply(
+            native.req.options_of(index),
             weight_version=self._job.args.weight_version,
-            return_logprob=req.return_logprob,
-            top_logprobs_num=req.top_logprobs_num,
-            token_text=self._job.token_text if self._job.native.return_text_in_logprobs else None,
+            token_text=self._job.token_text if native.return_text_in_logprobs else None,
+            prompt_ids=None if prompt_ids is None else prompt_ids.tolist(),
             index=index if self._with_index else None,
         )

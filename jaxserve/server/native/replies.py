@@ -9,12 +9,12 @@ Used by /generate and by the Engine, streaming or not:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.messages import HiddenStates
+from jaxserve.server.native.logprobs import LogprobColumns, TokenText
+from jaxserve.server.requests import GenerationChunk, PromptOptions
 
-TokenText = Callable[[int], str]
 Reply = dict[str, Any]
 
 
@@ -36,25 +36,27 @@ class GenerateReply:
 
     def __init__(
         self,
+        options: PromptOptions,
         *,
         weight_version: str = "default",
-        return_logprob: bool = False,
-        top_logprobs_num: int = 0,
         token_text: TokenText | None = None,
+        prompt_ids: list[int] | None = None,
         index: int | None = None,
     ) -> None:
-        self._weight_version = weight_version  # of requests that no weights computed
-        self._return_logprob = return_logprob
-        self._with_top = return_logprob and top_logprobs_num > 0
-        self._token_text = token_text  # given if logprobs are to come with the tokens' text
+        """`weight_version` is that of requests that no weights computed; `token_text` is given if logprobs are to come with the
+        tokens' text, `prompt_ids` if they are to be shown."""
+        self._options = options
+        self._weight_version = weight_version
+        self._prompt_ids = prompt_ids
         self._index = index
         self._text = ""
         self._new_texts: list[str] = []  # not yet part of _text
         self._output_ids: list[int] = []
-        self._logprobs: list[list[Any]] = []
-        self._top_logprobs: list[list[list[Any]]] = []
+        self._input_logprobs = LogprobColumns(options, token_text)
+        self._logprobs = LogprobColumns(options, token_text)
+        self._hidden_states: HiddenStates | None = None
         self._last: GenerationChunk | None = None
-        self._sent_chars = self._sent_ids = self._sent_logprobs = 0
+        self._sent_chars = self._sent_ids = self._sent_inputs = self._sent_logprobs = 0
 
     @property
     def is_finished(self) -> bool:
@@ -64,38 +66,43 @@ class GenerateReply:
         self._new_texts.append(chunk.text)
         self._output_ids.extend(chunk.token_ids)
         self._last = chunk
-        if self._return_logprob:
-            for logprob in chunk.logprobs:
-                self._add_logprob(logprob)
-
-    def _add_logprob(self, logprob: TokenLogprob) -> None:
-        self._logprobs.append(self._entry(logprob.logprob, logprob.token_id))
-        if self._with_top:
-            self._top_logprobs.append([self._entry(value, token) for token, value in logprob.top])
-
-    def _entry(self, logprob: float, token_id: int) -> list[Any]:
-        return [logprob, token_id, self._token_text(token_id) if self._token_text else None]
+        if self._options.return_logprob:
+            self._input_logprobs.extend(chunk.input_logprobs or ())
+            self._logprobs.extend(chunk.logprobs)
+        if (states := chunk.hidden_states) is not None:
+            self._hidden_states = states if self._hidden_states is None else self._hidden_states.followed_by(states)
 
     def to_dict(self) -> dict[str, Any]:
-        return self._dict(0, 0, 0)
+        return self._dict(0, 0, 0, 0)
 
     def delta_dict(self) -> dict[str, Any]:
-        result = self._dict(self._sent_chars, self._sent_ids, self._sent_logprobs)  # _text is whole now
+        result = self._dict(self._sent_chars, self._sent_ids, self._sent_inputs, self._sent_logprobs)  # _text is whole now
         self._sent_chars, self._sent_ids = len(self._text), len(self._output_ids)
-        self._sent_logprobs = len(self._logprobs)
+        self._sent_inputs, self._sent_logprobs = len(self._input_logprobs), len(self._logprobs)
         return result
 
-    def _dict(self, first_char: int, first_id: int, first_logprob: int) -> dict[str, Any]:
+    def _dict(self, first_char: int, first_id: int, first_input: int, first_logprob: int) -> dict[str, Any]:
         chunk = self._last
         assert chunk is not None, "a reply needs at least one chunk"
         self._text += "".join(self._new_texts)
         self._new_texts.clear()
         meta = meta_info(chunk, self._weight_version)
-        if self._return_logprob:
-            meta["output_token_logprobs"] = self._logprobs[first_logprob:]
-            if self._with_top:
-                meta["output_top_logprobs"] = self._top_logprobs[first_logprob:]
+        if self._options.return_logprob:
+            meta |= self._input_logprobs.fields("input", first_input)
+            meta |= self._logprobs.fields("output", first_logprob)
+            meta["output_token_logprobs_length"] = len(self._logprobs)
+        if self._hidden_states is not None and self.is_finished:
+            meta["hidden_states"] = _hidden_states(self._hidden_states, only_last=self._options.return_hidden_states == "last")
         reply: dict[str, Any] = {"text": self._text[first_char:], "output_ids": self._output_ids[first_id:], "meta_info": meta}
+        if self._prompt_ids is not None:
+            reply["prompt_token_ids"] = self._prompt_ids
         if self._index is not None:
             reply["index"] = self._index
         return reply
+
+
+def _hidden_states(states: HiddenStates, *, only_last: bool) -> list[Any]:
+    """SGLang's: a list for the prompt with one vector for each of its tokens, then a vector for each output but the last."""
+    outputs = [] if states.outputs is None else states.outputs.tolist()
+    prompt = [] if states.prompt is None else states.prompt.tolist()
+    return [*prompt, *outputs][-1:] if only_last else [prompt, *outputs]

@@ -9,22 +9,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from jaxserve.server.native.foreign_fields import GENERATE
-from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams, Thinking
 
-T = TypeVar("T")
-
-KNOWN_FIELDS = frozenset(
-    {"text", "input_ids", "sampling_params", "rid", "stream", "return_logprob", "top_logprobs_num",
-     "return_text_in_logprobs", "logprob_start_len", "priority", "extra_key", "cache_salt", "require_reasoning"}
-)  # fmt: skip
+_OPTIONS = {field.name: field for field in msgspec.structs.fields(PromptOptions)}
+_SHOWN = ("return_text_in_logprobs", "return_prompt_token_ids")  # what shapes replies alone
+KNOWN_FIELDS = frozenset({"text", "input_ids", "sampling_params", "rid", "stream", "require_reasoning", *_SHOWN, *_OPTIONS})
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
@@ -50,6 +48,7 @@ class NativeRequest:
     req: GenerateReqInput
     is_list: bool  # the reply is a list: several prompts, or n > 1
     return_text_in_logprobs: bool
+    return_prompt_token_ids: bool
 
 
 def build_generate_request(
@@ -62,7 +61,7 @@ def build_generate_request(
     `thinking_end` is the tag with which the model's thinking ends, if the server knows it.
     `check_num_prompts` may refuse the request before anything is done for each of its prompts."""
     fields = {name: value for name, value in body.items() if value is not None}
-    _check_names(fields)
+    GENERATE.check(fields, KNOWN_FIELDS)
     prompts, input_ids, is_batch = _prompts(fields)
     count = len(prompts if prompts is not None else input_ids or [])
     check_num_prompts(count)
@@ -73,25 +72,12 @@ def build_generate_request(
         input_ids=input_ids,
         sampling_params=params,
         rids=_rids(fields, count, is_batch),
+        options=_options(fields, count),
         stream=_convert(fields.get("stream", False), bool, "stream"),
-        return_logprob=_one_for_all(fields, "return_logprob", bool, False),
-        top_logprobs_num=_one_for_all(fields, "top_logprobs_num", int, 0),
-        priority=_optional(fields, "priority", int),
-        extra_key=_one_for_all(fields, "extra_key", str, None),
-        cache_salt=_one_for_all(fields, "cache_salt", str, None),
         thinking=_thinking(fields, thinking_end),
     )
-    with_text = _convert(fields.get("return_text_in_logprobs", False), bool, "return_text_in_logprobs")
-    return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), return_text_in_logprobs=with_text)
-
-
-def _check_names(fields: dict[str, Any]) -> None:
-    GENERATE.check(fields, KNOWN_FIELDS)
-    start = _one_for_all(fields, "logprob_start_len", int, -1)
-    if start != -1 and _one_for_all(fields, "return_logprob", bool, False):
-        raise RequestError(
-            "logprob_start_len must be -1: logprobs of prompt tokens are not supported.", param="logprob_start_len"
-        )
+    shown = {name: _convert(fields.get(name, False), bool, name) for name in _SHOWN}
+    return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), **shown)
 
 
 def _thinking(fields: dict[str, Any], end: str | None) -> Thinking | None:
@@ -137,11 +123,7 @@ def _rids(fields: dict[str, Any], count: int, is_batch: bool) -> list[str] | Non
 def _sampling_params(given: Any, count: int, defaults: dict[str, Any]) -> list[SamplingParams]:
     """One per prompt. A list must have as many entries as there are prompts."""
     if isinstance(given, list | tuple):
-        if len(given) != count:
-            raise RequestError(
-                f"sampling_params must have one entry per prompt: got {len(given)} for {count} prompts.",
-                param="sampling_params",
-            )
+        _check_one_each("sampling_params", given, count)
         return [parse_sampling_params(entry, defaults) for entry in given]
     return [parse_sampling_params(given, defaults)] * count
 
@@ -175,19 +157,33 @@ def _json_text(value: Mapping[str, Any], name: str) -> str:
         raise RequestError(f"{name} must be JSON: {error}.", param=name) from None
 
 
-def _one_for_all(fields: dict[str, Any], name: str, kind: type[T], default: Any) -> Any:
-    """A field that SGLang also accepts as a list, one entry per prompt; the entries must be equal."""
-    value = fields.get(name, default)
-    if isinstance(value, list | tuple):
-        entries = [default if entry is None else _convert(entry, kind, name) for entry in value]
-        if any(entry != entries[0] for entry in entries):
-            raise RequestError(f"{name} must be the same for all prompts of a request.", param=name)
-        return entries[0] if entries else default
-    return value if value is None else _convert(value, kind, name)
+def _options(fields: dict[str, Any], count: int) -> list[PromptOptions]:
+    """One per prompt; prompts that ask for the same share theirs."""
+    columns = {name: _per_prompt(fields[name], name, count) for name in _OPTIONS if fields.get(name, {}) != {}}
+    if not any(isinstance(column, list) for column in columns.values()):
+        return [PromptOptions(**columns)] * count
+    rows = zip(*(column if isinstance(column, list) else [column] * count for column in columns.values()), strict=True)
+    shared: dict[PromptOptions, PromptOptions] = {}
+    made = (PromptOptions(**dict(zip(columns, row, strict=True))) for row in rows)
+    return [shared.setdefault(options, options) for options in made]
 
 
-def _optional(fields: dict[str, Any], name: str, kind: type[T]) -> T | None:
-    return _convert(fields[name], kind, name) if name in fields else None
+def _per_prompt(value: Any, name: str, count: int) -> Any:
+    """The value for all prompts, or a list with one for each, where null is the default. A field whose values are lists
+    themselves (as tuples in PromptOptions) is for all prompts unless it holds lists or nulls."""
+    field = _OPTIONS[name]
+    for_each = isinstance(value, list | tuple)
+    if for_each and any(typing.get_origin(kind) is tuple for kind in (field.type, *typing.get_args(field.type))):
+        for_each = any(entry is None or isinstance(entry, list | tuple) for entry in value)
+    if not for_each:
+        return _convert(value, field.type, name)
+    _check_one_each(name, value, count)
+    return [field.default if entry is None else _convert(entry, field.type, name) for entry in value]
+
+
+def _check_one_each(name: str, entries: Sequence[Any], count: int) -> None:
+    if len(entries) != count:
+        raise RequestError(f"{name} must have one entry per prompt: got {len(entries)} for {count} prompts.", param=name)
 
 
 def _convert(value: Any, kind: Any, name: str) -> Any:

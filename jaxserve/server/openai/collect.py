@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxserve.server.openai.thinking import ThinkingTokens
 from jaxserve.server.requests import GenerationChunk, TokenLogprob, raise_if_failed
 from jaxserve.types import FinishReason
 
@@ -15,31 +16,49 @@ from jaxserve.types import FinishReason
 class Usage:
     """Token counts of a request so far. The n samples of one prompt share it: its tokens count once."""
 
-    def __init__(self, num_samples: int, report_cached: bool) -> None:
+    def __init__(
+        self, num_samples: int, report_cached: bool, count_thinking: Callable[[], ThinkingTokens] | None = None
+    ) -> None:
+        """`count_thinking` makes what counts those of a sequence; None: there are none."""
         self._num_samples = num_samples
         self._report_cached = report_cached
         self._latest: dict[int, GenerationChunk] = {}  # by sequence
+        self._thinking: defaultdict[int, ThinkingTokens] | None = None  # by sequence
+        if count_thinking is not None:
+            self._thinking = defaultdict(count_thinking)
 
     def add(self, chunk: GenerationChunk) -> None:
         self._latest[chunk.index] = chunk
+        if self._thinking is not None:
+            self._thinking[chunk.index].add(chunk.token_ids)
 
     def of_sequence(self, chunk: GenerationChunk) -> dict[str, Any]:
         """What stream_options.continuous_usage_stats puts into a chunk: the counts of that chunk's choice."""
-        return self._shape(chunk.prompt_tokens, chunk.completion_tokens, chunk.cached_tokens)
+        thinking = 0 if self._thinking is None else self._thinking[chunk.index].count
+        return self._shape(chunk.prompt_tokens, chunk.completion_tokens, chunk.cached_tokens, thinking)
 
     def total(self) -> dict[str, Any]:
         chunks = self._latest.values()
         prompts = {chunk.index // self._num_samples: chunk.prompt_tokens for chunk in chunks}
-        cached_tokens = sum(chunk.cached_tokens for chunk in chunks if chunk.index % self._num_samples == 0)
-        return self._shape(sum(prompts.values()), sum(chunk.completion_tokens for chunk in chunks), cached_tokens)
+        completion_tokens = sum(chunk.completion_tokens for chunk in chunks)
+        thinking = sum(counter.count for counter in self._thinking.values()) if self._thinking is not None else 0
+        return self._shape(sum(prompts.values()), completion_tokens, self._cached_tokens(), thinking)
 
-    def _shape(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    def cached_tokens_details(self) -> dict[str, int]:
+        """SGLang's: the prompts' cached tokens by where they are kept."""
+        return {"device": self._cached_tokens(), "host": 0}
+
+    def _cached_tokens(self) -> int:
+        return sum(chunk.cached_tokens for chunk in self._latest.values() if chunk.index % self._num_samples == 0)
+
+    def _shape(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int, thinking: int) -> dict[str, Any]:
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": cached_tokens} if self._report_cached else None,
-            "reasoning_tokens": 0,
+            "completion_tokens_details": {"reasoning_tokens": thinking},
+            "reasoning_tokens": thinking,
         }
 
 
@@ -50,6 +69,7 @@ class Sequence:
     texts: list[str] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    input_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     last: GenerationChunk | None = None
 
     @property
@@ -74,10 +94,21 @@ async def gather(chunks: AsyncGenerator[GenerationChunk, None], usage: Usage) ->
             sequence = sequences[chunk.index]
             sequence.texts.append(chunk.text)
             sequence.token_ids.extend(chunk.token_ids)
+            sequence.input_logprobs.extend(chunk.input_logprobs or ())
             sequence.logprobs.extend(chunk.logprobs)
             sequence.last = chunk
     return [sequences[index] for index in sorted(sequences)]
 
 
-def matched_stop(reason: FinishReason) -> int | str | None:
-    return reason.matched if reason.type == "stop" else None
+class Ending(NamedTuple):
+    """How a choice ended, in the words of its reply."""
+
+    finish_reason: str
+    matched_stop: int | str | None
+
+    @staticmethod
+    def of(reason: FinishReason, *, has_calls: bool = False) -> Ending:
+        """A message that ends by itself and calls tools ends because of these."""
+        if reason.type != "stop":
+            return Ending(reason.type, None)
+        return Ending("tool_calls", None) if has_calls else Ending("stop", reason.matched)

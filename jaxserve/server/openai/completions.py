@@ -16,23 +16,25 @@ from typing import Any, cast
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.event_stream import EventStream
-from jaxserve.server.openai.collect import Sequence, Usage, gather, matched_stop
+from jaxserve.server.http.service import GenerationService
+from jaxserve.server.openai.best_of import best_sequences
+from jaxserve.server.openai.collect import Ending, Sequence, Usage, gather
+from jaxserve.server.openai.constraints import requested_grammar
 from jaxserve.server.openai.context import OpenAIContext, context_of
+from jaxserve.server.openai.fim import with_suffix
 from jaxserve.server.openai.foreign_fields import COMPLETION
 from jaxserve.server.openai.logprobs import CompletionLogprobs
-from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
+from jaxserve.server.openai.params import MAX_CHOICES, check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import CompletionRequest
-from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError, TokenLogprob, new_rid
+from jaxserve.server.openai.replies import whole_reply
+from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter, TextField
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 
 DEFAULT_MAX_TOKENS = 16
-
-_TEXT_FIELD = (b'"text":', b"")
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -68,23 +70,27 @@ class _Job:
         check_model(body.model, args)
         _check(body, args.max_top_logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        params = sampling_params(body, max_tokens, {}, service.vocab_size)
+        params = sampling_params(body, max_tokens, {}, service.vocab_size, grammar=requested_grammar(body))
         service.check_num_sequences(_num_prompts(body.prompt), params.n)
         prompts, input_ids = _prompts(body.prompt)
         _check_ids(input_ids or [], service.vocab_size, service.context_len)
         num_prompts = len(prompts or input_ids or [])
         reply_id, rids = _rids(body, num_prompts)
-        generate = GenerateReqInput(
-            prompts=prompts,
-            input_ids=input_ids,
-            sampling_params=[params] * num_prompts,
-            rids=rids,
-            stream=bool(body.stream),
-            return_logprob=body.logprobs is not None,
+        options = PromptOptions(
+            return_logprob=body.logprobs is not None or params.n > body.num_choices,  # which rank the samples
             top_logprobs_num=body.logprobs or 0,
+            logprob_start_len=0 if body.echo and body.logprobs is not None else -1,
             priority=body.priority,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
+        )
+        generate = GenerateReqInput(
+            prompts=_filled_in(prompts, body.suffix, service) if body.suffix else prompts,
+            input_ids=input_ids,
+            sampling_params=[params] * num_prompts,
+            rids=rids,
+            options=[options] * num_prompts,
+            stream=bool(body.stream),
         )
         echoes = [""] * num_prompts
         if body.echo:
@@ -95,24 +101,19 @@ class _Job:
     async def reply(self) -> bytes:
         chunks = self.context.service.generate(self.generate)
         sequences = await gather(chunks, self.usage)
-        return msgspec.json.encode(
-            {
-                "id": self.reply_id,
-                "object": "text_completion",
-                "created": self.created_s,
-                "model": self.context.args.effective_served_model_name,
-                "choices": [self._choice(index, sequence) for index, sequence in enumerate(sequences)],
-                "usage": self.usage.total(),
-            }
-        )
+        chosen = best_sequences(sequences, self.generate.num_samples, self.body.num_choices)
+        choices = [self._choice(index, sequence) for index, sequence in enumerate(chosen)]
+        args = self.context.args
+        return whole_reply("text_completion", self.reply_id, self.created_s, choices, sequences, self.usage, self.body, args)
 
     def _choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
+        ending, entries = Ending.of(sequence.finish_reason), [*sequence.input_logprobs, *sequence.logprobs]
         choice = {
             "index": index,
-            "text": self.echoes[index // self.generate.num_samples] + sequence.text,
-            "logprobs": None if self.body.logprobs is None else self.shape_logprobs(index, sequence.logprobs),
-            "finish_reason": sequence.finish_reason.type,
-            "matched_stop": matched_stop(sequence.finish_reason),
+            "text": self.echoes[index // self.body.num_choices] + sequence.text,
+            "logprobs": None if self.body.logprobs is None else self.shape_logprobs(index, entries),
+            "finish_reason": ending.finish_reason,
+            "matched_stop": ending.matched_stop,
         }
         return {**choice, "token_ids": sequence.token_ids} if self.body.return_token_ids else choice
 
@@ -126,8 +127,8 @@ class _Job:
 class _Events(ChoiceEvents):
     def __init__(self, job: _Job) -> None:
         body, args = job.body, job.context.args
-        writer = StreamWriter("text_completion", _TEXT_FIELD, job.reply_id, job.created_s, body, args)
-        super().__init__(writer, job.usage, with_ids=bool(body.return_token_ids))
+        writer = StreamWriter("text_completion", job.reply_id, job.created_s, body, args)
+        super().__init__(writer, TextField(b'"text":', b""), job.usage, with_ids=bool(body.return_token_ids))
         self._job = job
 
     def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
@@ -136,22 +137,32 @@ class _Events(ChoiceEvents):
             text = job.echoes[chunk.index // job.generate.num_samples] + text
         if not (text or chunk.logprobs or chunk.finish_reason or (self._with_ids and chunk.token_ids)):
             return  # a token that completes no character yet
-        logprobs = job.shape_logprobs(chunk.index, chunk.logprobs) if chunk.logprobs else None
-        fields = self._writer.text_fields(text)
-        yield self._writer.choice(chunk, fields, logprobs, chunk.finish_reason, self._ids(chunk), self._usage)
+        entries = [*(chunk.input_logprobs or ()), *chunk.logprobs]
+        logprobs = job.shape_logprobs(chunk.index, entries) if entries else None
+        ending = None if chunk.finish_reason is None else Ending.of(chunk.finish_reason)
+        yield self._writer.choice(chunk, self._text.json(text), logprobs, ending, self._ids(chunk), self._usage)
 
 
 def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
     check_stream_options(body)
-    check(body.max_tokens is None or body.max_tokens >= 1, "max_tokens", "at least 1", body.max_tokens)
-    if body.best_of not in (None, body.num_choices):
-        raise not_supported(
-            "best_of", f"must equal n={body.num_choices}, got {body.best_of}; ranking samples is not supported yet"
+    check(body.max_tokens is None or body.max_tokens >= 0, "max_tokens", "at least 0", body.max_tokens)
+    if body.best_of is not None:
+        check(
+            body.num_choices <= body.best_of <= MAX_CHOICES,
+            "best_of",
+            f"in [n={body.num_choices}, {MAX_CHOICES}]",
+            body.best_of,
         )
+        if body.stream and body.best_of > body.num_choices:
+            raise RequestError("best_of above n cannot be streamed: the best are known at the end.", param="best_of")
     if body.logprobs is not None:
         check(0 <= body.logprobs <= max_top_logprobs, "logprobs", f"in [0, {max_top_logprobs}]", body.logprobs)
-        if body.echo:
-            raise not_supported("echo", "together with logprobs (logprobs of the prompt) is not supported yet")
+
+
+def _filled_in(prompts: list[str] | None, suffix: str, service: GenerationService) -> list[str]:
+    if prompts is None:
+        raise RequestError("suffix needs prompts of text, not of token ids.", param="suffix")
+    return with_suffix(prompts, suffix, service.tokenizer)
 
 
 def _num_prompts(prompt: str | list[Any]) -> int:

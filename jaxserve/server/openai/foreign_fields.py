@@ -9,8 +9,6 @@ from typing import Any
 
 from jaxserve.server.foreign_fields import OFF, ForeignFields
 
-_BOOLEANS = (True, False)
-
 # Accepted without effect, with the reason.
 WITHOUT_EFFECT = {
     "user": "names the end user in OpenAI's records",
@@ -26,16 +24,14 @@ WITHOUT_EFFECT = {
 # Not served yet; accepted with these values only.
 _UNSERVED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("json_schema", "regex", "ebnf", "structural_tag", "lora_path", "session_id", "session_params",
+        ("lora_path", "session_id", "session_params",
          "custom_logit_processor", "custom_params", "watermark", "return_hidden_states", "return_routed_experts",
-         "routed_experts_start_len", "return_sampling_mask", "return_cached_tokens_details", "return_spec_tokens_details",
+         "routed_experts_start_len", "return_sampling_mask", "return_spec_tokens_details",
          "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank",
          "disagg_prefill_dp_rank", "images_config", "mm_processor_kwargs", "custom_labels"),
         OFF,
     ),
-    "response_format": (*OFF, {"type": "text"}),
 }  # fmt: skip
-_UNSERVED_COMPLETION = {**_UNSERVED, "suffix": OFF}
 _UNSERVED_CHAT = {
     **_UNSERVED,
     **dict.fromkeys(
@@ -48,15 +44,9 @@ _UNSERVED_CHAT = {
     "modalities": ([], ["text"]),
     "verbosity": ("medium",),
     "web_search_options": (),  # {} asks for a search
-    # A model's thoughts stay in its text, so there is nothing to part or to hold back.
-    "separate_reasoning": _BOOLEANS,
-    "stream_reasoning": _BOOLEANS,
-    "thinking": (*OFF, {"type": "disabled"}),
-    "reasoning": (*OFF, {"enabled": False}),
-    "parallel_tool_calls": _BOOLEANS,  # no calls are made
 }  # fmt: skip
 
-COMPLETION = ForeignFields(_UNSERVED_COMPLETION, WITHOUT_EFFECT)
+COMPLETION = ForeignFields(_UNSERVED, WITHOUT_EFFECT)
 CHAT = ForeignFields(_UNSERVED_CHAT, WITHOUT_EFFECT)
 
 # Of a message.

@@ -13,13 +13,13 @@ def chat_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts) -> dict[st
     """{"content": [{token, bytes, logprob, top_logprobs}]}."""
     content = []
     for entry in entries:
-        top = [_chat_token(texts[token_id], logprob) for token_id, logprob in entry.top]
-        content.append({**_chat_token(texts[entry.token_id], entry.logprob), "top_logprobs": top})
+        top = [_chat_token(texts, token_id, logprob) for token_id, logprob in entry.top]
+        content.append({**_chat_token(texts, entry.token_id, entry.logprob), "top_logprobs": top})
     return {"content": content}
 
 
-def _chat_token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "bytes": list(text.encode()), "logprob": logprob}
+def _chat_token(texts: TokenTexts, token_id: int, logprob: float | None) -> dict[str, Any]:
+    return {"token": texts[token_id], "bytes": list(texts.bytes_of(token_id)), "logprob": logprob}
 
 
 class CompletionLogprobs:
@@ -36,7 +36,8 @@ class CompletionLogprobs:
             text = self._texts[entry.token_id]
             tokens.append(text)
             logprobs.append(entry.logprob)
-            top.append({self._texts[token_id]: logprob for token_id, logprob in reversed(entry.top)})
+            alternatives = {self._texts[token_id]: logprob for token_id, logprob in reversed(entry.top)}
+            top.append(None if entry.logprob is None else alternatives)
             offsets.append(self._text_offset)
             self._text_offset += len(text)
         return {

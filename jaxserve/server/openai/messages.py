@@ -91,19 +91,6 @@ def _arguments(arguments: Any) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-def template_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> list[dict[str, Any]] | None:
-    """The tools the template shows to the model."""
-    if isinstance(choice, dict) or choice == "required":
-        raise not_supported("tool_choice", f"must be auto or none, got {shown(choice)}; forcing a call is not supported yet")
-    if choice not in (None, "auto", "none"):
-        raise _wrong("tool_choice", "auto, none, required or an object", choice)
-    for i, tool in enumerate(tools or []):
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(f"tools[{i}].function must be an object with a name, got {shown(function)}.", param="tools")
-    return tools if tools and choice != "none" else None
-
-
 def _wrong(where: str, rule: str, value: Any) -> RequestError:
     param = where.partition("[")[0].partition(".")[0]
     return RequestError(f"{where} must be {rule}, got {shown(value)}.", param=param)

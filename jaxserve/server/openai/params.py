@@ -10,7 +10,7 @@ from jaxserve.server.foreign_fields import not_supported
 from jaxserve.server.http.body import shown
 from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import RequestError
-from jaxserve.types import MAX_LOGIT_BIAS, SamplingParams
+from jaxserve.types import MAX_LOGIT_BIAS, Grammar, SamplingParams
 
 # OpenAI's limit; each sample is a sequence of its own in the scheduler.
 MAX_CHOICES = 128
@@ -49,9 +49,16 @@ def rid_of(request: OpenAIRequest) -> str | None:
 
 
 def sampling_params(
-    request: OpenAIRequest, max_new_tokens: int | None, defaults: Mapping[str, Any], vocab_size: int
+    request: OpenAIRequest,
+    max_new_tokens: int | None,
+    defaults: Mapping[str, Any],
+    vocab_size: int,
+    *,
+    grammar: Grammar | None = None,
+    keep_special_tokens: bool = False,
 ) -> SamplingParams:
-    """Verified SamplingParams; what the request leaves out comes from `defaults`, then from SamplingParams."""
+    """Verified SamplingParams; what the request leaves out comes from `defaults`, then from SamplingParams. `grammar`: what the
+    output must match, as far as the request says so and what follows from it. `keep_special_tokens`, whatever it says."""
     n = request.num_choices
     check(1 <= n <= MAX_CHOICES, "n", f"in [1, {MAX_CHOICES}]", n)
     min_tokens = request.min_tokens or 0
@@ -70,13 +77,17 @@ def sampling_params(
         "stop_regex": _as_list(request.stop_regex),
         "no_stop_trim": request.no_stop_trim,
         "ignore_eos": request.ignore_eos,
-        "skip_special_tokens": request.skip_special_tokens,
+        "skip_special_tokens": False if keep_special_tokens else request.skip_special_tokens,
         "spaces_between_special_tokens": request.spaces_between_special_tokens,
         "sampling_seed": request.seed,
         "logit_bias": None if request.logit_bias is None else _token_biases(request.logit_bias),
     }
+    if grammar is not None:
+        given[grammar.kind] = grammar.text
     given = {name: value for name, value in given.items() if value is not None}
-    params = SamplingParams(**{**defaults, **given, "n": n, "max_new_tokens": max_new_tokens, "min_new_tokens": min_tokens})
+    params = SamplingParams(
+        **{**defaults, **given, "n": request.num_samples, "max_new_tokens": max_new_tokens, "min_new_tokens": min_tokens}
+    )
     try:
         params.verify(vocab_size)
     except ValueError as error:

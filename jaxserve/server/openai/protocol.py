@@ -36,7 +36,12 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
+    response_format: dict[str, Any] | None = None  # chat's; SGLang's completions take it, too
     # SGLang's extensions
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     top_k: Int32 | None = None
     min_p: float | None = None
     min_tokens: Int32 | None = None
@@ -52,10 +57,16 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     priority: Int32 | None = None
     return_token_ids: bool | None = None
+    return_cached_tokens_details: bool | None = None
 
     @property
     def num_choices(self) -> int:
         return 1 if self.n is None else self.n
+
+    @property
+    def num_samples(self) -> int:
+        """Of each prompt, of which so many are chosen."""
+        return self.num_choices
 
 
 class CompletionRequest(OpenAIRequest, kw_only=True):
@@ -65,6 +76,11 @@ class CompletionRequest(OpenAIRequest, kw_only=True):
     best_of: Int32 | None = None
     echo: bool | None = None
     logprobs: Int32 | None = None
+    suffix: str | None = None
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_choices if self.best_of is None else self.best_of
 
 
 class ChatCompletionRequest(OpenAIRequest, kw_only=True):
@@ -76,8 +92,13 @@ class ChatCompletionRequest(OpenAIRequest, kw_only=True):
     top_logprobs: Int32 | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: str | float | None = None
     # SGLang's extensions
+    reasoning: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None  # other servers' word for the same
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     input_ids: list[Int32] | None = None

@@ -1,0 +1,108 @@
+"""What a request has learnt of its tokens and not been sent yet: logprobs and hidden states."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from jaxserve.messages import HiddenStates, TokenLogprobs
+from jaxserve.runner import Scores
+
+
+class LogprobBuffer:
+    """Logprobs of one token after the other."""
+
+    def __init__(self, top_num: int, token_ids: np.ndarray | None) -> None:
+        """`top_num` likeliest tokens belong to each; `token_ids` int32 [I]: those whose logprobs are wanted besides."""
+        self.top_num = top_num
+        self.token_ids = token_ids
+        self._logprobs: list[float] = []
+        self._top_ids: list[np.ndarray] = []
+        self._top_logprobs: list[np.ndarray] = []
+        self._id_logprobs: list[np.ndarray] = []
+
+    def append(
+        self, logprob: float, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None, id_logprobs: np.ndarray | None
+    ) -> None:
+        self._logprobs.append(logprob)
+        if self.top_num:
+            assert top_ids is not None and top_logprobs is not None, f"{self.top_num} top logprobs wanted, none returned"
+            self._top_ids.append(top_ids[: self.top_num])
+            self._top_logprobs.append(top_logprobs[: self.top_num])
+        if self.token_ids is not None:
+            assert id_logprobs is not None, f"logprobs of {len(self.token_ids)} tokens wanted, none returned"
+            self._id_logprobs.append(id_logprobs[: len(self.token_ids)])
+
+    def drop_last(self) -> None:
+        for values in (self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs):
+            del values[-1:]
+
+    def take(self) -> TokenLogprobs:
+        """Everything since the last call."""
+        out = TokenLogprobs(logprobs=np.array(self._logprobs, np.float32))
+        if self.top_num:
+            out.top_ids = _rows(self._top_ids, self.top_num, np.int32)
+            out.top_logprobs = _rows(self._top_logprobs, self.top_num, np.float32)
+        if self.token_ids is not None:
+            out.id_logprobs = _rows(self._id_logprobs, len(self.token_ids), np.float32)
+        self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs = [], [], [], []
+        return out
+
+
+@dataclasses.dataclass(slots=True)
+class PromptLogprobs:
+    """Of the tokens behind the prompt's positions [next, end): what is still to come. Filled position by position, over chunks
+    and retractions."""
+
+    next: int
+    end: int  # the last position's token is the first output
+    buffer: LogprobBuffer
+
+    def take_in(self, start: int, scores: Scores, lines: Iterable[int]) -> None:
+        """The answers for positions from `start` on."""
+        assert start == self.next, f"the prompt's logprobs go on at {self.next}, not at {start}"
+        for line in lines:
+            top_ids = None if scores.top_ids is None else scores.top_ids[line]
+            top_logprobs = None if scores.top_logprobs is None else scores.top_logprobs[line]
+            self.buffer.append(float(scores.logprobs[line]), top_ids, top_logprobs, scores.id_logprobs[line])
+            self.next += 1
+
+
+class HiddenStateBuffer:
+    """Hidden states of the prompt's tokens, then of each output that something was sampled behind."""
+
+    def __init__(self, prompt_len: int, *, only_last: bool) -> None:
+        self.only_last = only_last
+        self.end = prompt_len
+        self.next = prompt_len - 1 if only_last else 0  # positions before it have come
+        self._prompt: list[np.ndarray] = []
+        self._outputs: list[np.ndarray] = []
+
+    def take_in_prompt(self, start: int, states: np.ndarray) -> None:
+        """float32 [n, E] of positions from `start` on."""
+        assert start == self.next, f"the prompt's hidden states go on at {self.next}, not at {start}"
+        self._prompt.append(states)
+        self.next += len(states)
+
+    def append(self, state: np.ndarray) -> None:
+        """float32 [E], of an output."""
+        if self.only_last:
+            self._prompt, self._outputs = [], []
+        self._outputs.append(state)
+
+    def take(self) -> HiddenStates | None:
+        """Everything since the last call; None while the prompt's are not whole, and where there is nothing."""
+        if self.next < self.end or not (self._prompt or self._outputs):
+            return None
+        out = HiddenStates(
+            prompt=np.concatenate(self._prompt) if self._prompt else None,
+            outputs=np.stack(self._outputs) if self._outputs else None,
+        )
+        self._prompt, self._outputs = [], []
+        return out
+
+
+def _rows(rows: list[np.ndarray], width: int, dtype: type) -> np.ndarray:
+    return np.array(rows, dtype).reshape(len(rows), width)

@@ -1,0 +1,175 @@
+"""What routes reply, for /openapi.json: an example of each, from which its schema is made. A test asks every route.
+
+A reply may hold more than its example: what is only there when a request or an option asks for it stands in docs/api.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_USAGE = {
+    "prompt_tokens": 8,
+    "completion_tokens": 16,
+    "total_tokens": 24,
+    "prompt_tokens_details": None,
+    "completion_tokens_details": {"reasoning_tokens": 0},
+    "reasoning_tokens": 0,
+}
+_MODEL = {
+    "id": "demo",
+    "object": "model",
+    "created": 1790000000,
+    "owned_by": "jaxserve",
+    "root": "/models/demo",
+    "parent": None,
+    "max_model_len": 512,
+}
+_MODEL_INFO = {"model_path": "/models/demo", "weight_version": "default", "load_format": "auto", "context_length": 512}
+_SERVER_INFO = {
+    "model_path": "/models/demo",
+    "page_size": 16,
+    "version": "0.1.0",
+    "status": "ready",
+    "uptime_s": 12.5,
+    "max_total_num_tokens": 65536,
+    "internal_states": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "max_total_num_tokens": 65536}],
+}
+_OLLAMA_DETAILS = {
+    "parent_model": "",
+    "format": "auto",
+    "family": "qwen3",
+    "families": ["qwen3"],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+_OLLAMA_MODEL = {"name": "demo", "model": "demo", "size": 0, "digest": "58f4...", "details": _OLLAMA_DETAILS}
+_TOKENS = {"tokens": [785, 6722, 315, 9625, 374], "count": 5, "max_model_len": 512}
+_PAUSED = {"message": "Generation paused successfully.", "status": "ok"}
+
+# Text is text/plain, anything else JSON.
+TEXTS: dict[str, str] = {
+    "/health": "ready\n",
+    "/ready": "ready\n",
+    "/health_generate": "ready\n",
+    "/abort_request": "",
+    "/close_session": "",
+    "/configure_logging": "Logging configured; the level is info.\n",
+    "/flush_cache": "Cache flushed.\n",
+    "/freeze_gc": "Garbage collection frozen.\n",
+}
+JSON: dict[str, Any] = {
+    "/generate": {
+        "text": " Paris.",
+        "output_ids": [12095, 13],
+        "meta_info": {
+            "id": "5f6a...",
+            "finish_reason": {"type": "length", "length": 2},
+            "prompt_tokens": 5,
+            "completion_tokens": 2,
+            "cached_tokens": 0,
+            "weight_version": "default",
+            "e2e_latency": 0.25,
+        },
+    },
+    "/tokenize": _TOKENS,
+    "/v1/tokenize": _TOKENS,
+    "/detokenize": {"text": "The capital of France is"},
+    "/v1/detokenize": {"text": "The capital of France is"},
+    "/parse_function_call": {
+        "normal_text": "",
+        "calls": [{"tool_index": 0, "name": "get_weather", "parameters": '{"city": "Paris"}'}],
+    },
+    "/separate_reasoning": {"reasoning_text": "Hm.", "text": "Paris"},
+    "/v1/models": {"object": "list", "data": [_MODEL]},
+    "/v1/models/{model}": _MODEL,
+    "/v1/score": {
+        "scores": [[0.8, 0.1], [0.2, 0.7]],
+        "model": "default",
+        "usage": {"prompt_tokens": 24, "total_tokens": 24},
+        "object": "scoring",
+    },
+    "/v1/completions": {
+        "id": "cmpl-18ee...",
+        "object": "text_completion",
+        "created": 1790000000,
+        "model": "demo",
+        "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "length", "matched_stop": None}],
+        "usage": _USAGE,
+        "metadata": {"weight_version": "default"},
+    },
+    "/v1/chat/completions": {
+        "id": "chatcmpl-6566...",
+        "object": "chat.completion",
+        "created": 1790000000,
+        "model": "demo",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Paris.", "reasoning_content": None, "tool_calls": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+                "matched_stop": None,
+            }
+        ],
+        "usage": _USAGE,
+        "metadata": {"weight_version": "default"},
+    },
+    "/v1/messages": {
+        "id": "msg_0956...",
+        "type": "message",
+        "role": "assistant",
+        "model": "default",
+        "content": [{"type": "text", "text": "Paris."}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": 14, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 3},
+    },
+    "/v1/messages/count_tokens": {"input_tokens": 14},
+    "/api/chat": {
+        "model": "default",
+        "created_at": "2026-11-23T08:00:00.000000Z",
+        "done": True,
+        "message": {"role": "assistant", "content": "Paris."},
+    },
+    "/api/generate": {"model": "default", "created_at": "2026-11-23T08:00:00.000000Z", "done": True, "response": "Paris."},
+    "/api/tags": {"models": [_OLLAMA_MODEL]},
+    "/api/ps": {"models": [_OLLAMA_MODEL]},
+    "/api/show": {"details": _OLLAMA_DETAILS, "model_info": {"general.architecture": "qwen3"}, "capabilities": ["completion"]},
+    "/api/version": {"version": "0.12.11"},
+    "/model_info": _MODEL_INFO,
+    "/get_model_info": _MODEL_INFO,
+    "/server_info": _SERVER_INFO,
+    "/get_server_info": _SERVER_INFO,
+    "/v1/loads": {
+        "timestamp": "2026-11-23T08:00:00+00:00",
+        "version": "0.1.0",
+        "loads": [{"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 0, "token_usage": 0.5, "num_live_sequences": 2}],
+    },
+    "/open_session": "9c1f...",
+    "/pause_generation": _PAUSED,
+    "/continue_generation": {"message": "Generation continued successfully.", "status": "ok"},
+    "/release_memory_occupation": {"released": ["kv_cache"]},
+    "/resume_memory_occupation": {"released": []},
+    "/set_internal_state": [True],
+    "/slow_down": {"forward_sleep_time": 0.5},
+    "/update_weights_from_disk": {"success": True, "message": "Done.", "num_paused_requests": 0},
+}
+
+
+def described(path: str) -> dict[str, Any]:
+    """The `content` of a route's reply; empty for a path that nobody wrote an example for."""
+    if path in TEXTS:
+        return {"text/plain": {"schema": {"type": "string"}, "example": TEXTS[path]}}
+    if path in JSON:
+        return {"application/json": {"schema": _schema(JSON[path]), "example": JSON[path]}}
+    return {}
+
+
+def _schema(example: Any) -> dict[str, Any]:
+    """What the example shows must be there, of the same kind; null may be anything."""
+    if isinstance(example, dict):
+        return {"type": "object", "required": list(example), "properties": {k: _schema(v) for k, v in example.items()}}
+    if isinstance(example, list):
+        return {"type": "array", "items": _schema(example[0])} if example else {"type": "array"}
+    kinds = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    return {"type": kinds[type(example)]} if example is not None else {}

@@ -1,0 +1,1 @@
+"""What a server's owner is told of its requests: log lines, and files with the requests themselves."""

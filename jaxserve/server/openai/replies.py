@@ -1,0 +1,38 @@
+"""What whole replies of completions and chat completions have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import msgspec
+
+from jaxserve.config import ServerArgs
+from jaxserve.server.openai.collect import Sequence, Usage
+from jaxserve.server.openai.protocol import OpenAIRequest
+
+
+def whole_reply(
+    object_name: str,
+    reply_id: str,
+    created_s: int,
+    choices: list[dict[str, Any]],
+    sequences: Many[Sequence],
+    usage: Usage,
+    request: OpenAIRequest,
+    args: ServerArgs,
+) -> bytes:
+    """`sequences` are those of the request, not all of which need to be choices."""
+    version = next((sequence.last.weight_version for sequence in sequences if sequence.last is not None), "")
+    reply: dict[str, Any] = {
+        "id": reply_id,
+        "object": object_name,
+        "created": created_s,
+        "model": args.effective_served_model_name,
+        "choices": choices,
+        "usage": usage.total(),
+        "metadata": {"weight_version": version},  # as SGLang's
+    }
+    if request.return_cached_tokens_details:
+        reply["sglext"] = {"cached_tokens_details": usage.cached_tokens_details()}
+    return msgspec.json.encode(reply)
