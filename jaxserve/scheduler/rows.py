@@ -164,7 +164,8 @@ def _row_flags(req: Req, thinks_ahead: bool) -> int:
     if len(req.own_stop_ids):
         flags |= RowFlag.OWN_STOP_IDS
     if req.matcher is not None:
-        flags |= RowFlag.THINKING if thinks_ahead and req.matcher.is_free_along(()) else RowFlag.GRAMMAR
+        thinks_ahead = thinks_ahead and req.hidden_states is None and req.matcher.is_free_along(())
+        flags |= RowFlag.THINKING if thinks_ahead else RowFlag.GRAMMAR
     if req.stop_text is not None:
         flags |= RowFlag.STOP_TEXT
     if not req.announced:

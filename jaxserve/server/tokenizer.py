@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from tokenizers import decoders
 
 from jaxserve.server.chat_templates import chosen_template
+from jaxserve.server.conversation_spellings import other_spellings
 from jaxserve.server.prompt_encoding import encode_within
 from jaxserve.text.byte_level import byte_alphabet
 
@@ -218,18 +219,17 @@ class Tokenizer:
             raise ValueError("The model has no chat template; start the server with --chat-template or send a plain prompt.")
         render = functools.partial(
             self.hf.apply_chat_template,
-            messages,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **kwargs,
         )
         try:
-            return str(render(tools=tools or None))
+            return str(render(messages, tools=tools or None))
         except Exception as error:  # whatever a template of the model's author raises for messages it cannot render
-            if tools:  # some take the functions alone
+            for other_messages, other_tools in other_spellings(messages, tools):
                 with contextlib.suppress(Exception):
-                    return str(render(tools=[tool.get("function", tool) for tool in tools]))
+                    return str(render(other_messages, tools=other_tools))
             raise ValueError(f"The chat template cannot render these messages: {error}") from error
 
 

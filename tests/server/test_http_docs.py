@@ -76,12 +76,19 @@ async def test_every_route_has_an_example_of_its_body_and_replies_as_it_says(met
     (media_type, said), *_ = operation["responses"]["200"]["content"].items()
     assert said["schema"] and "example" in said, "it says nothing of its reply"
     jsonschema.validate(said["example"], said["schema"])
-    async with app_client(FakeService(), reasoning_parser="qwen3", tool_call_parser="qwen25") as client:
-        path = path.replace("{model}", MODEL)
+    service = FakeService()
+    async with app_client(service, reasoning_parser="qwen3", tool_call_parser="qwen25") as client:
+        names = {"{model}": MODEL}
         if "{response_id}" in path:
-            kept = await client.post("/v1/responses", json={"input": "Hi", "background": True})
-            path = path.replace("{response_id}", kept.json()["id"])
+            service.endless = True
+            running = await client.post("/v1/responses", json={"input": "x", "background": True})
+            names["{response_id}"] = running.json()["id"]
+        for name, value in names.items():
+            path = path.replace(name, value)
         reply = await client.request(method, path, json=body)
+        if "{response_id}" in names:
+            await client.delete(f"/v1/responses/{names['{response_id}']}")
+    assert service.num_live == 0
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"].partition(";")[0] == media_type
     if media_type == "application/json":

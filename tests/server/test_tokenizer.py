@@ -94,6 +94,25 @@ def test_a_template_may_take_functions_without_their_wrapping(tmp_path: Path) ->
         tokenizer.render_chat(MESSAGES, [{"type": "function", "function": {}}])
 
 
+def test_a_template_may_want_ids_of_nine_letters_and_digits(tmp_path: Path) -> None:
+    """As Mistral's do."""
+    file = tmp_path / "t.jinja"
+    file.write_text(
+        "{% macro nine(id) %}{{ id if id|length == 9 else raise_exception('ids have length 9') }}{% endmacro %}"
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ nine(c.id) }}{% endfor %}"
+        "{% if m.role == 'tool' %}={{ nine(m.tool_call_id) }}{% endif %}{% endfor %}{{ tools[0].name or raise_exception('x') }}"
+    )
+    tokenizer = Tokenizer.load(demo_model_path(), chat_template=str(file))
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    for given in ("call_0123456789abcdef", "abcDEF123", "toolu_é"):
+        history = [{"role": "assistant", "content": "", "tool_calls": [{**call, "id": given}]}]
+        history.append({"role": "tool", "content": "1", "tool_call_id": given})
+        called, answered = tokenizer.render_chat(history, [call]).removesuffix("add").split("=")
+        assert called == answered
+        assert (called == given) == (given == "abcDEF123")
+        assert history[1]["tool_call_id"] == given
+
+
 def test_errors_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tokenizer folder 'nowhere' does not exist"):
         Tokenizer.load("nowhere")

@@ -135,7 +135,7 @@ def _complete(operation: dict[str, Any], path: str, method: str, *, needs_key: b
     responses.pop("422", None)  # FastAPI's own; here that is 400
     if path.startswith(("/health", "/ready")):
         for code, meaning in (("200", "Yes."), ("503", "Not now; the text says why.")):
-            responses[code] = {"description": meaning, "content": replies.described(path)}
+            responses[code] = {"description": meaning, "content": replies.described(path, method)}
         return
     if needs_key:
         operation["security"] = [{"key": []}]

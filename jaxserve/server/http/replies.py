@@ -47,25 +47,27 @@ _TOKENS = {"tokens": [785, 6722, 315, 9625, 374], "count": 5, "max_model_len": 5
 _PAUSED = {"message": "Generation paused successfully.", "status": "ok"}
 
 _RESPONSE = {
-    "id": "resp_159c...",
+    "id": "resp_7d31...",
     "object": "response",
     "created_at": 1790000000,
     "status": "completed",
-    "background": False,
     "error": None,
+    "incomplete_details": None,
     "model": "demo",
     "output": [
         {
-            "id": "msg_85f5...",
+            "id": "msg_0956...",
             "type": "message",
             "role": "assistant",
-            "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}],
             "status": "completed",
+            "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}],
         }
     ],
+    "previous_response_id": None,
+    "usage": None,
 }
 
-# Text is text/plain, anything else JSON.
+# Text is text/plain, anything else JSON. By path, or by method and path where methods answer differently.
 TEXTS: dict[str, str] = {
     "/health": "ready\n",
     "/ready": "ready\n",
@@ -133,9 +135,10 @@ JSON: dict[str, Any] = {
         "usage": _USAGE,
         "metadata": {"weight_version": "default"},
     },
-    "/v1/responses": _RESPONSE,
+    "/v1/responses": {**_RESPONSE, "usage": {"input_tokens": 8, "output_tokens": 3, "total_tokens": 11}},
     "/v1/responses/{response_id}": _RESPONSE,
-    "/v1/responses/{response_id}/cancel": {**_RESPONSE, "status": "cancelled", "background": True, "output": []},
+    "delete /v1/responses/{response_id}": {"id": "resp_7d31...", "object": "response", "deleted": True},
+    "/v1/responses/{response_id}/cancel": {**_RESPONSE, "status": "cancelled"},
     "/v1/messages": {
         "id": "msg_0956...",
         "type": "message",
@@ -178,16 +181,12 @@ JSON: dict[str, Any] = {
 }
 
 
-def described(path: str, method: str = "") -> dict[str, Any]:
+def described(path: str, method: str) -> dict[str, Any]:
     """The `content` of a route's reply; empty for a path that nobody wrote an example for."""
-    if method == "delete":
-        deleted = {"id": "resp_159c...", "object": "response", "deleted": True}
-        return {"application/json": {"schema": _schema(deleted), "example": deleted}}
     if path in TEXTS:
         return {"text/plain": {"schema": {"type": "string"}, "example": TEXTS[path]}}
-    if path in JSON:
-        return {"application/json": {"schema": _schema(JSON[path]), "example": JSON[path]}}
-    return {}
+    example = JSON.get(f"{method} {path}", JSON.get(path))
+    return {} if example is None else {"application/json": {"schema": _schema(example), "example": example}}
 
 
 def _schema(example: Any) -> dict[str, Any]:
