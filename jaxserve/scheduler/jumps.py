@@ -13,14 +13,17 @@ The same way goes a request whose next token is to be sampled again (`redo`): se
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from jaxserve.scheduler.decode import RunningBatch
-from jaxserve.scheduler.req import Req, RequestState
+from jaxserve.scheduler.req import Req, RequestState, unexpected
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.waiting import WaitingQueue
 from jaxserve.types import FinishReason
+
+logger = logging.getLogger(__name__)
 
 SHORTEST_RUN = 4
 # With more running beside it no run is long enough; then nobody need look.
@@ -51,6 +54,10 @@ class Jumps:
         self._held: list[Req] = []
         self.num_jumps = 0
 
+    def __len__(self) -> int:
+        """Requests that sit out."""
+        return len(self._held)
+
     def consider(self, req: Req) -> None:
         """After the newest token of a request that goes on."""
         if req.matcher is None or not self._is_on:
@@ -79,7 +86,11 @@ class Jumps:
                 self._held.remove(req)
             elif not self._table.in_flight[req.row]:
                 self._held.remove(req)
-                num_tokens += self._jump(req)
+                try:
+                    num_tokens += self._jump(req)
+                except Exception:  # of the grammar library: one request's, not everybody's
+                    logger.exception("Request %s could not be given the tokens that its grammar forces.", req.rid)
+                    self._finish(req, unexpected("follow the grammar"))
         return num_tokens
 
     def _jump(self, req: Req) -> int:

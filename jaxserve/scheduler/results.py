@@ -180,13 +180,14 @@ class ResultProcessor:
             if reason is not None:
                 self._finish(req, reason)
                 goes_on[i] = False
-            else:
-                self._jumps.consider(req)
         return rows[goes_on]
 
     def _text_or_grammar_end(self, req: Req, row: int, token_id: int) -> FinishReason | None:
         try:
-            return self._match_text(req, row) or self._constraints.follow(req, token_id)
+            reason = self._match_text(req, row) or self._constraints.follow(req, token_id)
+            if reason is None:
+                self._jumps.consider(req)
+            return reason
         except Exception:  # of the tokenizer's decoder or the grammar library: one request's, not everybody's
             logger.exception("The newest token of request %s could not be looked at.", req.rid)
             return unexpected("look at the newest token")

@@ -334,7 +334,9 @@ class Scheduler:
             self._refuse_beyond_limit()
         if not self.pace.may_launch:
             return None
-        self._carry_out_jumps()
+        if len(self._jumps):
+            self._log.counters.generated_tokens += self._jumps.carry_out()
+            self._outputs.flush()
         self._running.refresh()
         batch: ScheduleBatch | NeedsResults | None = None
         decode_lacks_pages, self._decode_lacks_pages = self._decode_lacks_pages, False
@@ -348,12 +350,6 @@ class Scheduler:
         if batch is None and not self._in_flight and not len(self._running):
             self._end_stuck_request()
         return batch
-
-    def _carry_out_jumps(self) -> None:
-        num_tokens = self._jumps.carry_out()
-        if num_tokens:
-            self._log.counters.generated_tokens += num_tokens
-            self._outputs.flush()
 
     def launch(self, batch: ScheduleBatch) -> None:
         """Its forward pass, and its sampling too unless that must wait for `finish_launch`."""

@@ -68,3 +68,27 @@ def test_it_is_no_stop(make_harness: Callable[..., Harness]) -> None:
     answer = harness.answer(rid)
     assert answer.finish is not None and (answer.finish.type, answer.finish.message) == ("abort", MESSAGE)
     assert answer.finish.status_code == 400
+
+
+class FailingMatcher(ComplexMatcher):
+    """Forces tokens that it then fails to take."""
+
+    def forced_tokens(self) -> list[int]:
+        return [7] * 9
+
+    def accept(self, token_id: int) -> bool:
+        assert token_id != 7, "the library fails"
+        return True
+
+
+def test_a_jump_that_fails_ends_its_request_alone(make_harness: Callable[..., Harness]) -> None:
+    class Grammars(ComplexGrammars):
+        def matcher(self, *, ignore_eos: bool) -> ComplexMatcher:
+            return FailingMatcher()
+
+    harness = make_harness(grammars=Grammars())
+    rid, other = harness.submit([1, 2, 3], regex="a*"), harness.submit([4, 5], 20, ignore_eos=True)
+    harness.run()
+    finish = harness.answer(rid).finish
+    assert finish is not None and (finish.type, finish.status_code) == ("abort", 500)
+    harness.assert_as_expected(other)
