@@ -92,11 +92,6 @@ class HiddenStateBuffer:
             self._prompt, self._outputs = [], []
         self._outputs.append(state)
 
-    def drop_last(self) -> None:
-        """Of the outputs. Where only the last are wanted the next takes its place anyway."""
-        if not self.only_last:
-            del self._outputs[-1:]
-
     def take(self) -> HiddenStates | None:
         """Everything since the last call; None while the prompt's are not whole, and where there is nothing."""
         if self.next < self.end or not (self._prompt or self._outputs):

@@ -81,8 +81,6 @@ class Constraints:
         table.known_len[row] -= 1
         if req.logprobs is not None:
             req.logprobs.drop_last()
-        if req.hidden_states is not None and table.known_len[row] > req.prompt_len:
-            req.hidden_states.drop_last()
         table.flags[row] = table.flags[row] & ~np.uint16(RowFlag.THINKING) | np.uint16(RowFlag.GRAMMAR)
         self._jumps.redo(req)
 
