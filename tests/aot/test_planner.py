@@ -15,6 +15,7 @@ from jaxserve.aot.planner import CapacityPlan, PlanOptions, plan_capacity
 from jaxserve.aot.report import plan_json, plan_text, table
 from jaxserve.config import ServerArgs
 from jaxserve.executor.sampler import SamplingMode
+from jaxserve.executor.scoring import LINE_COUNTS
 
 OPTIONS = PlanOptions(show_progress=False)
 SMALL = {"max_running_requests": 4, "decode_row_buckets": (2, 4), "prefill_token_buckets": (16, 64), "chunked_prefill_size": 64}
@@ -38,7 +39,7 @@ def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
     buckets = [step.bucket.name for step in made.steps]
     assert buckets == ["extend T=64 R=4", "decode R=4"]
     names = [program.name for program in made.others]
-    assert len(names) == len(SamplingMode) + 4
+    assert len(names) == len(SamplingMode) + len(LINE_COUNTS) + 4
     assert {"sample greedy R=4", "sample everything R=4", "page table", "row tables", "kv pool"} <= set(names)
     for step in made.steps:
         program = step.program
@@ -135,7 +136,8 @@ def test_compiled_programs_are_written(tmp_path: Path) -> None:
     options = dataclasses.replace(OPTIONS, compile="largest", save_to=out)
     made = plan_capacity(ServerArgs(model_path=str(tmp_path), **SMALL), config, cpu_target(1, 1 << 30), options)
     assert made.failure is None
-    assert sorted(file.name for file in out.iterdir()) == ["decode_R4.xla", "extend_T64_R4.xla", "sample_everything_R4.xla"]
+    written = sorted(file.name for file in out.iterdir())
+    assert written == ["decode_R4.xla", "extend_T64_R4.xla", "sample_everything_R4.xla", "score_128.xla"]
 
 
 def test_notes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from live_server import LiveServer, running
-from parity import Oracle, prompts_for
+from parity import Oracle, asked_of_prompt, prompts_for
 from test_live_parity import ask, check
 
 MAX_RUNNING = 16
@@ -50,10 +50,11 @@ def test_retraction_changes_no_token(checkpoint: Callable[[str], Path], tmp_path
     options += ["--max-total-tokens", "640", "--page-size", "16", "--chunked-prefill-size", "64"]
     options += ["--schedule-conservativeness", "0", "--decode-row-buckets", "16", "--prefill-token-buckets", "64"]
     with running(tmp_path / "server.log", *options, "--compilation-cache-dir", compilation_cache) as live:
+        how = asked_of_prompt(1, [])
         # One body: they arrive together. No prompt of these makes the model end by itself.
-        replies = ask(live, prompts, 64, ignore_eos=False)
+        replies = ask(live, prompts, 64, how, ignore_eos=False)
         for prompt, reply in zip(prompts, replies, strict=True):
-            check(oracle, prompt, 64, reply)
+            check(oracle, prompt, 64, how, reply)
         assert live.internal_state()["num_retractions"] > 0
         assert sum(reply["meta_info"]["num_retractions"] for reply in replies) > 0
 

@@ -73,7 +73,7 @@ def options(model: Path, cache: Path) -> ServerArgs:
     )
 
 
-def wait_until_warm(runner: ModelRunner, timeout_s: float = 60) -> None:
+def wait_until_warm(runner: ModelRunner, timeout_s: float = 240) -> None:
     deadline_s = time.monotonic() + timeout_s
     while runner.tend():
         assert time.monotonic() < deadline_s, runner.internal_state()
