@@ -24,6 +24,7 @@ OPTIONS = {
     "enable-cache-report": None,
     "warmup": "full",
     # Few programs, which nearly every request needs in chunks.
+    "max-total-tokens": "8192",
     "max-running-requests": "8",
     "decode-row-buckets": "8",
     "chunked-prefill-size": "32",

@@ -37,7 +37,7 @@ def client_of(server: LiveServer) -> openai.OpenAI:
 def parsing(tmp_path_factory: pytest.TempPathFactory, compilation_cache: str) -> Iterator[openai.OpenAI]:
     """A server that knows how its model thinks and calls; the demo model does neither unless it must."""
     options = ["--model-path", MODEL, "--compilation-cache-dir", compilation_cache]
-    options += ["--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25"]
+    options += ["--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25", "--max-total-tokens", "16384"]
     with running(tmp_path_factory.mktemp("parsing") / "server.log", *options, env=environment()) as server:
         yield client_of(server)
 
