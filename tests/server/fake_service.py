@@ -132,6 +132,8 @@ class FakeService:
                 params.verify(VOCAB_SIZE)
             except ValueError as error:
                 raise RequestError(str(error)) from None
+        if not req.num_prompts:
+            raise RequestError("The request holds no prompt.", param="text")
         if req.num_samples > 512:
             raise RequestError(f"n is too large, got {req.num_samples}.", param="n")
         if self.crash is not None:
