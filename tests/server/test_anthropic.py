@@ -11,7 +11,8 @@ import anthropic
 import httpx
 import pytest
 from fake_service import CONTEXT_LEN, FakeService
-from http_harness import MODEL, app_client, live_server, until
+from http_harness import MODEL, app_client, until
+from scripted_server import CALL, MESSAGE, PARSERS, ScriptedServer, cut
 
 from jaxserve.server.requests import RequestError
 from jaxserve.types import FinishReason
@@ -22,37 +23,22 @@ WEATHER = {
     "description": "What it is like.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-PARSERS = {"reasoning_parser": "qwen3", "tool_call_parser": "qwen25"}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-MESSAGE = f"<think>\nHm, Köln.\n</think>\n\nI look.\n{CALL}\n{CALL.replace('Köln', 'Bonn')}"
 
 
-class Server:
-    """One for the whole file; each test says what its model does."""
-
-    def __init__(self) -> None:
-        self.service = FakeService()
-        self.url = ""
-
+class Server(ScriptedServer):
     def client(self, **options: Any) -> anthropic.AsyncAnthropic:
         return anthropic.AsyncAnthropic(**{"base_url": self.url, "api_key": "k", "max_retries": 0, **options})
 
 
 @pytest.fixture(scope="module")
 async def shared() -> AsyncIterator[Server]:
-    server = Server()
-    async with live_server(server.service, api_key="k", **PARSERS) as server.url:
+    async with Server().running() as server:
         yield server
 
 
 @pytest.fixture
 def server(shared: Server) -> Server:
-    shared.service.__init__()  # type: ignore[misc]
-    return shared
-
-
-def cut(text: str, size: int) -> list[str]:
-    return [text[i : i + size] for i in range(0, len(text), size)]
+    return shared.reset()
 
 
 async def create(server: Server, **fields: Any) -> anthropic.types.Message:

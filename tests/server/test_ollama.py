@@ -11,7 +11,8 @@ import httpx
 import ollama
 import pytest
 from fake_service import CONTEXT_LEN, FakeService
-from http_harness import MODEL, app_client, live_server, until
+from http_harness import MODEL, app_client, until
+from scripted_server import MESSAGE, PARSERS, ScriptedServer, cut
 
 from jaxserve.types import FinishReason
 
@@ -24,18 +25,9 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     },
 }
-PARSERS = {"reasoning_parser": "qwen3", "tool_call_parser": "qwen25"}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-MESSAGE = f"<think>\nHm, Köln.\n</think>\n\nI look.\n{CALL}\n{CALL.replace('Köln', 'Bonn')}"
 
 
-class Server:
-    """One for the whole file; each test says what its model does."""
-
-    def __init__(self) -> None:
-        self.service = FakeService()
-        self.url = ""
-
+class Server(ScriptedServer):
     @property
     def client(self) -> ollama.AsyncClient:
         return ollama.AsyncClient(self.url, headers={"authorization": "Bearer k"})
@@ -43,19 +35,13 @@ class Server:
 
 @pytest.fixture(scope="module")
 async def shared() -> AsyncIterator[Server]:
-    server = Server()
-    async with live_server(server.service, api_key="k", **PARSERS) as server.url:
+    async with Server().running() as server:
         yield server
 
 
 @pytest.fixture
 def server(shared: Server) -> Server:
-    shared.service.__init__()  # type: ignore[misc]
-    return shared
-
-
-def cut(text: str, size: int) -> list[str]:
-    return [text[i : i + size] for i in range(0, len(text), size)]
+    return shared.reset()
 
 
 async def both(server: Server, **fields: Any) -> ollama.ChatResponse:

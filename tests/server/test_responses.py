@@ -11,8 +11,9 @@ import openai
 import pydantic
 import pytest
 from fake_service import CONTEXT_LEN, FakeService
-from http_harness import MODEL, app_client, live_server, until
+from http_harness import MODEL, app_client, until
 from openai.types.responses import Response
+from scripted_server import CALL, MESSAGE, PARSERS, ScriptedServer, cut
 
 from jaxserve.server.openai.responses.store import Kept, ResponseStore
 from jaxserve.server.requests import RequestError
@@ -24,18 +25,9 @@ WEATHER = {
     "description": "Now.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-PARSERS = {"reasoning_parser": "qwen3", "tool_call_parser": "qwen25"}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
-MESSAGE = f"<think>\nHm, Köln.\n</think>\n\nI look.\n{CALL}\n{CALL.replace('Köln', 'Bonn')}"
 
 
-class Server:
-    """One for the whole file; each test says what its model does."""
-
-    def __init__(self) -> None:
-        self.service = FakeService()
-        self.url = ""
-
+class Server(ScriptedServer):
     @property
     def client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key="k", max_retries=0)
@@ -43,19 +35,13 @@ class Server:
 
 @pytest.fixture(scope="module")
 async def shared() -> AsyncIterator[Server]:
-    server = Server()
-    async with live_server(server.service, api_key="k", max_stored_responses=4, **PARSERS) as server.url:
+    async with Server().running(max_stored_responses=4) as server:
         yield server
 
 
 @pytest.fixture
 def server(shared: Server) -> Server:
-    shared.service.__init__()  # type: ignore[misc]
-    return shared
-
-
-def cut(text: str, size: int) -> list[str]:
-    return [text[i : i + size] for i in range(0, len(text), size)]
+    return shared.reset()
 
 
 async def create(server: Server, **fields: Any) -> Response:
