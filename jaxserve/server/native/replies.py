@@ -102,7 +102,8 @@ class GenerateReply:
 
 
 def _hidden_states(states: HiddenStates, *, only_last: bool) -> list[Any]:
-    """SGLang's: a list for the prompt with one vector for each of its tokens, then a vector for each output but the last."""
+    """SGLang's: a list for the prompt with one vector for each of its tokens, then a vector for each output but the last; or
+    the last vector itself."""
     outputs = [] if states.outputs is None else states.outputs.tolist()
     prompt = [] if states.prompt is None else states.prompt.tolist()
-    return [*prompt, *outputs][-1:] if only_last else [prompt, *outputs]
+    return [*prompt, *outputs][-1] if only_last else [prompt, *outputs]
