@@ -49,7 +49,6 @@ FILES: dict[str, tuple[str, ...]] = {
         "test/registered/scheduler/test_routing_key_scheduling.py",
         "test/registered/scheduler/test_scheduler_control.py",
         "test/registered/sessions/test_session_control.py",
-        "test/registered/sessions/test_session_latency.py",
         "test/registered/sessions/test_streaming_session.py",
         "test/registered/spec/test_spec_ngram.py",
         "test/registered/tokenizer/test_multi_tokenizer.py",
@@ -149,6 +148,7 @@ OPTIONS: dict[str, tuple[tuple[str, str], ...]] = {
     "test_scheduler_control.py": (*_RANDOM_WEIGHTS, *_GOES_ON),
     "test_session_control.py": _GOES_ON,
     "test_srt_endpoint.py": (("--page-size", "1"),),
+    "test_streaming_session.py": (("--page-size", "1"),),
 }
 
 FEATURE = "a feature we lack"
@@ -164,8 +164,9 @@ BUG = "OURS, or not looked at"
 # that fits holds.
 RULES: tuple[tuple[str, str], ...] = (
     (r"needs the option ", OPTION),
+    (r"LlamaForCausalLMForHealthTest", PURPOSE),  # expects a server that hangs; ours ends at once and says why
     # A value of an option.
-    (r"ended at its start with .*--(schedule-policy routing-key|tool-call-parser lfm2)", OPTION),
+    (r"ended at its start with .*--(schedule-policy routing-key|tool-call-parser lfm2|page-size 256)", OPTION),
     # A word for each: hundreds of thousands of prompt tokens in chunks of 128; logprobs of each token of long prompts, and of a
     # vocabulary of 131,072; 51 tests before and after.
     (r"test_(radix_attention|srt_endpoint): .*not done within", SLOW),
@@ -199,7 +200,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"cache_miss_count|KeyError: '(startup_time|waiting_queue_size)'", FEATURE),
     (r"Penalty should (increase|decrease|reduce)|Negative penalty", MODEL),  # the demo model is sure of its words
     (r"test_cache_salt_effectiveness: .* for salt2", MODEL),  # expects the count of its chat template (0, then 15 of 16 here)
-    (r"is longer than the model's context length \(16384", MODEL),  # 50,000 and 96,001 tokens
+    (r"(context length \(|context length of )16384", MODEL),  # 50,000 to 100,000 tokens
     # Babbles up to its last token.
     (r"(generate_custom_log_format|generate_complex_json): .*does not match|JSONDecodeError: Unterminated string", MODEL),
     (r"selective_abort: .*Other 2 requests should complete", MODEL),  # a story of 100 tokens
@@ -212,7 +213,6 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"test_retrieve_model: .* != ", PURPOSE),  # `root` of a model is its path
     # Sends requests at once and expects the first to run before the others are there; here the most urgent of all goes first.
     (r"test_priority_scheduling_\w+_validation: .*assert (e2e_latencies\[|got_status)", PURPOSE),
-    (r"LlamaForCausalLMForHealthTest", PURPOSE),  # expects a server that hangs; ours ends at once and says why
     (r"assert has_new_server", PURPOSE),  # waits for a line of uvicorn's log; our log has its own words
     # Asks for an unknown model.
     (r'test_response_prefill: .*model \\?"meta-llama/Llama-3.1-8B-Instruct\\?" does not exist', PURPOSE),
@@ -223,6 +223,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"not found in .*max_completion_tokens is too large|'Token ID 999999 is out of vocabulary' not found", PURPOSE),
     (r"token_ids_logprob_rejects_nested_list: .*200 != 400", PURPOSE),  # a list for each prompt, also where there is one prompt
     (r"v1Responses.*'prompt_tokens'", PURPOSE),  # the names are OpenAI's, as newer SGLang's are
+    (r"test_kv_cache_inheritance: .*inherited 23 not in \[24\]", PURPOSE),  # an answer's last token, which no step computed
     (r"'ScoreResult' has no len", PURPOSE),  # newer SGLang's result
     (r"\[logprobs SGLang vs HF: .*mismatch", PURPOSE),  # with a temperature: named tokens' logprobs are the model's own
 )

@@ -23,7 +23,8 @@ from scripts.published_tests.modules import NotOursError, environment, is_port_a
 
 _OF_THEIR_DEVICES = """
     --attention-backend --cuda-graph-backend-prefill --cuda-graph-bs-decode --cuda-graph-max-bs --cuda-graph-max-bs-decode
-    --decode-attention-backend --device --disable-cuda-graph --disable-piecewise-cuda-graph --dist-init-addr --download-dir
+    --decode-attention-backend --detokenizer-worker-num --device --disable-cuda-graph --disable-piecewise-cuda-graph
+    --dist-init-addr --download-dir
     --dp-size --dtype --grammar-backend --mem-fraction-static --nnodes --node-rank --precompile-bs-paddings
     --precompile-token-paddings --prefill-attention-backend --sampling-backend --tokenizer-worker-num --tp --tp-size
     --use-sort-for-toppk-minp
@@ -33,6 +34,7 @@ _OF_SOME_TESTS = """
     --enable-torch-compile
 """
 _ALWAYS_ON = "--enable-streaming-session"
+_OLDER_NAMES = {"--stream-output": "--incremental-streaming-output"}
 
 
 def _lack(name: str) -> NoReturn:
@@ -89,6 +91,7 @@ def translate(theirs: Sequence[Any]) -> list[str]:
             ours += [word] if keep else []
             continue
         name, _, value = word.partition("=")
+        name = _OLDER_NAMES.get(name, name)
         if name not in known and name not in _LEFT_OUT:
             name = next((full for full in sorted({*known, *_LEFT_OUT}) if full.startswith(name)), name)
         keep = name in known and name not in _LEFT_OUT
