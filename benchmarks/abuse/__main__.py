@@ -4,10 +4,10 @@
     python -m benchmarks.abuse --minutes 0.4 --no-kills                    a smoke test
 
 Broken HTTP, random JSON on every route, clients that leave, floods, aborts, pauses, grammars, tools, sessions, logprobs; in
-the last third processes are killed and stopped as well. Beside it a witness streams patiently. Between the rounds the server must be idle and its pool
-whole. Ends with a table, and report.json, report.txt and the server's logs in FOLDER; the exit status is 1 if anything was
-not as it must be: a 5xx that says none of what a 5xx is for, a traceback, a request without an end, memory that grows, a
-witness that waits too long. SIGINT and SIGTERM end the mix early; what was seen until then is reported.
+the last third processes are killed and stopped as well. Beside it a witness streams patiently. Between the rounds the server
+must be idle and its pool whole. Ends with a table, and report.json, report.txt and the server's logs in FOLDER; the exit status
+is 1 if anything was not as it must be: a 5xx that says none of what a 5xx is for, a traceback, a request without an end, memory
+that grows, a witness that waits too long. SIGINT and SIGTERM end the mix early; what was seen until then is reported.
 """
 
 from __future__ import annotations
