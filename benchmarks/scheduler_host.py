@@ -72,6 +72,7 @@ def measure(num_running: int, num_steps: int, page_size: int, stream: bool) -> d
         context_len=context_len,
         max_step_tokens=16384,
         vocab_size=32000,
+        hidden_size=8,
         eos_token_ids=(2,),
         max_top_logprobs=20,
     )

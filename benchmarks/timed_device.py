@@ -77,6 +77,7 @@ def work(context: WorkerContext) -> None:
         context_len=CONTEXT_LEN,
         max_step_tokens=8192,
         vocab_size=2048,
+        hidden_size=8,
         eos_token_ids=(2046,),
         max_top_logprobs=4,
     )

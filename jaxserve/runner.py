@@ -7,6 +7,7 @@ tested with a fake runner whose tokens are computed by hand.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
@@ -37,6 +38,7 @@ class RunnerSpec:
     context_len: int  # most tokens in one sequence, prompt and output
     max_step_tokens: int  # most tokens in one EXTEND or MIXED step, decode rows included
     vocab_size: int
+    hidden_size: int  # of an embedding
     eos_token_ids: tuple[int, ...]
     max_top_logprobs: int
     num_draft_tokens: int = 1  # most tokens that a DECODE step adds to a row: the one sampled last and the drafts behind it
@@ -108,7 +110,7 @@ class PageUpdates:
         return PageUpdates(self.rows[part], self.index[part], self.pages[part], self.groups[part])
 
 
-NO_TOKEN_ID = -1  # in a ScoreQuery, where a line asks for nothing
+NO_TOKEN_ID = -1  # where a line of a ScoreQuery asks for nothing; of a token that is given as an embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +138,17 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True)
+class EmbeddedTokens:
+    """Neighbouring tokens of a step that are given as embeddings; in input_ids they are NO_TOKEN_ID.
+
+    They go into the layers as they are, in the model's type: a factor that the model has for its own table is not applied.
+    """
+
+    first_slot: int  # as in ScoreQuery
+    values: np.ndarray  # float32 [n, hidden size]; the runner may keep it
+
+
+@dataclasses.dataclass(frozen=True)
 class StepInput:
     """One step, as arrays over its R rows: first `num_decode_rows` decode rows, then the extend rows.
 
@@ -160,6 +173,7 @@ class StepInput:
     needs_masks: bool = False  # some row may not sample every token: `Runner.sample` gets masks
     score_query: ScoreQuery | None = None
     hidden_slots: np.ndarray | None = None  # int32 [H]: tokens, as in ScoreQuery, whose hidden states are wanted
+    embeds: Sequence[EmbeddedTokens] = ()  # by slot
 
     @property
     def num_rows(self) -> int:

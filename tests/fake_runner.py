@@ -57,6 +57,7 @@ def fake_spec(**changes: Any) -> RunnerSpec:
         "context_len": 256,
         "max_step_tokens": 128,
         "vocab_size": 101,
+        "hidden_size": 2,
         "eos_token_ids": (0,),
         "max_top_logprobs": 4,
     }

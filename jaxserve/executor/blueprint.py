@@ -143,6 +143,7 @@ class Blueprint:
             context_len=args.context_length,
             max_step_tokens=self.buckets.extend[-1].num_tokens,
             vocab_size=self.config.vocab_size,
+            hidden_size=self.config.hidden_size,
             eos_token_ids=self.config.eos_token_ids,
             max_top_logprobs=min(args.max_top_logprobs, self.config.vocab_size),
             num_draft_tokens=self.num_draft_tokens,

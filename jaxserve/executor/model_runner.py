@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
 from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
+from jaxserve.executor.input_embeds import pack_embeds
 from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, ProgramKey, SamplingKey
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
@@ -31,7 +32,16 @@ from jaxserve.executor.scoring import ScoredLines, ScoringKey, pack_query, pack_
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
-from jaxserve.runner import NO_TOKEN_ID, Command, PageUpdates, RunnerSpec, ScoreQuery, StepInput, StepOutput
+from jaxserve.runner import (
+    NO_TOKEN_ID,
+    Command,
+    EmbeddedTokens,
+    PageUpdates,
+    RunnerSpec,
+    ScoreQuery,
+    StepInput,
+    StepOutput,
+)
 from jaxserve.types import ForwardMode
 
 _NOTHING = np.zeros(0, np.int32)
@@ -146,6 +156,8 @@ class ModelRunner:
                     self._score(key, ScoreQuery(_SLOT, _NO_TOKEN, _NO_TOKEN[:, None], needs_top=False))
                 case "hidden_states":
                     self._copy_hidden(_SLOT)
+                case "input_embeds":
+                    self._write_embeds(EmbeddedTokens(0, np.zeros((1, self.spec.hidden_size), np.float32)))
                 case "page_table":
                     self._write_page_table(_NO_PAGE_UPDATES)
                 case "row_tables":
@@ -166,6 +178,8 @@ class ModelRunner:
         bucket = self._buckets.choose(step)
         is_larger = self._later is not None and bucket != self._program_set.buckets.choose(step)
         step = self._write_excess_page_updates(step, bucket)
+        for embeds in step.embeds:
+            self._write_embeds(embeds)
         row_params = self._row_params[step.rows]
         forwarded = self._forward(bucket, pack(step, bucket, row_params, self._scratch_row))
         mode = _sampling_mode(step, row_params)
@@ -288,6 +302,11 @@ class ModelRunner:
     def _copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         program = self._compiled["hidden_states"]
         return [program(self._forward_state.hidden, packed) for packed in pack_slots(slots)]
+
+    def _write_embeds(self, embeds: EmbeddedTokens) -> None:
+        for first_slot, lines in pack_embeds(embeds):
+            hidden = self._compiled["input_embeds"](self._forward_state.hidden, first_slot, lines)
+            self._forward_state = dataclasses.replace(self._forward_state, hidden=hidden)
 
     def _write_row_tables(self, buffers: list[np.ndarray]) -> None:
         for packed in buffers:

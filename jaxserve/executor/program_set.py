@@ -30,7 +30,7 @@ class ProgramSet:
     @property
     def others(self) -> tuple[str, ...]:
         """What there is one of."""
-        names = ("page_table", "row_tables", "kv_pool", "empty_state")
+        names = ("page_table", "row_tables", "input_embeds", "kv_pool", "empty_state")
         return names + ("history",) * self.drafts + ("hidden_states",) * self.hidden_states
 
     @property

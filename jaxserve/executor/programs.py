@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.compiler_options import compiler_options
 from jaxserve.executor.forward_batch import Bucket, packed_len
+from jaxserve.executor.input_embeds import EMBED_LINES, write_lines
 from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.mesh import platform_of
 from jaxserve.executor.ngram import NgramDrafter
@@ -156,6 +157,12 @@ class StepPrograms:
     def lower_hidden_states(self) -> Any:
         """Of (hidden states, int32 [HIDDEN_LINES] slots) -> float32 [HIDDEN_LINES, hidden size]."""
         return self._jit(copy_lines).lower(self._forward_state().hidden, self._whole((HIDDEN_LINES,)))
+
+    def lower_input_embeds(self) -> Any:
+        """Of (hidden states, int32 [1] slot, float32 [EMBED_LINES, hidden size]) -> hidden states."""
+        hidden = self._forward_state().hidden
+        lines = self._whole((EMBED_LINES, hidden.shape[1]), jnp.float32)
+        return self._jit(write_lines, donated=0).lower(hidden, self._whole((1,)), lines)
 
     def lower_history(self) -> Any:
         """Of (history, int32 [2 + HISTORY_CHUNK]: row, start, tokens) -> history. Only where drafts are looked up."""
