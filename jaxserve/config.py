@@ -169,6 +169,9 @@ class ServerArgs:
         "are; else they are the model's own.",
     )
     enable_return_hidden_states: bool = arg(False, "Let requests ask for hidden states (return_hidden_states).")
+    enable_custom_logit_processor: bool = arg(
+        False, "Let requests bring code of their own as a custom_logit_processor; it runs in a process of its own."
+    )
     warmup: str = arg(
         "auto",
         "Say ready with all programs compiled (full), or with those that serve anything while the rest is compiled (early); "
