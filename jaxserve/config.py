@@ -163,6 +163,11 @@ class ServerArgs:
     )
     preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.", is_json=True)
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
+    max_reply_numbers: int | None = arg(
+        4 * 1024 * 1024,
+        "Most logprobs, of tokens and their alternatives, and components of hidden states in the reply to one request. "
+        "Engine: no limit.",
+    )
     logprobs_after_temperature: bool = arg(
         False,
         "Logprobs of generated tokens and their alternatives after penalties, biases, grammars and temperature, as SGLang's "
@@ -314,7 +319,7 @@ class ServerArgs:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
-            "limit_concurrency",
+            "limit_concurrency", "max_reply_numbers",
             "speculative_ngram_min_match_window_size",
         )  # fmt: skip
         for name in at_least_one:

@@ -130,6 +130,10 @@ class TokenLogprobs(Message):
     top_logprobs: np.ndarray | None = None  # float32 [n, k]
     id_logprobs: np.ndarray | None = None  # float32 [n, I]
 
+    @property
+    def num_numbers(self) -> int:
+        return sum(part.size for part in (self.logprobs, self.top_logprobs, self.id_logprobs) if part is not None)
+
 
 class InputLogprobs(Message):
     """Of the prompt's last tokens. The first of them has no logprob: nothing stands before it, or nobody asked about that."""
@@ -143,6 +147,10 @@ class HiddenStates(Message):
 
     prompt: np.ndarray | None = None  # float32 [prompt_len, E], or [1, E] where only the last are wanted; once
     outputs: np.ndarray | None = None  # float32 [n, E]: of outputs behind which another was sampled
+
+    @property
+    def num_numbers(self) -> int:
+        return sum(part.size for part in (self.prompt, self.outputs) if part is not None)
 
     def followed_by(self, later: HiddenStates) -> HiddenStates:
         outputs = [part for part in (self.outputs, later.outputs) if part is not None]

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 
 from jaxserve.messages import HiddenStates, TokenLogprobs
 from jaxserve.runner import Scores
+
+
+@dataclasses.dataclass(slots=True)
+class _Parts:
+    """Arrays of so many tokens each."""
+
+    logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    top_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
+    top_logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
+    id_logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
 
 
 class LogprobBuffer:
@@ -18,56 +27,71 @@ class LogprobBuffer:
         """`top_num` likeliest tokens belong to each; `token_ids` int32 [I]: those whose logprobs are wanted besides."""
         self.top_num = top_num
         self.token_ids = token_ids
-        self._logprobs: list[float] = []
-        self._top_ids: list[np.ndarray] = []
-        self._top_logprobs: list[np.ndarray] = []
-        self._id_logprobs: list[np.ndarray] = []
+        self._parts = _Parts()
 
     def append(
         self, logprob: float, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None, id_logprobs: np.ndarray | None
     ) -> None:
-        self._logprobs.append(logprob)
+        """Of one token."""
+        rows = (None if part is None else part[None] for part in (top_ids, top_logprobs, id_logprobs))
+        self.extend(np.array([logprob], np.float32), *rows)
+
+    def extend(
+        self,
+        logprobs: np.ndarray,
+        top_ids: np.ndarray | None,
+        top_logprobs: np.ndarray | None,
+        id_logprobs: np.ndarray | None,
+    ) -> None:
+        """Of n tokens, [n] and [n, ...]; what is wider than needed is cut."""
+        parts = self._parts
+        parts.logprobs.append(logprobs)
         if self.top_num:
             assert top_ids is not None and top_logprobs is not None, f"{self.top_num} top logprobs wanted, none returned"
-            self._top_ids.append(top_ids[: self.top_num])
-            self._top_logprobs.append(top_logprobs[: self.top_num])
+            parts.top_ids.append(top_ids[:, : self.top_num].copy())
+            parts.top_logprobs.append(top_logprobs[:, : self.top_num].copy())
         if self.token_ids is not None:
             assert id_logprobs is not None, f"logprobs of {len(self.token_ids)} tokens wanted, none returned"
-            self._id_logprobs.append(id_logprobs[: len(self.token_ids)])
+            parts.id_logprobs.append(id_logprobs[:, : len(self.token_ids)].copy())
 
     def drop_last(self) -> None:
-        for values in (self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs):
+        """What was appended last."""
+        parts = self._parts
+        for values in (parts.logprobs, parts.top_ids, parts.top_logprobs, parts.id_logprobs):
             del values[-1:]
 
     def take(self) -> TokenLogprobs:
         """Everything since the last call."""
-        out = TokenLogprobs(logprobs=np.array(self._logprobs, np.float32))
+        parts, self._parts = self._parts, _Parts()
+        out = TokenLogprobs(logprobs=_joined(parts.logprobs, (), np.float32))
         if self.top_num:
-            out.top_ids = _rows(self._top_ids, self.top_num, np.int32)
-            out.top_logprobs = _rows(self._top_logprobs, self.top_num, np.float32)
+            out.top_ids = _joined(parts.top_ids, (self.top_num,), np.int32)
+            out.top_logprobs = _joined(parts.top_logprobs, (self.top_num,), np.float32)
         if self.token_ids is not None:
-            out.id_logprobs = _rows(self._id_logprobs, len(self.token_ids), np.float32)
-        self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs = [], [], [], []
+            out.id_logprobs = _joined(parts.id_logprobs, (len(self.token_ids),), np.float32)
         return out
 
 
 @dataclasses.dataclass(slots=True)
 class PromptLogprobs:
-    """Of the tokens behind the prompt's positions [next, end): what is still to come. Filled position by position, over chunks
-    and retractions."""
+    """Of the tokens behind the prompt's positions [start, end), as far as `next`. Filled over chunks and retractions."""
 
-    next: int
+    start: int
     end: int  # the last position's token is the first output
     buffer: LogprobBuffer
+    next: int = -1
 
-    def take_in(self, start: int, scores: Scores, lines: Iterable[int]) -> None:
+    def __post_init__(self) -> None:
+        self.next = self.start
+
+    def take_in(self, start: int, scores: Scores, lines: range) -> None:
         """The answers for positions from `start` on."""
         assert start == self.next, f"the prompt's logprobs go on at {self.next}, not at {start}"
-        for line in lines:
-            top_ids = None if scores.top_ids is None else scores.top_ids[line]
-            top_logprobs = None if scores.top_logprobs is None else scores.top_logprobs[line]
-            self.buffer.append(float(scores.logprobs[line]), top_ids, top_logprobs, scores.id_logprobs[line])
-            self.next += 1
+        part = slice(lines.start, lines.stop)
+        top_ids = None if scores.top_ids is None else scores.top_ids[part]
+        top_logprobs = None if scores.top_logprobs is None else scores.top_logprobs[part]
+        self.buffer.extend(scores.logprobs[part], top_ids, top_logprobs, scores.id_logprobs[part])
+        self.next += len(lines)
 
 
 class HiddenStateBuffer:
@@ -104,5 +128,5 @@ class HiddenStateBuffer:
         return out
 
 
-def _rows(rows: list[np.ndarray], width: int, dtype: type) -> np.ndarray:
-    return np.array(rows, dtype).reshape(len(rows), width)
+def _joined(parts: list[np.ndarray], shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros((0, *shape), dtype)

@@ -62,7 +62,6 @@ class Intake:
             device_stop_ids=own_stop_ids if sampling.ignore_eos else np.concatenate([self._eos, own_stop_ids]),
             stop_text=self._stop_text(message),
             logprobs=self._logprobs(message),
-            token_ids_logprob=self._token_ids_logprob(message),
             thinking=message.thinking,
             queue_entry_s=self._wall_clock(),
             waiting_since_s=self._clock(),
@@ -119,20 +118,15 @@ class Intake:
                 f"top_logprobs_num may be at most {self._spec.max_top_logprobs} (--max-top-logprobs), "
                 f"got {message.top_logprobs_num}."
             )
-        return LogprobBuffer(message.top_logprobs_num, self._token_ids_logprob(message))
-
-    def _token_ids_logprob(self, message: TokenizedGenerateReqInput) -> np.ndarray | None:
-        if not message.return_logprob or not message.token_ids_logprob:
-            return None
-        return np.array(message.token_ids_logprob, np.int32)
+        token_ids = np.array(message.token_ids_logprob, np.int32) if message.token_ids_logprob else None
+        return LogprobBuffer(message.top_logprobs_num, token_ids)
 
     def _set_prompt_answers(self, req: Req, message: TokenizedGenerateReqInput) -> None:
         start = message.logprob_start_len
         if req.logprobs is not None and start >= 0:
             if start > req.prompt_len:
                 raise ValueError(f"logprob_start_len may be at most the prompt's {req.prompt_len} tokens, got {start}.")
-            req.logprob_start_len = start
-            buffer = LogprobBuffer(req.logprobs.top_num, req.token_ids_logprob)
+            buffer = LogprobBuffer(req.logprobs.top_num, req.logprobs.token_ids)
             req.prompt_logprobs = PromptLogprobs(start, req.prompt_len - 1, buffer)
         if message.return_hidden_states:
             if not self._spec.returns_hidden_states:

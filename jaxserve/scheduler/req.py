@@ -58,8 +58,6 @@ class Req:
     stop_text: StopMatcher | None = None  # set if there are stop strings or patterns
     logprobs: LogprobBuffer | None = None  # of outputs, set if logprobs are returned
     prompt_logprobs: PromptLogprobs | None = None  # set if those of prompt tokens are returned
-    logprob_start_len: int = -1  # the first prompt token of prompt_logprobs
-    token_ids_logprob: np.ndarray | None = None  # int32: tokens whose logprobs are returned at every place
     hidden_states: HiddenStateBuffer | None = None  # set if they are returned
     thinking: Thinking | None = None  # what comes before its grammar
     matcher: Matcher | ThinkingMatcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
@@ -100,6 +98,11 @@ class Req:
     def fill_ids(self) -> np.ndarray:
         """The prompt and, after a retraction, the outputs so far; valid while WAITING."""
         return self.prompt_ids if not len(self.output_ids) else np.concatenate([self.prompt_ids, self.output_ids])
+
+    @property
+    def token_ids_logprob(self) -> np.ndarray | None:
+        """int32: tokens whose logprobs are returned at every place."""
+        return None if self.logprobs is None else self.logprobs.token_ids
 
     @property
     def recompute_from(self) -> int | None:

@@ -271,7 +271,8 @@ async def _check_prompts(prompts: list[list[int]], limits: ModelLimits) -> list[
 def _rooms(req: GenerateReqInput, limits: ModelLimits) -> list[int]:
     """New tokens that each prompt leaves room for."""
     pairs = zip(req.sampling_params, req.prompt_ids, strict=True)
-    return [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
+    rooms = [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
+    return limits.reply.rooms(req, [len(ids) for ids in req.prompt_ids], rooms)
 
 
 def _draw_rids(req: GenerateReqInput) -> list[str]:

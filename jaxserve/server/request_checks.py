@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from jaxserve.server.prompt_encoding import TooManyTokensError
+from jaxserve.server.reply_limits import NO_REPLY_LIMITS, ReplyLimits
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.text.scanner import moves_of
@@ -50,6 +51,7 @@ class ModelLimits:
     makes_text: bool = True  # there is a tokenizer
     max_running: int = 0  # sequences at once
     max_queued: int | None = None  # that wait; None: no limit
+    reply: ReplyLimits = NO_REPLY_LIMITS
 
     @staticmethod
     def of(
@@ -60,6 +62,7 @@ class ModelLimits:
         follows_grammars: bool,
         makes_text: bool,
         max_queued: int | None,
+        reply: ReplyLimits,
     ) -> ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
@@ -71,6 +74,7 @@ class ModelLimits:
             makes_text=makes_text,
             max_running=info["max_rows"],
             max_queued=max_queued,
+            reply=reply,
         )
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:

@@ -94,7 +94,9 @@ async def test_what_a_reply_tells_of_the_prompt(stream: bool, incremental: bool)
         "return_hidden_states": [True, "last"],
         "stream": stream,
     }
-    async with app_client(FakeService(), incremental_streaming_output=incremental) as client:
+    service = FakeService()
+    service.step_s = 0.02  # chunks that wait are merged
+    async with app_client(service, incremental_streaming_output=incremental) as client:
         reply = await client.post("/generate", json=body)
     replies = events_of(reply.text) if stream else reply.json()
     for index, ids in enumerate(([1, 104, 105], [1, 104, 111])):

@@ -120,10 +120,21 @@ class ChoiceEvents:
         self._usage.add(chunk)
         if chunk.index in self._begun and chunk.finish_reason is None and not chunk.logprobs and not self._with_ids:
             return self._writer.text(chunk, chunk.text, self._text, self._usage) if chunk.text else b""
+        return b"".join(self._more(chunk))
+
+    def parts(self, chunk: GenerationChunk) -> Iterator[bytes]:
+        """The same, event by event."""
+        self._usage.add(chunk)
+        return self._more(chunk)
+
+    def _more(self, chunk: GenerationChunk) -> Iterator[bytes]:
         raise_if_failed(chunk)
         is_first = chunk.index not in self._begun
         self._begun.add(chunk.index)
-        return b"".join(self._events(chunk, is_first))
+        return self._events(chunk, is_first)
+
+    def num_numbers(self, chunk: GenerationChunk) -> int:
+        return chunk.num_numbers
 
     def end(self) -> bytes:
         return self._writer.end(self._usage)
