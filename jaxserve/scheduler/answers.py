@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,76 +11,57 @@ from jaxserve.messages import HiddenStates, TokenLogprobs
 from jaxserve.runner import Scores
 
 
-@dataclasses.dataclass(slots=True)
-class _Parts:
-    """Arrays of so many tokens each."""
-
-    logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
-    top_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
-    top_logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
-    id_logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
-
-
 class LogprobBuffer:
-    """Logprobs of one token after the other."""
+    """Of outputs, one token after the other: each step appends to each row's, so it only keeps what it is given."""
 
     def __init__(self, top_num: int, token_ids: np.ndarray | None) -> None:
         """`top_num` likeliest tokens belong to each; `token_ids` int32 [I]: those whose logprobs are wanted besides."""
         self.top_num = top_num
         self.token_ids = token_ids
-        self._parts = _Parts()
+        self._logprobs: list[float] = []
+        self._top_ids: list[np.ndarray] = []
+        self._top_logprobs: list[np.ndarray] = []
+        self._id_logprobs: list[np.ndarray] = []
 
     def append(
         self, logprob: float, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None, id_logprobs: np.ndarray | None
     ) -> None:
-        """Of one token."""
-        rows = (None if part is None else part[None] for part in (top_ids, top_logprobs, id_logprobs))
-        self.extend(np.array([logprob], np.float32), *rows)
-
-    def extend(
-        self,
-        logprobs: np.ndarray,
-        top_ids: np.ndarray | None,
-        top_logprobs: np.ndarray | None,
-        id_logprobs: np.ndarray | None,
-    ) -> None:
-        """Of n tokens, [n] and [n, ...]; what is wider than needed is cut."""
-        parts = self._parts
-        parts.logprobs.append(logprobs)
+        self._logprobs.append(logprob)
         if self.top_num:
             assert top_ids is not None and top_logprobs is not None, f"{self.top_num} top logprobs wanted, none returned"
-            parts.top_ids.append(top_ids[:, : self.top_num].copy())
-            parts.top_logprobs.append(top_logprobs[:, : self.top_num].copy())
+            self._top_ids.append(top_ids[: self.top_num])
+            self._top_logprobs.append(top_logprobs[: self.top_num])
         if self.token_ids is not None:
             assert id_logprobs is not None, f"logprobs of {len(self.token_ids)} tokens wanted, none returned"
-            parts.id_logprobs.append(id_logprobs[:, : len(self.token_ids)].copy())
+            self._id_logprobs.append(id_logprobs[: len(self.token_ids)])
 
     def drop_last(self) -> None:
-        """What was appended last."""
-        parts = self._parts
-        for values in (parts.logprobs, parts.top_ids, parts.top_logprobs, parts.id_logprobs):
+        for values in (self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs):
             del values[-1:]
 
     def take(self) -> TokenLogprobs:
         """Everything since the last call."""
-        parts, self._parts = self._parts, _Parts()
-        out = TokenLogprobs(logprobs=_joined(parts.logprobs, (), np.float32))
+        out = TokenLogprobs(logprobs=np.array(self._logprobs, np.float32))
         if self.top_num:
-            out.top_ids = _joined(parts.top_ids, (self.top_num,), np.int32)
-            out.top_logprobs = _joined(parts.top_logprobs, (self.top_num,), np.float32)
+            out.top_ids = _rows(self._top_ids, self.top_num, np.int32)
+            out.top_logprobs = _rows(self._top_logprobs, self.top_num, np.float32)
         if self.token_ids is not None:
-            out.id_logprobs = _joined(parts.id_logprobs, (len(self.token_ids),), np.float32)
+            out.id_logprobs = _rows(self._id_logprobs, len(self.token_ids), np.float32)
+        self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs = [], [], [], []
         return out
 
 
 @dataclasses.dataclass(slots=True)
 class PromptLogprobs:
-    """Of the tokens behind the prompt's positions [start, end), as far as `next`. Filled over chunks and retractions."""
+    """Of the tokens behind the prompt's positions [start, end), as far as `next`. Filled over chunks and retractions; a chunk's
+    stay arrays, since there may be millions."""
 
     start: int
     end: int  # the last position's token is the first output
-    buffer: LogprobBuffer
+    top_num: int  # as in LogprobBuffer
+    num_ids: int
     next: int = -1
+    _chunks: list[Scores] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.next = self.start
@@ -87,11 +69,29 @@ class PromptLogprobs:
     def take_in(self, start: int, scores: Scores, lines: range) -> None:
         """The answers for positions from `start` on."""
         assert start == self.next, f"the prompt's logprobs go on at {self.next}, not at {start}"
+        assert scores.top_ids is not None or not self.top_num, f"{self.top_num} top logprobs wanted, none returned"
         part = slice(lines.start, lines.stop)
-        top_ids = None if scores.top_ids is None else scores.top_ids[part]
-        top_logprobs = None if scores.top_logprobs is None else scores.top_logprobs[part]
-        self.buffer.extend(scores.logprobs[part], top_ids, top_logprobs, scores.id_logprobs[part])
+        # Copied where a part is kept: the whole may be much wider.
+        self._chunks.append(
+            Scores(
+                logprobs=scores.logprobs[part],
+                id_logprobs=scores.id_logprobs[part, : self.num_ids].copy(),
+                top_ids=None if scores.top_ids is None else scores.top_ids[part, : self.top_num].copy(),
+                top_logprobs=None if scores.top_logprobs is None else scores.top_logprobs[part, : self.top_num].copy(),
+            )
+        )
         self.next += len(lines)
+
+    def take(self) -> TokenLogprobs:
+        """Everything since the last call."""
+        chunks, self._chunks = self._chunks, []
+        out = TokenLogprobs(logprobs=_joined([chunk.logprobs for chunk in chunks], (0,), np.float32))
+        if self.top_num:
+            out.top_ids = _joined([chunk.top_ids for chunk in chunks], (0, self.top_num), np.int32)
+            out.top_logprobs = _joined([chunk.top_logprobs for chunk in chunks], (0, self.top_num), np.float32)
+        if self.num_ids:
+            out.id_logprobs = _joined([chunk.id_logprobs for chunk in chunks], (0, self.num_ids), np.float32)
+        return out
 
 
 class HiddenStateBuffer:
@@ -128,5 +128,9 @@ class HiddenStateBuffer:
         return out
 
 
-def _joined(parts: list[np.ndarray], shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros((0, *shape), dtype)
+def _rows(rows: list[np.ndarray], width: int, dtype: type) -> np.ndarray:
+    return np.array(rows, dtype).reshape(len(rows), width)
+
+
+def _joined(parts: Sequence[np.ndarray | None], empty: tuple[int, ...], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(empty, dtype), *(part for part in parts if part is not None)])

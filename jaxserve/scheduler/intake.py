@@ -126,8 +126,9 @@ class Intake:
         if req.logprobs is not None and start >= 0:
             if start > req.prompt_len:
                 raise ValueError(f"logprob_start_len may be at most the prompt's {req.prompt_len} tokens, got {start}.")
-            buffer = LogprobBuffer(req.logprobs.top_num, req.logprobs.token_ids)
-            req.prompt_logprobs = PromptLogprobs(start, req.prompt_len - 1, buffer)
+            req.prompt_logprobs = PromptLogprobs(
+                start, req.prompt_len - 1, req.logprobs.top_num, num_ids=len(message.token_ids_logprob or ())
+            )
         if message.return_hidden_states:
             if not self._spec.returns_hidden_states:
                 raise ValueError("return_hidden_states needs a server that runs with --enable-return-hidden-states.")

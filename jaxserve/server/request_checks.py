@@ -161,7 +161,7 @@ def _check_options(options: PromptOptions, limits: ModelLimits) -> None:
         raise RequestError(message, param="token_ids_logprob")
     wrong = next((token for token in token_ids if not 0 <= token < limits.vocab_size), None)
     if wrong is not None:
-        message = f"token_ids_logprob must hold token ids in [0, {limits.vocab_size}), got {wrong}."
+        message = f"token_ids_logprob holds an out-of-vocabulary token id: {wrong} is not in [0, {limits.vocab_size})."
         raise RequestError(message, param="token_ids_logprob")
     if options.priority is not None and abs(options.priority) > _LARGEST_INT32:
         raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {options.priority}.", param="priority")

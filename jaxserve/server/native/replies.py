@@ -106,10 +106,11 @@ class GenerateReply:
         return reply
 
 
-def shaped_hidden_states(parts: Sequence[HiddenStates], pack: Pack, *, only_last: bool) -> list[Any]:
-    """SGLang's: a list for the prompt with one vector for each of its tokens, then a vector for each output but the last."""
+def shaped_hidden_states(parts: Sequence[HiddenStates], pack: Pack, *, only_last: bool) -> Any:
+    """SGLang's: a list for the prompt with one vector for each of its tokens, then a vector for each output but the last; or
+    the last vector itself."""
     prompt = [vector for part in parts if part.prompt is not None for vector in part.prompt]
     outputs = [vector for part in parts if part.outputs is not None for vector in part.outputs]
     if only_last:
-        return [pack(vector.tolist()) for vector in [*prompt, *outputs][-1:]]
+        return pack([*prompt, *outputs][-1].tolist())
     return [[pack(vector.tolist()) for vector in prompt], *(pack(vector.tolist()) for vector in outputs)]
