@@ -177,6 +177,9 @@ class ServerArgs:
     enable_custom_logit_processor: bool = arg(
         False, "Let requests bring code of their own as a custom_logit_processor; it runs in a process of its own."
     )
+    custom_logit_processor_timeout_s: float = arg(
+        1.0, "End a request whose own code takes longer than this, for loading it or for a call; the others wait meanwhile."
+    )
     warmup: str = arg(
         "auto",
         "Say ready with all programs compiled (full), or with those that serve anything while the rest is compiled (early); "
@@ -337,6 +340,7 @@ class ServerArgs:
             "request_running_timeout_s",
             "watchdog_timeout",
             "grammar_compile_timeout_s",
+            "custom_logit_processor_timeout_s",
             "stream_stall_timeout_s",
         ):
             self._check(name, lambda v: v > 0, "above 0")

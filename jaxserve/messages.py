@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from jaxserve.types import FinishReason, SamplingParams, Thinking
+from jaxserve.types import FinishReason, LogitRules, SamplingParams, Thinking
 
 T = TypeVar("T")
 
@@ -92,6 +92,7 @@ class TokenizedGenerateReqInput(Message):
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
     thinking: Thinking | None = None  # the output thinks first, and is not held to its grammar meanwhile
+    logit_rules: LogitRules | None = None  # of its logit processors
     more_samples: list[Sample] = []
 
     def sequences(self) -> Iterator[TokenizedGenerateReqInput]:

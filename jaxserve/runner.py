@@ -171,7 +171,7 @@ class StepInput:
     needs_adjusting: bool  # some row has penalties, logit_bias or min_new_tokens
     needs_logprobs: bool  # some row returns logprobs
     needs_top_logprobs: bool  # some row returns top logprobs
-    needs_masks: bool = False  # some row may not sample every token: `Runner.sample` gets masks
+    needs_masks: bool = False  # some row may not sample every token, or has its logits changed: `Runner.sample` may get either
     score_query: ScoreQuery | None = None
     hidden_slots: np.ndarray | None = None  # int32 [H]: tokens, as in ScoreQuery, whose hidden states are wanted
     embeds: Sequence[EmbeddedTokens] = ()  # by slot

@@ -13,11 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxserve.config import ServerArgs
+from jaxserve.logit_processors import TokenRules
 from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
 from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
+from jaxserve.types import UserProcessor
 
 # SGLang's place for requests without a priority: behind all that have one.
 _LEAST_URGENT = -(1 << 63)
@@ -63,6 +65,8 @@ class Intake:
             stop_text=self._stop_text(message),
             logprobs=self._logprobs(message),
             thinking=message.thinking,
+            rules=self._rules(message),
+            processor=self._processor(message),
             queue_entry_s=self._wall_clock(),
             waiting_since_s=self._clock(),
         )
@@ -120,6 +124,18 @@ class Intake:
             )
         token_ids = np.array(message.token_ids_logprob, np.int32) if message.token_ids_logprob else None
         return LogprobBuffer(message.top_logprobs_num, token_ids)
+
+    def _rules(self, message: TokenizedGenerateReqInput) -> TokenRules | None:
+        rules = message.logit_rules
+        if rules is None or not rules.makes_masks:
+            return None
+        return TokenRules(rules, len(message.input_ids), None if self._pieces is None else self._pieces.decoder)
+
+    def _processor(self, message: TokenizedGenerateReqInput) -> UserProcessor | None:
+        processor = None if message.logit_rules is None else message.logit_rules.user
+        if processor is not None and not self._args.enable_custom_logit_processor:
+            raise ValueError("custom_logit_processor may hold code only with --enable-custom-logit-processor.")
+        return processor
 
     def _set_prompt_answers(self, req: Req, message: TokenizedGenerateReqInput) -> None:
         start = message.logprob_start_len

@@ -14,9 +14,10 @@ import numpy as np
 
 from jaxserve.cache.manager import Lease
 from jaxserve.grammar import Matcher, ThinkingMatcher
+from jaxserve.logit_processors import TokenRules
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.stops import StopMatcher
-from jaxserve.types import FinishReason, SamplingParams, Thinking
+from jaxserve.types import FinishReason, SamplingParams, Thinking, UserProcessor
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
@@ -61,6 +62,8 @@ class Req:
     hidden_states: HiddenStateBuffer | None = None  # set if they are returned
     thinking: Thinking | None = None  # what comes before its grammar
     matcher: Matcher | ThinkingMatcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
+    rules: TokenRules | None = None  # of its named logit processors
+    processor: UserProcessor | None = None  # its own code
 
     state: RequestState = RequestState.WAITING
     lease: Lease | None = None  # from admission to release

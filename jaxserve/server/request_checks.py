@@ -9,12 +9,13 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from jaxserve.parsers.base import ReasoningFormat
 from jaxserve.server.prompt_encoding import TooManyTokensError
 from jaxserve.server.reply_limits import NO_REPLY_LIMITS, ReplyLimits
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
@@ -52,6 +53,8 @@ class ModelLimits:
     max_running: int = 0  # sequences at once
     max_queued: int | None = None  # that wait; None: no limit
     reply: ReplyLimits = NO_REPLY_LIMITS
+    reasoning: ReasoningFormat | None = None  # how the model thinks, if the server knows it
+    runs_user_code: bool = False
 
     @staticmethod
     def of(
@@ -63,6 +66,8 @@ class ModelLimits:
         makes_text: bool,
         max_queued: int | None,
         reply: ReplyLimits,
+        reasoning: ReasoningFormat | None,
+        runs_user_code: bool,
     ) -> ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
@@ -75,6 +80,8 @@ class ModelLimits:
             max_running=info["max_rows"],
             max_queued=max_queued,
             reply=reply,
+            reasoning=reasoning,
+            runs_user_code=runs_user_code,
         )
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:
@@ -319,8 +326,11 @@ def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits,
     return params.max_new_tokens
 
 
-def sample_params(params: SamplingParams, sample: int, max_new_tokens: int) -> SamplingParams:
-    """The parameters of one of n samples. Sample j of a seeded request has the seed plus j."""
+def sample_params(
+    params: SamplingParams, sample: int, max_new_tokens: int, biases: Mapping[int, float] | None = None
+) -> SamplingParams:
+    """The parameters of one of n samples. Sample j of a seeded request has the seed plus j. `biases` come on top of its own;
+    what is left of custom_params goes another way."""
     seed = params.sampling_seed
     if seed is not None:
         seed = (seed + sample + _SEED_RANGE // 2) % _SEED_RANGE - _SEED_RANGE // 2
@@ -333,6 +343,8 @@ def sample_params(params: SamplingParams, sample: int, max_new_tokens: int) -> S
         # Numbers without an upper limit, cut to what fits a message and a device array; larger ones mean the same.
         top_k=min(params.top_k, UNLIMITED_TOP_K),
         stream_interval=params.stream_interval and min(params.stream_interval, _LARGEST_INT32),
+        logit_bias={**params.logit_bias, **biases} if biases else params.logit_bias,
+        custom_params=None,
     )
 
 

@@ -74,6 +74,8 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    custom_logit_processor: str | None = None  # a name, or code
+    max_thinking_tokens: int | None = None
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -140,6 +140,8 @@ class TokenizerManager:
             makes_text=not self.args.skip_tokenizer_init,
             max_queued=self.args.max_queued_requests,
             reply=ReplyLimits(self.args.max_reply_numbers, self._hidden_size()),
+            reasoning=None if self.args.reasoning_parser is None else REASONING_FORMATS[self.args.reasoning_parser],
+            runs_user_code=self.args.enable_custom_logit_processor,
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
         self.resolved_options = {k: v for k, v in resolved.items() if given[k] in (None, "auto")}

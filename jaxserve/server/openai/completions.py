@@ -91,6 +91,7 @@ class _Job:
             priority=body.priority,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
+            custom_logit_processor=body.custom_logit_processor,
         )
         generate = GenerateReqInput(
             prompts=_filled_in(prompts, body.suffix, service) if body.suffix else prompts,

@@ -56,6 +56,8 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: Int32 | None = None
+    custom_logit_processor: str | None = None
+    custom_params: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_cached_tokens_details: bool | None = None
 

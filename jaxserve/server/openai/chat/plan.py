@@ -82,6 +82,7 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
                 priority=body.priority,
                 extra_key=body.extra_key,
                 cache_salt=body.cache_salt,
+                custom_logit_processor=body.custom_logit_processor,
             )
         ],
         stream=bool(body.stream),
