@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
-from jaxserve.messages import InputLogprobs
+from jaxserve.messages import HiddenStates, InputLogprobs
 from jaxserve.server.openai.thinking import ThinkingTokens
 from jaxserve.server.requests import GenerationChunk, TokenLogprob, raise_if_failed
 from jaxserve.server.text_lanes import CHARS_PER_NUMBER, TextLanes
@@ -77,6 +77,7 @@ class Sequence:
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
     input_logprobs: InputLogprobs | None = None  # of the prompt, if they were asked for
     num_numbers: int = 0  # logprobs and the like
+    hidden_states: HiddenStates | None = None  # the newest
     last: GenerationChunk | None = None
 
     @property
@@ -109,6 +110,7 @@ async def gather(chunks: AsyncGenerator[GenerationChunk, None], usage: Usage) ->
             sequence.input_logprobs = chunk.input_logprobs or sequence.input_logprobs
             sequence.logprobs.extend(chunk.logprobs)
             sequence.num_numbers += chunk.num_numbers
+            sequence.hidden_states = chunk.hidden_states or sequence.hidden_states
             sequence.last = chunk
     return [sequences[index] for index in sorted(sequences)]
 

@@ -30,6 +30,7 @@ from jaxserve.server.openai.constraints import requested_grammar
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.fim import with_suffix
 from jaxserve.server.openai.foreign_fields import COMPLETION
+from jaxserve.server.openai.hidden_states import asked_states, hidden_states_field
 from jaxserve.server.openai.logprobs import CompletionLogprobs
 from jaxserve.server.openai.params import MAX_CHOICES, check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import CompletionRequest
@@ -92,6 +93,8 @@ class _Job:
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
             custom_logit_processor=body.custom_logit_processor,
+            return_hidden_states=asked_states(body),
+            session_params=body.session_params,
         )
         generate = GenerateReqInput(
             prompts=_filled_in(prompts, body.suffix, service) if body.suffix else prompts,
@@ -123,13 +126,14 @@ class _Job:
 
     def _choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
         ending = Ending.of(sequence.finish_reason)
-        choice = {
+        choice: dict[str, Any] = {
             "index": index,
             "text": self.echoes[index // self.body.num_choices] + sequence.text,
             "logprobs": None if self.body.logprobs is None else self.shape_logprobs(index, sequence.all_logprobs),
             "finish_reason": ending.finish_reason,
             "matched_stop": ending.matched_stop,
         }
+        choice |= hidden_states_field(self.body, sequence.hidden_states)
         return {**choice, "token_ids": sequence.token_ids} if self.body.return_token_ids else choice
 
     def shape_logprobs(self, index: int, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
@@ -143,8 +147,11 @@ class _Events(ChoiceEvents):
     def __init__(self, job: _Job) -> None:
         body, args = job.body, job.context.args
         writer = StreamWriter("text_completion", job.reply_id, job.created_s, body, args)
-        super().__init__(writer, TextField(b'"text":', b""), job.usage, with_ids=bool(body.return_token_ids))
+        super().__init__(writer, TextField(b'"text":', b""), job.usage, body)
         self._job = job
+
+    def _hidden_states_event(self, chunk: GenerationChunk, field: dict[str, Any]) -> bytes:
+        return self._writer.choice(chunk, self._text.json(""), None, None, field, self._usage)
 
     def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
         job, text = self._job, chunk.text

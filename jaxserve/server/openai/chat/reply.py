@@ -8,6 +8,7 @@ from typing import Any
 from jaxserve.server.openai.chat.message import Message
 from jaxserve.server.openai.chat.plan import ChatJob
 from jaxserve.server.openai.collect import Ending, Sequence, gather, shaped
+from jaxserve.server.openai.hidden_states import hidden_states_field
 from jaxserve.server.openai.logprobs import chat_logprobs
 from jaxserve.server.openai.replies import whole_reply
 from jaxserve.server.requests import GenerationChunk
@@ -38,6 +39,7 @@ def _choice(job: ChatJob, index: int, sequence: Sequence) -> dict[str, Any]:
         "logprobs": chat_logprobs(sequence.logprobs, job.context.texts) if body.logprobs else None,
         "finish_reason": ending.finish_reason,
         "matched_stop": ending.matched_stop,
+        **hidden_states_field(body, sequence.hidden_states),
     }
     if body.return_token_ids:
         choice["token_ids"] = sequence.token_ids
