@@ -83,6 +83,8 @@ class TokenizedGenerateReqInput(Message):
     rid: str
     input_ids: np.ndarray  # int32 [prompt_len]
     sampling_params: SamplingParams  # verified; n is 1
+    input_embeds: np.ndarray | None = None  # float32 [prompt_len, E]: the prompt is these, and its ids are NO_TOKEN_ID
+    prompt_tail: list[int] = []  # in place of such a prompt's last ids: tokens behind which decoding goes on
     stream: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0

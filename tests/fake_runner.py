@@ -7,6 +7,8 @@ window must hold the same tokens as far as it reaches; if all have one, the wide
 launch order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong
 token too.
 
+An embedding is taken for the token that its first number says.
+
 Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
 "bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read.
 
@@ -19,6 +21,7 @@ import concurrent.futures
 import dataclasses
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,7 @@ from jaxserve.runner import (
     BROKEN_LOGITS,
     MEMORY_TAGS,
     NO_CANDIDATES,
+    NO_TOKEN_ID,
     CheckWeights,
     Command,
     CommandError,
@@ -201,6 +205,7 @@ class FakeRunner:
         if self._step_delay_s:
             time.sleep(self._step_delay_s)
         check_step(step, self._spec)
+        step = with_embedded_tokens(step)
         updates = step.page_updates
         self._page_tables[updates.groups, updates.rows, updates.index] = updates.pages
         for state in step.new_rows:
@@ -247,10 +252,12 @@ class FakeRunner:
         self._kv_len[state.row] = start
         assert (state.token_ids[state.prompt_len :] == state.output_ids).all(), f"row {state.row} resumes with other outputs"
         ids = _extend_ids(step, at)
-        assert (state.token_ids[start : start + len(ids)] == ids).all(), f"row {state.row} has other tokens than it says"
+        said = state.token_ids[start : start + len(ids)]
+        assert ((said == ids) | (said == NO_TOKEN_ID)).all(), f"row {state.row} has other tokens than it says"
         if len(state.output_ids):
             cached = self._history(state.row, start, query=start)
-            is_other = (state.token_ids[:start] != cached) & (cached != _UNSEEN)
+            said = state.token_ids[:start]
+            is_other = (said != cached) & (cached != _UNSEEN) & (said != NO_TOKEN_ID)
             assert not is_other.any(), f"row {state.row} found a prefix of other tokens"
 
     def _inputs_of(self, step: StepInput, at: int) -> np.ndarray:
@@ -439,6 +446,25 @@ def check_step(step: StepInput, spec: RunnerSpec) -> None:
         if len(pages):
             low, high = int(pages.min()), int(pages.max())
             assert low >= 0 and high < group.num_pages, f"pages {low}..{high} of {group.num_pages}"
+
+
+def embeddings_of(token_ids: Sequence[int]) -> np.ndarray:
+    """What the fake takes for these very tokens: float32 [n, 2]."""
+    return np.stack([np.array(token_ids, np.float32), np.full(len(token_ids), 0.5, np.float32)], axis=1)
+
+
+def with_embedded_tokens(step: StepInput) -> StepInput:
+    """With the tokens that its embeddings stand for."""
+    ids, previous_end = step.input_ids.copy(), step.num_decode_rows
+    for embeds in step.embeds:
+        first = embeds.first_slot - step.num_decode_rows
+        end = first + len(embeds.values)
+        assert previous_end <= embeds.first_slot and end <= len(ids), "embeddings out of order, or behind the step"
+        assert (ids[first:end] == NO_TOKEN_ID).all(), "a token has an id and an embedding"
+        ids[first:end] = embeds.values[:, 0]
+        previous_end = embeds.first_slot + len(embeds.values)
+    assert (ids >= 0).all(), "a token has neither an id nor an embedding"
+    return dataclasses.replace(step, input_ids=ids)
 
 
 def _extend_ids(step: StepInput, at: int) -> np.ndarray:

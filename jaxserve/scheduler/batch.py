@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from jaxserve.runner import PageUpdates, RowState, StepInput
+from jaxserve.runner import EmbeddedTokens, PageUpdates, RowState, StepInput
 from jaxserve.scheduler.prefill_adder import PrefillItem
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.scores import ASKING, ScorePlan, plan_scores
@@ -107,6 +107,7 @@ class StepBuilder:
             needs_masks=needs_masks,
             score_query=None if batch.scores is None else batch.scores.query,
             hidden_slots=None if batch.scores is None else batch.scores.hidden_slots,
+            embeds=_embeds(items, first_slot=num_decode),
         )
 
     def _rules_begin(self, flags: int, batch: ScheduleBatch, seq_lens: np.ndarray, sample: np.ndarray) -> bool:
@@ -136,3 +137,13 @@ class StepBuilder:
             output_ids=req.output_ids,
             token_ids=self._table.tokens[item.row, : item.fill_len],
         )
+
+
+def _embeds(items: list[PrefillItem], first_slot: int) -> list[EmbeddedTokens]:
+    """Of the tokens that the step computes, those that are given as embeddings."""
+    found, slot = [], first_slot
+    for item in items:
+        if item.req.input_embeds is not None and item.start < item.req.prompt_len:
+            found.append(EmbeddedTokens(slot, item.req.input_embeds[item.start : item.end]))
+        slot += item.end - item.start
+    return found

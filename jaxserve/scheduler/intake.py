@@ -15,11 +15,11 @@ import numpy as np
 from jaxserve.config import ServerArgs
 from jaxserve.logit_processors import TokenRules
 from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
-from jaxserve.runner import RunnerSpec
+from jaxserve.runner import NO_TOKEN_ID, RunnerSpec
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
-from jaxserve.types import UserProcessor
+from jaxserve.types import SamplingParams, UserProcessor
 
 # SGLang's place for requests without a priority: behind all that have one.
 _LEAST_URGENT = -(1 << 63)
@@ -49,7 +49,8 @@ class Intake:
         """Raises ValueError with the sentence for the user (status 400)."""
         sampling = message.sampling_params
         prompt_ids = np.ascontiguousarray(message.input_ids, np.int32)
-        self._check_prompt(prompt_ids, sampling.max_new_tokens)
+        self._check_prompt(prompt_ids, message.input_embeds, sampling.max_new_tokens)
+        prompt_tail = prompt_ids[-PROMPT_TAIL_LEN:].tolist() if message.input_embeds is None else message.prompt_tail
         own_stop_ids = np.array(sampling.stop_token_ids, np.int32)
         req = Req(
             rid=message.rid,
@@ -60,9 +61,11 @@ class Intake:
             arrival=next(self._arrivals),
             stream=message.stream,
             extra_key=message.extra_key,
+            input_embeds=message.input_embeds,
+            prompt_tail=prompt_tail,
             own_stop_ids=own_stop_ids,
             device_stop_ids=own_stop_ids if sampling.ignore_eos else np.concatenate([self._eos, own_stop_ids]),
-            stop_text=self._stop_text(message),
+            stop_text=self._stop_text(message.sampling_params, prompt_tail),
             logprobs=self._logprobs(message),
             thinking=message.thinking,
             rules=self._rules(message),
@@ -74,7 +77,7 @@ class Intake:
         self._set_prompt_answers(req, message)
         return req
 
-    def _check_prompt(self, prompt_ids: np.ndarray, max_new_tokens: int | None) -> None:
+    def _check_prompt(self, prompt_ids: np.ndarray, embeds: np.ndarray | None, max_new_tokens: int | None) -> None:
         spec, length = self._spec, len(prompt_ids)
         if length == 0:
             raise ValueError("The prompt is empty; at least one token is needed.")
@@ -90,6 +93,10 @@ class Intake:
                 f"The prompt has {length} tokens; with --chunked-prefill-size -1 it must fit one step of "
                 f"{spec.max_step_tokens} tokens."
             )
+        if embeds is not None:
+            if embeds.shape != (length, spec.hidden_size) or (prompt_ids != NO_TOKEN_ID).any():
+                raise ValueError(f"input_embeds must be {length} x {spec.hidden_size} numbers, got shape {embeds.shape}.")
+            return
         low, high = int(prompt_ids.min()), int(prompt_ids.max())
         if low < 0 or high >= spec.vocab_size:
             raise ValueError(f"input_ids must lie in [0, {spec.vocab_size}), got {low if low < 0 else high}.")
@@ -102,8 +109,7 @@ class Intake:
     def _seed(self, wanted: int | None) -> int:
         return int(self._seeds.integers(1 << 63)) if wanted is None else wanted
 
-    def _stop_text(self, message: TokenizedGenerateReqInput) -> StopMatcher | None:
-        sampling = message.sampling_params
+    def _stop_text(self, sampling: SamplingParams, prompt_tail: list[int]) -> StopMatcher | None:
         if not sampling.stop and not sampling.stop_regex:
             return None
         if self._pieces is None:
@@ -111,7 +117,6 @@ class Intake:
             raise ValueError(f"{field} needs a tokenizer, and this server runs without one; use stop_token_ids.")
         if not sampling.stop_regex:
             return StopStringMatcher(self._pieces, sampling.stop)
-        prompt_tail = message.input_ids[-PROMPT_TAIL_LEN:].tolist()
         return StopPatternMatcher(self._pieces.decoder, prompt_tail, sampling.stop, sampling.stop_regex)
 
     def _logprobs(self, message: TokenizedGenerateReqInput) -> LogprobBuffer | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.messages import PROMPT_TAIL_LEN, BatchTokenIDOut, HiddenStates, InputLogprobs, RequestTimes, TokenLogprobs
+from jaxserve.messages import BatchTokenIDOut, HiddenStates, InputLogprobs, RequestTimes, TokenLogprobs
 from jaxserve.scheduler.req import NO_TOKENS, Req
 from jaxserve.scheduler.rows import RowFlag, RowTable, decode_flags
 from jaxserve.types import FinishReason
@@ -171,7 +171,7 @@ class OutputSender:
 
 def _announce(req: Req, index: int, message: BatchTokenIDOut) -> None:
     req.announced = True
-    message.prompt_tails[index] = req.prompt_ids[-PROMPT_TAIL_LEN:].tolist()
+    message.prompt_tails[index] = req.prompt_tail
     if req.sampling.stop:
         message.stops[index] = req.sampling.stop
     if req.sampling.stop_regex:

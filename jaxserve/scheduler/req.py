@@ -50,6 +50,8 @@ class Req:
     arrival: int = 0  # counts the requests of this scheduler
     stream: bool = False
     extra_key: str | None = None
+    input_embeds: np.ndarray | None = None  # float32 [prompt_len, E]: what stands for the prompt's ids, which are NO_TOKEN_ID
+    prompt_tail: list[int] = dataclasses.field(default_factory=list)  # ids whose text the outputs' text goes on from
     priority: int = 0  # as the user gave it (or its default); for the cache's priority eviction
     urgency: int = 0  # larger goes first; 0 for all unless priority scheduling is on
     own_stop_ids: np.ndarray = dataclasses.field(default_factory=lambda: NO_TOKENS)  # int32: sampling.stop_token_ids

@@ -22,6 +22,7 @@ from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
 from jaxserve.server.located import located
+from jaxserve.server.native.input_embeds import with_embeds
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.positions import generate_body
 from jaxserve.server.native.replies import Reply
@@ -154,6 +155,7 @@ class Engine:
 
     def _job(self, body: dict[str, Any]) -> NativeJob:
         thinking_end = self._pipeline.manager.thinking_end
+        body = with_embeds(body, lambda: self._pipeline.manager.limits)
         native = build_generate_request(body, self.server_args.preferred_sampling_params, thinking_end)
         return NativeJob(native, self.server_args, self._token_texts.__getitem__)
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxserve.parsers.base import ReasoningFormat
 from jaxserve.server.prompt_encoding import TooManyTokensError
 from jaxserve.server.reply_limits import NO_REPLY_LIMITS, ReplyLimits
-from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
+from jaxserve.server.requests import GenerateReqInput, PromptEmbeds, PromptOptions, RequestError
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.text.scanner import moves_of
 from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
@@ -45,6 +45,7 @@ class ModelLimits:
 
     context_len: int
     vocab_size: int
+    hidden_size: int
     max_total_tokens: int  # tokens the KV cache holds
     max_top_logprobs: int
     allow_auto_truncate: bool
@@ -72,6 +73,7 @@ class ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
             vocab_size=info["vocab_size"],
+            hidden_size=info["hidden_size"],
             max_total_tokens=info["max_total_tokens"],
             max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
             allow_auto_truncate=allow_auto_truncate,
@@ -104,10 +106,12 @@ class ModelLimits:
 
 def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     """Everything that can be checked before tokenizing."""
-    if (req.prompts is None) == (req.input_ids is None):
-        raise RequestError("Exactly one of text and input_ids must be given.", param="text")
+    given = {"text": req.prompts, "input_ids": req.input_ids, "input_embeds": req.input_embeds}
+    fields = [field for field, prompts in given.items() if prompts is not None]
+    if len(fields) != 1:
+        raise RequestError("Exactly one of text, input_ids and input_embeds must be given.", param="text")
     if req.num_prompts == 0:
-        raise RequestError("The request holds no prompt.", param="text" if req.prompts is not None else "input_ids")
+        raise RequestError("The request holds no prompt.", param=fields[0])
     if req.sampling_params and req.num_samples > MOST_SAMPLES:
         raise RequestError(f"n must be at most {MOST_SAMPLES}, got {req.num_samples}.", param="n")
     limits.check_num_sequences(req.num_prompts, req.num_samples if req.sampling_params else 1)
@@ -136,10 +140,22 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         _check_options(options, limits)
         if options.session_params is not None and req.num_samples > 1:
             raise RequestError(f"A turn of a session has one sequence, got n={req.num_samples}.", param="n")
+    for embeds, options in zip(req.input_embeds or (), req.options, strict=False):
+        _check_asks_no_ids(embeds, options)
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params, distinct_options)
     _check_params_size(req.sampling_params, distinct_params)
+
+
+def _check_asks_no_ids(embeds: PromptEmbeds, options: PromptOptions) -> None:
+    """What only a prompt of tokens has."""
+    start = options.logprob_start_len
+    if options.return_logprob and start not in (-1, embeds.length):
+        message = f"logprob_start_len must be -1 or the prompt's end, {embeds.length}, with input_embeds, got {start}."
+        raise RequestError(message, param="logprob_start_len")
+    if options.session_params is not None:
+        raise RequestError("A turn of a session needs a prompt of tokens, not input_embeds.", param="session_params")
 
 
 def _check_needs_no_text(params: SamplingParams) -> None:
@@ -267,15 +283,23 @@ def encode_prompts(tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) 
     return [encode_prompt(tokenizer, text, limits) for text in texts]
 
 
+def fit_prompt(length: int, limits: ModelLimits) -> int:
+    """How many of a prompt's tokens are taken: all, or, if they are too many and that is allowed, as many as fit."""
+    longest = limits.longest_prompt_len
+    if length <= longest:
+        return length
+    if not limits.allow_auto_truncate:
+        raise _too_long(length, limits)
+    logger.warning("A prompt of %d tokens was shortened to %d.", length, longest)
+    return longest
+
+
 def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
     """The prompt as int32, shortened if that is needed and allowed."""
     if not ids:
         raise RequestError("The prompt is empty: it must hold at least one token.", param="text")
-    if len(ids) > limits.longest_prompt_len:  # before anything is done for each of them
-        if not limits.allow_auto_truncate:
-            raise _too_long(len(ids), limits)
-        logger.warning("A prompt of %d tokens was shortened to %d.", len(ids), limits.longest_prompt_len)
-        ids = ids[: limits.longest_prompt_len]
+    if (length := fit_prompt(len(ids), limits)) < len(ids):  # before anything is done for each of them
+        ids = ids[:length]
     # int64 holds whatever msgspec accepted short of absurd; those are out of the vocabulary too.
     try:
         array = np.asarray(ids, dtype=np.int64)
@@ -348,8 +372,12 @@ def sample_params(
     )
 
 
-def cache_namespace(extra_key: str | None, cache_salt: str | None) -> str | None:
-    """extra_key and cache_salt as one radix cache namespace; different pairs never meet, and an empty string is not null."""
+def cache_namespace(extra_key: str | None, cache_salt: str | None, embeds: PromptEmbeds | None = None) -> str | None:
+    """extra_key and cache_salt as one radix cache namespace; different pairs never meet, and an empty string is not null.
+
+    Embeddings have no ids that tell them apart, so each prompt of them is a namespace of its own, for itself and its twins."""
+    if embeds is not None:
+        return json.dumps([extra_key, cache_salt, embeds.key])
     if extra_key is None and cache_salt is None:
         return None
     return json.dumps([extra_key, cache_salt])

@@ -78,15 +78,33 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_thinking_tokens: int | None = None
 
 
+class PromptEmbeds:
+    """A prompt that is given as embeddings."""
+
+    __slots__ = ("key", "length", "values", "width")
+
+    def __init__(self, values: np.ndarray, key: str) -> None:
+        """`values` float32 [length, width], finite. `key`: of these very values, and of no others."""
+        self.values: np.ndarray | None = values  # until they were sent: they are large
+        self.length, self.width = values.shape
+        self.key = key
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.length * self.width
+
+
 @dataclasses.dataclass(kw_only=True)
 class GenerateReqInput:
-    """One or many prompts. Exactly one of `prompts` and `input_ids` is set; both are lists, one entry per prompt.
+    """One or many prompts. Exactly one of `prompts`, `input_ids` and `input_embeds` is set; each is a list, one entry per
+    prompt.
 
     So are `sampling_params`, which all share the same n, and `options`. Prompt i's samples are sequences i*n .. i*n+n-1.
     """
 
     prompts: list[str] | None = None
     input_ids: list[list[int]] | None = None
+    input_embeds: list[PromptEmbeds] | None = None
     sampling_params: list[SamplingParams]
     rids: list[str] | None = None  # one per prompt; drawn if absent; sample j of n > 1 gets the suffix _j
     options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
@@ -95,7 +113,8 @@ class GenerateReqInput:
     # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
     cuts_new_tokens: bool = False
     is_health_check: bool = False
-    prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)  # int32, of each prompt, once they are tokenized
+    # int32, of each prompt, once they are tokenized; of embeddings NO_TOKEN_ID
+    prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.options:
@@ -103,7 +122,7 @@ class GenerateReqInput:
 
     @property
     def num_prompts(self) -> int:
-        return len(self.prompts if self.prompts is not None else self.input_ids or [])
+        return len(self.prompts or self.input_ids or self.input_embeds or [])
 
     @property
     def num_samples(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from live_server import LiveServer, environment, running
+from safetensors.torch import load_file
 
 from jaxserve.demo import demo_model_path
 
@@ -41,6 +42,8 @@ IDS = list(range(100, 180))
 SAMPLING = {"max_new_tokens": 12, "temperature": 0.7, "sampling_seed": 1, "ignore_eos": True}
 CHAT = {"messages": HELLO, "max_tokens": 16, "seed": 1}
 
+EMBEDS = load_file(Path(demo_model_path(), "model.safetensors"))["model.embed_tokens.weight"][IDS].float().tolist()
+
 # Path, body, what the reply must say.
 REQUESTS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "greedy": ("/generate", {"input_ids": IDS, "sampling_params": {**SAMPLING, "temperature": 0}}, None),
@@ -48,6 +51,16 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any]] = {
         "/generate",
         {"input_ids": IDS, "sampling_params": {**SAMPLING, "top_k": 5, "top_p": 0.9, "min_p": 0.01}},
         None,
+    ),
+    "embeddings": (
+        "/generate",
+        {
+            "input_embeds": [EMBEDS, EMBEDS[:9]],
+            "sampling_params": {**SAMPLING, "n": 2},
+            "return_logprob": True,
+            "return_hidden_states": [False, True],
+        },
+        lambda reply: [one["meta_info"]["prompt_tokens"] for one in reply] == [80, 80, 9, 9],
     ),
     "samples": ("/generate", {"text": "Once", "sampling_params": {**SAMPLING, "n": 3}}, lambda reply: len(reply) == 3),
     "batch": ("/generate", {"text": ["a", "b c"], "sampling_params": SAMPLING, "return_logprob": [True, False]}, None),
@@ -176,6 +189,30 @@ def test_all_at_once_and_again_from_the_cache(server: LiveServer) -> None:
                 one.result()
     state = server.wait_idle()
     assert state["runner"]["fully_warm"] and not state["runner"]["compiles_after_ready_total"]
+    server.assert_whole()
+
+
+def test_embeddings_are_the_ids_they_belong_to(server: LiveServer) -> None:
+    greedy = {**SAMPLING, "temperature": 0}
+    for fields in ({}, {"regex": "(ab|cd)+ [a-z]{9}"}, {"presence_penalty": 1.5, "stop": ["e"]}):
+        sampling = {**greedy, **fields}
+        expected = server.generate(input_ids=IDS, sampling_params=sampling)
+        found = server.generate(input_embeds=EMBEDS, sampling_params=sampling)
+        assert (found["text"], found["output_ids"]) == (expected["text"], expected["output_ids"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"input_embeds": [row[1:] for row in EMBEDS]}, "input_embeds[0] must have"),
+        ({"input_embeds": EMBEDS, "text": "a"}, "Exactly one of text, input_ids and input_embeds"),
+        ({"input_embeds": EMBEDS, "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len must be -1 or"),
+        ({"input_embeds": [[0]] * 9000}, "is longer than the model's context length"),
+    ],
+)
+def test_embeddings_that_are_refused(server: LiveServer, fields: dict[str, Any], sentence: str) -> None:
+    reply = server.post("/generate", fields)
+    assert reply.status_code == 400 and sentence in reply.json()["error"]["message"]
     server.assert_whole()
 
 

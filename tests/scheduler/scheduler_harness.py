@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
-from fake_runner import FakeRunner, fake_spec
+from fake_runner import FakeRunner, embeddings_of, fake_spec
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import (
@@ -32,7 +33,7 @@ from jaxserve.messages import (
     pack,
     unpack,
 )
-from jaxserve.runner import StepInput
+from jaxserve.runner import NO_TOKEN_ID, StepInput
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.registry import control_of, controls
@@ -192,9 +193,14 @@ class Harness:
         extra_key: str | None = None,
         thinking: Thinking | None = None,
         logit_rules: LogitRules | None = None,
+        embeds: np.ndarray | bool = False,
         **sampling: Any,
     ) -> str:
+        """`embeds`: what the prompt is given as, instead of its tokens; True: as what the fake runner takes for them."""
         rid = f"r{len(self.sent)}" if rid is None else rid
+        input_embeds = embeddings_of(prompt) if embeds is True else None if embeds is False else embeds
+        if input_embeds is not None:
+            extra_key = f"{extra_key} {input_embeds.tobytes().hex()}"
         message = TokenizedGenerateReqInput(
             rid=rid,
             input_ids=np.array(prompt, np.int32),
@@ -211,6 +217,9 @@ class Harness:
             logit_rules=logit_rules,
         )
         self.sent.setdefault(rid, message)
+        if input_embeds is not None:
+            ids = np.full(len(prompt), NO_TOKEN_ID, np.int32)
+            message = msgspec.structs.replace(message, input_ids=ids, input_embeds=input_embeds)
         self.transport.inbox.append(message)
         return rid
 

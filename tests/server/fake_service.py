@@ -29,6 +29,7 @@ from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOut
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.chat_templates import TemplateArguments
+from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
@@ -36,6 +37,15 @@ from jaxserve.types import FinishReason, SamplingParams
 
 CONTEXT_LEN = 100
 VOCAB_SIZE = 1000
+HIDDEN_SIZE = 2
+LIMITS = ModelLimits(
+    context_len=CONTEXT_LEN,
+    vocab_size=VOCAB_SIZE,
+    hidden_size=HIDDEN_SIZE,
+    max_total_tokens=1000,
+    max_top_logprobs=5,
+    allow_auto_truncate=False,
+)
 BOS = 1
 EOS = 2
 
@@ -61,6 +71,7 @@ class FakeService:
             "weight_version": "default",
             "context_length": CONTEXT_LEN,
         }
+        self.limits = LIMITS
         self.context_len = CONTEXT_LEN
         self.vocab_size = VOCAB_SIZE
         self.generation_defaults: dict[str, Any] = {}
@@ -143,6 +154,8 @@ class FakeService:
             raise RequestError(f"The prompt has {longest} tokens; limit {CONTEXT_LEN}.", code="context_length_exceeded")
 
     def _prompts(self, req: GenerateReqInput) -> list[list[int]]:
+        if req.input_embeds is not None:
+            return [[-1] * embeds.length for embeds in req.input_embeds]
         return req.input_ids or [self.tokenizer.encode(text) for text in req.prompts or []]
 
     async def _chunks(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:

@@ -195,7 +195,7 @@ def test_many_threads(engine: Engine) -> None:
 def test_bad_requests_raise_with_a_sentence(engine: Engine) -> None:
     with pytest.raises(RequestError, match=r"sampling_params has no field 'tempreature'"):
         engine.generate("a", {"tempreature": 1})
-    with pytest.raises(RequestError, match="Exactly one of text and input_ids"):
+    with pytest.raises(RequestError, match="Exactly one of text, input_ids and input_embeds"):
         engine.generate()
     with pytest.raises(RequestError, match="temperature must be"):
         list(engine.generate("a", {"temperature": -1}, stream=True))

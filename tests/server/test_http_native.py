@@ -151,8 +151,8 @@ async def test_preferred_sampling_params_fill_what_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "text and input_ids"),
-        ({"text": "a", "input_ids": [1]}, "text and input_ids"),
+        ({}, "text, input_ids and input_embeds"),
+        ({"text": "a", "input_ids": [1]}, "text, input_ids and input_embeds"),
         ({"text": "a", "sampling_params": {"max_new_tokenz": 1}}, "max_new_tokenz"),
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"text": "a", "image_data": "x"}, "image_data"),

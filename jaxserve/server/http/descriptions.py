@@ -103,8 +103,9 @@ FIELDS: dict[str, str] = {
     "structural_tag": f"A structural tag that the output must match, as an object or a string {_GRAMMAR}.",
     # the request
     "model": 'The served model\'s name, "default" or nothing.',
-    "text": "A prompt or a list of prompts; exactly one of text and input_ids.",
+    "text": "A prompt or a list of prompts; exactly one of text, input_ids and input_embeds.",
     "input_ids": "Token ids instead of text, of one prompt or of many.",
+    "input_embeds": "Embeddings instead of text, a row of numbers for each token, of one prompt or of many.",
     "prompt": "A text, a list of texts, token ids, or a list of lists of token ids.",
     "messages": 'The conversation: objects with "role" and "content".',
     "sampling_params": "How to draw tokens and when to stop; a list has one entry per prompt.",
