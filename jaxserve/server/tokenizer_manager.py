@@ -249,7 +249,7 @@ class TokenizerManager:
         Leaving aborts what still runs. `before_ready` is for the warm-up request."""
         if not before_ready and self.status != "ready":
             raise self._closed()
-        tokenizer = None if req.prompts is None else self.tokenizer
+        tokenizer = self._tokenizer if req.prompts is None else self.tokenizer
         bos_token_id = None if self._tokenizer is None else self._tokenizer.bos_token_id
         return self._generation.stream(req, sink, tokenizer, self.limits, bos_token_id)
 

@@ -86,7 +86,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "stops": ("/generate", {"text": "Once", "sampling_params": {**SAMPLING, "stop": ["e"], "stop_regex": ["[xyz]"]}}, None),
     "schema": (
         "/generate",
-        {"text": "x", "sampling_params": {"max_new_tokens": 60, "json_schema": json.dumps(SCHEMA)}},
+        {"text": "x", "sampling_params": {"max_new_tokens": 120, "temperature": 0, "json_schema": json.dumps(SCHEMA)}},
         lambda reply: jsonschema.validate(json.loads(reply["text"]), SCHEMA) is None,
     ),
     "regex": (
@@ -121,6 +121,28 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any]] = {
         "/generate",
         {"text": "Why? <think>\n", "max_thinking_tokens": 6, "sampling_params": {**SAMPLING, "max_new_tokens": 40, "n": 2}},
         lambda reply: all("\n</think>" in one["text"] for one in reply),
+    ),
+    "thinking budget of token ids": (
+        "/generate",
+        {
+            "input_ids": IDS,
+            "require_reasoning": True,
+            "max_thinking_tokens": 6,
+            "sampling_params": {**SAMPLING, "max_new_tokens": 40},
+        },
+        lambda reply: "</think>" in reply["text"],
+    ),
+    "chat with a thinking budget": (
+        "/v1/chat/completions",
+        {
+            **CHAT,
+            "messages": [*HELLO, {"role": "assistant", "content": "<think>"}],
+            "continue_final_message": True,
+            "custom_params": {"thinking_budget": 3},
+            "max_tokens": 40,
+            "ignore_eos": True,
+        },
+        lambda reply: reply["choices"][0]["message"]["content"] and reply["choices"][0]["message"]["reasoning_content"],
     ),
     "thinking budget and a grammar": (
         "/generate",
