@@ -23,6 +23,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.grammar import GrammarCompiler, JsonStyle
 from jaxserve.ipc import Receiver, Sender
 from jaxserve.logit_processors import ProcessorHost
+from jaxserve.logit_processors.base import load_dill
 from jaxserve.messages import SCHEDULER, DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
 from jaxserve.runner import Runner, RunnerSpec
 from jaxserve.scheduler.loop import SchedulerLoop
@@ -76,6 +77,11 @@ class TailDecoder:
 
 
 def work(context: WorkerContext) -> None:
+    if context.args.enable_custom_logit_processor:
+        try:
+            load_dill()
+        except ImportError as error:
+            raise UserError(str(error)) from error
     # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
     with importing():
         from jaxserve.executor import build_runner, cache_folder

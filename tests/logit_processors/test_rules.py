@@ -56,6 +56,12 @@ def test_no_ngram_comes_twice(size: int, window: int) -> None:
             assert not expected
 
 
+def test_embeddings_repeat_nothing() -> None:
+    rules = TokenRules(LogitRules(ngram=NoRepeatNgram(2, 100)), 4, None)
+    assert allowed(rules, [-1, -1, 7, -1]) == everything()
+    assert allowed(rules, [-1, -1, -1, -1, 3, 4, 3]) == everything() - {4}
+
+
 def test_what_a_grammar_forbids_stays_forbidden() -> None:
     mask = np.zeros(WORDS, np.int32)
     mask[0] = 0b1110

@@ -193,7 +193,7 @@ async def test_request_ids() -> None:
         ({"suffix": "end", "prompt": [5]}, "suffix", "needs prompts of text"),
         ({"lora_path": "x"}, "lora_path", "not supported"),
         ({"session_params": {"name": "x"}}, "session_params.name", "not a field"),
-        ({"custom_logit_processor": "x"}, "custom_logit_processor", "not supported"),
+        ({"custom_logit_processor": 3}, "custom_logit_processor", "must be"),
         ({"return_hidden_states": "first"}, "return_hidden_states", "return_hidden_states"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "must be true or false"),
         ({"rid": ["a", "b"]}, "rid", "one string"),
