@@ -93,6 +93,11 @@ class ServerArgs:
         "JSON object with values for the chat template, where chat_template_kwargs of a request do not say otherwise.",
         is_json=True,
     )
+    completion_template: str | None = arg(
+        None,
+        "How the suffix of a completion is written: deepseek_coder, qwen_coder, star_coder, or a JSON file; default: by the "
+        "tokens of the vocabulary.",
+    )
     trust_request_chat_template: bool = arg(
         False,
         "Let requests bring a chat_template in chat_template_kwargs; one can keep a thread busy for as long as it likes.",
