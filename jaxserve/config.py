@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxserve.parsers.reasoning import REASONING_FORMATS
-from jaxserve.parsers.tools import TOOL_FORMATS
+from jaxserve.parsers.names import REASONING_NAMES, TOOL_NAMES
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
@@ -105,11 +104,9 @@ class ServerArgs:
     reasoning_parser: str | None = arg(
         None,
         "How the model marks its thinking, which chat then answers apart from the content; default: it stays in the text.",
-        choices=tuple(REASONING_FORMATS),
+        choices=REASONING_NAMES,
     )
-    tool_call_parser: str | None = arg(
-        None, "How the model calls tools; default: chat takes no tools.", choices=tuple(TOOL_FORMATS)
-    )
+    tool_call_parser: str | None = arg(None, "How the model calls tools; default: chat takes no tools.", choices=TOOL_NAMES)
 
     # --- HTTP server
     host: str = arg("127.0.0.1", "Address to listen on.")
@@ -226,6 +223,9 @@ class ServerArgs:
     request_running_timeout_s: float | None = arg(None, "Abort (503) a request that ran longer than this.")
     decode_log_interval: int = arg(40, "Log a line every so many decode steps.")
     watchdog_timeout: float = arg(300.0, "End the server if one step takes longer than this many seconds.")
+    soft_watchdog_timeout: float | None = arg(
+        None, "Write the stacks of a step that takes longer than this many seconds to the log, and go on."
+    )
     sleep_on_idle: bool = arg(True, "Wait on the socket instead of spinning when there is nothing to do.")
 
     # --- speculative decoding
@@ -338,6 +338,7 @@ class ServerArgs:
             "request_waiting_timeout_s",
             "request_running_timeout_s",
             "watchdog_timeout",
+            "soft_watchdog_timeout",
             "grammar_compile_timeout_s",
             "stream_stall_timeout_s",
         ):

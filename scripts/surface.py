@@ -115,7 +115,7 @@ def comparison(kind: str) -> dict[str, tuple[str, bool]]:
         if cells and not named:
             differs = label == "differs"
             for name in re.findall(r"`([^` ]+)`", cells[0]):
-                words = cells[0] if differs else "" if label.startswith(PLAIN) else label
+                words = cells[0] if differs else "" if label.startswith(PLAIN) else ": ".join((label, *cells[1:]))
                 found.setdefault(name, (words, differs))
     return found
 
