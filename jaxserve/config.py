@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxserve.parsers.reasoning import REASONING_FORMATS
-from jaxserve.parsers.tools import TOOL_FORMATS
+from jaxserve.parsers.names import REASONING_NAMES, TOOL_NAMES
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
@@ -93,6 +92,11 @@ class ServerArgs:
         "JSON object with values for the chat template, where chat_template_kwargs of a request do not say otherwise.",
         is_json=True,
     )
+    completion_template: str | None = arg(
+        None,
+        "How the suffix of a completion is written: deepseek_coder, qwen_coder, star_coder, or a JSON file; default: by the "
+        "tokens of the vocabulary.",
+    )
     trust_request_chat_template: bool = arg(
         False,
         "Let requests bring a chat_template in chat_template_kwargs; one can keep a thread busy for as long as it likes.",
@@ -100,11 +104,9 @@ class ServerArgs:
     reasoning_parser: str | None = arg(
         None,
         "How the model marks its thinking, which chat then answers apart from the content; default: it stays in the text.",
-        choices=tuple(REASONING_FORMATS),
+        choices=REASONING_NAMES,
     )
-    tool_call_parser: str | None = arg(
-        None, "How the model calls tools; default: chat takes no tools.", choices=tuple(TOOL_FORMATS)
-    )
+    tool_call_parser: str | None = arg(None, "How the model calls tools; default: chat takes no tools.", choices=TOOL_NAMES)
 
     # --- HTTP server
     host: str = arg("127.0.0.1", "Address to listen on.")
@@ -227,6 +229,9 @@ class ServerArgs:
     request_running_timeout_s: float | None = arg(None, "Abort (503) a request that ran longer than this.")
     decode_log_interval: int = arg(40, "Log a line every so many decode steps.")
     watchdog_timeout: float = arg(300.0, "End the server if one step takes longer than this many seconds.")
+    soft_watchdog_timeout: float | None = arg(
+        None, "Write the stacks of a step that takes longer than this many seconds to the log, and go on."
+    )
     sleep_on_idle: bool = arg(True, "Wait on the socket instead of spinning when there is nothing to do.")
 
     # --- speculative decoding
@@ -339,6 +344,7 @@ class ServerArgs:
             "request_waiting_timeout_s",
             "request_running_timeout_s",
             "watchdog_timeout",
+            "soft_watchdog_timeout",
             "grammar_compile_timeout_s",
             "custom_logit_processor_timeout_s",
             "stream_stall_timeout_s",

@@ -44,15 +44,16 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a request ended. `type` is SGLang's `finish_reason.type`."""
 
     type: Literal["stop", "length", "abort"]
-    matched: int | str | None = None  # stop: the token id or the stop string that matched
+    matched: int | str | None = None  # stop: the token id, the stop string, or the text that a pattern matched
+    pattern: str | None = None  # stop: that pattern
     length: int | None = None  # length: the number of output tokens
     message: str | None = None  # abort: one sentence for the user
     status_code: int | None = None  # abort: the HTTP status to answer with
     err_type: str | None = None  # abort: BadRequestError, ServiceUnavailableError, ...
 
     @staticmethod
-    def stop(matched: int | str | None) -> FinishReason:
-        return FinishReason(type="stop", matched=matched)
+    def stop(matched: int | str | None, pattern: str | None = None) -> FinishReason:
+        return FinishReason(type="stop", matched=matched, pattern=pattern)
 
     @staticmethod
     def length_limit(length: int) -> FinishReason:
@@ -62,10 +63,15 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
     def abort(message: str, status_code: int | None = None, err_type: str | None = None) -> FinishReason:
         return FinishReason(type="abort", message=message, status_code=status_code, err_type=err_type)
 
+    @property
+    def matched_stop(self) -> int | str | None:
+        """Which of the request's stops it was."""
+        return self.matched if self.pattern is None else self.pattern
+
     def to_dict(self) -> dict[str, object]:
         """The object that goes into `meta_info.finish_reason`."""
         if self.type == "stop":
-            return {"type": "stop", "matched": self.matched}
+            return {"type": "stop", "matched": self.matched_stop}
         if self.type == "length":
             return {"type": "length", "length": self.length}
         return {

@@ -59,6 +59,10 @@ class ToolFormat(Protocol):
     def keeps_special_tokens(self) -> bool:
         """Whether tags are special tokens, which must then be part of the text."""
 
+    @property
+    def covers_thinking(self) -> bool:
+        """Whether the grammar of calls also says how the model thinks before them; else it begins behind the thinking."""
+
     def parser(self, tools: Sequence[Tool]) -> Parser:
         """Its pieces are Content, CallBegin and CallArguments. What is no call of one of `tools` stays Content."""
 

@@ -201,7 +201,7 @@ class ResultProcessor:
         if req.stop_text is None:
             return None
         matched = req.stop_text.match(self._table.output_ids(row))
-        return None if matched is None else FinishReason.stop(matched)
+        return None if matched is None else FinishReason.stop(matched, req.stop_text.pattern_of(matched))
 
     def _take_answers(
         self,

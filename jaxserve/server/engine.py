@@ -21,6 +21,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
+from jaxserve.server.engine_manager import EngineTokenizerManager
 from jaxserve.server.located import located
 from jaxserve.server.native.input_embeds import with_embeds
 from jaxserve.server.native.job import NativeJob
@@ -198,6 +199,12 @@ class Engine:
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer; None with skip_tokenizer_init."""
         return None if self.server_args.skip_tokenizer_init else self._pipeline.manager.tokenizer.hf
+
+    @property
+    def tokenizer_manager(self) -> EngineTokenizerManager:
+        """For programs that reach through to SGLang's."""
+        context_len = self._pipeline.manager.context_len
+        return EngineTokenizerManager(self.server_args, self.tokenizer, context_len, self.abort_request)
 
     @property
     def num_live(self) -> int:

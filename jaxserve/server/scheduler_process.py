@@ -130,7 +130,12 @@ def serve(
         to_detokenizer = Sender(zmq_context, context.paths.detokenizer)
         to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
         transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
-        watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
+        watchdog = Watchdog(
+            args.watchdog_timeout,
+            lambda reason: _give_up(context, reason),
+            soft_timeout_s=args.soft_watchdog_timeout,
+            on_soft_timeout=lambda: faulthandler.dump_traceback(all_threads=True),
+        )
         grammars = _grammar_compiler(args, runner.spec, tokenizer_json) if args.follows_grammars else None
         processors = ProcessorHost(args.custom_logit_processor_timeout_s) if args.enable_custom_logit_processor else None
         scheduler = Scheduler(

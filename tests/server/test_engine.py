@@ -38,6 +38,22 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
+def test_what_programs_ask_the_tokenizer_manager(engine: Engine) -> None:
+    manager = engine.tokenizer_manager
+    assert manager.tokenizer.decode(manager.tokenizer.encode("Hello")) == "Hello"
+    assert (manager.model_path, manager.served_model_name) == (engine.server_args.model_path,) * 2
+    assert manager.server_args is engine.server_args
+    assert manager.context_len == fake_scheduler.CONTEXT_LEN
+    assert manager.model_config.vocab_size == fake_scheduler.VOCAB_SIZE
+    replies: Any = engine.generate(
+        input_ids=[5], sampling_params={**GREEDY, "max_new_tokens": None}, rid="long-running", stream=True
+    )
+    next(replies)
+    manager.abort_request(rid="long")
+    *_, last = replies
+    assert last["meta_info"]["finish_reason"]["type"] in ("abort", "length")
+
+
 def test_an_engine_without_a_tokenizer(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

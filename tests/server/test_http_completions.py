@@ -201,7 +201,7 @@ async def test_request_ids() -> None:
         ({"brand_new_field": {"x": 1}}, "brand_new_field", "brand_new_field is not a field this server knows."),
         ({"data_parallel_rank": 1}, "data_parallel_rank", "not supported yet"),
         ({"mm_processor_kwargs": {"x": 1}}, "mm_processor_kwargs", "not supported yet"),
-        ({"custom_labels": {"x": "y"}}, "custom_labels", "not supported yet"),
+        ({"images_config": {"x": "y"}}, "images_config", "not supported yet"),
         ({"stop_regex": "a" * 257}, "stop_regex", "at most 256 bytes"),
     ],
 )  # fmt: skip

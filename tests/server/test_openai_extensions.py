@@ -1,4 +1,4 @@
-"""SGLang's extensions that completions and chat completions share: hidden states and sessions."""
+"""SGLang's extensions that completions and chat completions share: hidden states, sessions, labels."""
 
 from __future__ import annotations
 
@@ -62,3 +62,9 @@ async def test_a_request_is_a_turn_of_a_session(path: str) -> None:
     service = FakeService()
     await choices_of(path, service, session_params={"id": "s", "rid": "before"})
     assert service.requests[0].options[0].session_params == SessionParams(id="s", rid="before")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_hints_for_sglangs_caches_and_metrics_change_nothing(path: str) -> None:
+    plain = await choices_of(path)
+    assert await choices_of(path, session_id="s", custom_labels={"a": "b"}) == plain

@@ -132,4 +132,4 @@ class Ending(NamedTuple):
         """A message that ends by itself and calls tools ends because of these."""
         if reason.type != "stop":
             return Ending(reason.type, None)
-        return Ending("tool_calls", None) if has_calls else Ending("stop", reason.matched)
+        return Ending("tool_calls", None) if has_calls else Ending("stop", reason.matched_stop)

@@ -23,7 +23,6 @@ from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.http.paced_stream import PacedStream
-from jaxserve.server.http.service import GenerationService
 from jaxserve.server.openai.best_of import best_sequences
 from jaxserve.server.openai.collect import Ending, Sequence, Usage, gather, shaped
 from jaxserve.server.openai.constraints import requested_grammar
@@ -97,7 +96,7 @@ class _Job:
             session_params=body.session_params,
         )
         generate = GenerateReqInput(
-            prompts=_filled_in(prompts, body.suffix, service) if body.suffix else prompts,
+            prompts=_filled_in(prompts, body.suffix, context) if body.suffix else prompts,
             input_ids=input_ids,
             sampling_params=[params] * num_prompts,
             rids=rids,
@@ -187,10 +186,10 @@ def _check(body: CompletionRequest, max_top_logprobs: int) -> None:
         check(0 <= body.logprobs <= max_top_logprobs, "logprobs", f"in [0, {max_top_logprobs}]", body.logprobs)
 
 
-def _filled_in(prompts: list[str] | None, suffix: str, service: GenerationService) -> list[str]:
+def _filled_in(prompts: list[str] | None, suffix: str, context: OpenAIContext) -> list[str]:
     if prompts is None:
         raise RequestError("suffix needs prompts of text, not of token ids.", param="suffix")
-    return with_suffix(prompts, suffix, service.tokenizer)
+    return with_suffix(prompts, suffix, context.service.tokenizer, context.completion_template)
 
 
 def _num_prompts(prompt: str | list[Any]) -> int:

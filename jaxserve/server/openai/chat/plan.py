@@ -89,7 +89,7 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
             )
         ],
         stream=bool(body.stream),
-        thinking=thinking if params.grammar is not None else None,
+        thinking=thinking if params.grammar is not None and not _covers_thinking(body, message_format, conversation) else None,
     )
     return ChatJob(
         body,
@@ -160,6 +160,12 @@ def _params(
         defaults[_SPACES] = spaces
     keeps = message_format.keeps_special_tokens
     return sampling_params(body, max_tokens, defaults, service.vocab_size, grammar=grammar, keep_special_tokens=keeps)
+
+
+def _covers_thinking(body: ChatCompletionRequest, message_format: MessageFormat, conversation: Conversation) -> bool:
+    """Whether the grammar, one of calls alone, speaks of what the model thinks, too."""
+    calls = message_format.tools
+    return calls is not None and calls.covers_thinking and (conversation.tools.is_forced or requested_grammar(body) is None)
 
 
 def _usage(n: int, thinking: Thinking | None, context: OpenAIContext) -> Usage:
