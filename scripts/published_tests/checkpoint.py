@@ -3,7 +3,8 @@
 `make_large`: with the ids of a large one. Ids beyond its tokenizer's are never drawn: they have the embedding of a special
 token that no text of the training had. Their text is empty. What the model says is unchanged.
 
-`make_other`: weights to change to, under the path that tests of weight updates name. It says something else.
+`make_other`: weights to change to, under the path that tests of weight updates name. It says something else. Beside it lies
+what they change back to.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jaxserve.demo import demo_model_path
 _VOCAB_SIZE = 131072
 _EMBEDDING = "model.embed_tokens.weight"
 _OTHER = "meta-llama/Llama-3.2-1B"
+_SAME = f"{_OTHER}-Instruct"
 
 
 def make_large(folder: pathlib.Path) -> str:
@@ -43,6 +45,7 @@ def make_other(folder: pathlib.Path) -> str:
             if name.endswith("mlp.down_proj.weight"):
                 tensors[name] = np.zeros_like(tensors[name])
 
+    _make(folder / _SAME, {}, lambda tensors: None)
     return _make(folder / _OTHER, {}, change)
 
 

@@ -110,6 +110,7 @@ def _all_tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 def main() -> None:
     package, checkout, file, results = sys.argv[1:5]
     modules.install(package, pathlib.Path(checkout) / "python", _OF_THEIR_HELPERS)
+    modules.complete_transformers()
     engines.load_local_models()
     for name in (package, f"{package}.srt.entrypoints.engine"):
         setattr(importlib.import_module(name), "Engine", engines.TheirEngine)  # noqa: B010 (a made-up module)

@@ -134,9 +134,11 @@ _REAL: dict[str, dict[str, Any]] = {
 }
 
 
-def _complete_transformers() -> None:
-    """With names that the version here has no longer and `test.runners` of older checkouts imports."""
+def complete_transformers() -> None:
+    """With names that the version here has no longer: `test.runners` of older checkouts imports one, a test calls the other."""
     import transformers
+
+    transformers.PreTrainedTokenizerBase.encode_plus = transformers.PreTrainedTokenizerBase.__call__  # type: ignore[method-assign]
 
     if not hasattr(transformers, "AutoModelForVision2Seq"):
         transformers.AutoModelForVision2Seq = made_up("transformers.AutoModelForVision2Seq")  # type: ignore[attr-defined]
@@ -165,8 +167,6 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if rest.split(".")[0] == "test" and rest not in ("test", "test.ci.ci_register", "test.run_eval"):
             for file in (self._root / f"{name.replace('.', '/')}.py", self._root / name.replace(".", "/") / "__init__.py"):
                 if file.is_file():
-                    if rest == "test.runners":
-                        _complete_transformers()
                     inner = [str(file.parent)] if file.name == "__init__.py" else None
                     return importlib.util.spec_from_file_location(name, file, submodule_search_locations=inner)
         return importlib.machinery.ModuleSpec(name, self, is_package=True)

@@ -76,6 +76,15 @@ def test_model_info_says_what_is_served(server: LiveServer, folders: dict[str, P
     assert update(server, folders["old"], weight_version="old")["success"]
 
 
+def test_another_version_of_the_same_weights(server: LiveServer, expected: dict[str, Tokens]) -> None:
+    reply = server.post("/update_weight_version", {"new_version": "second", "abort_all_requests": False})
+    assert reply.status_code == 200 and reply.json()["new_version"] == "second"
+    assert server.get("/model_info").json()["weight_version"] == "second"
+    answer = generate(server, PROMPTS[0])
+    assert (answer["output_ids"], answer["meta_info"]["weight_version"]) == (expected["old"][0], "second")
+    assert server.post("/update_weight_version", {"new_version": "old"}).json()["success"]
+
+
 def test_under_load_every_request_has_its_tokens_from_one_set_of_weights(
     server: LiveServer, folders: dict[str, Path], expected: dict[str, Tokens]
 ) -> None:

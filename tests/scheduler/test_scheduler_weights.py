@@ -19,6 +19,7 @@ from jaxserve.scheduler.control.release_memory_occupation import (
     ReleaseMemoryOccupationReqOutput,
 )
 from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccupationReqInput, ResumeMemoryOccupationReqOutput
+from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqInput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqInput, UpdateWeightFromDiskReqOutput
 
 both_loops = pytest.mark.parametrize("overlap", [True, False])
@@ -274,3 +275,21 @@ def test_a_pause_keeps_requests_over_a_release_and_an_update(make_harness: Calla
     harness.run()
     for rid in rids:
         assert len(harness.answer(rid).token_ids) == 20
+
+
+@both_loops
+@pytest.mark.parametrize("aborts", [True, False])
+def test_another_version_of_the_same_weights(make_harness: Callable[..., Harness], overlap: bool, aborts: bool) -> None:
+    harness = make_harness(overlap=overlap)
+    early = harness.submit(prompt_of(9), 20, ignore_eos=True)
+    harness.turn(4)
+    harness.control(UpdateWeightVersionReqInput(new_version="v2", abort_all_requests=aborts))
+    harness.turn()
+    reply = harness.control_replies()[-1]
+    assert (reply.success, reply.new_version) == (True, "v2")
+    late = harness.submit(prompt_of(7, 2), 5, ignore_eos=True)
+    harness.run()
+    finish = harness.answer(early).finish
+    assert finish is not None and finish.type == ("abort" if aborts else "length")
+    assert_tokens(harness, late, 0)
+    assert harness.runner.commands == []

@@ -27,6 +27,7 @@ from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOc
 from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccupationReqOutput
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
+from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.request_checks import ModelLimits
@@ -99,6 +100,7 @@ class FakeService:
             "set_internal_state": [SetInternalStateReqOutput(True, {})],
             "release_memory_occupation": [ReleaseMemoryOccupationReqOutput(())],
             "resume_memory_occupation": [ResumeMemoryOccupationReqOutput(())],
+            "update_weight_version": [UpdateWeightVersionReqOutput(True, "Done.", "v2")],
             "update_weights_from_disk": [UpdateWeightFromDiskReqOutput(True, "Done.")],
         }
         self.is_paused = False

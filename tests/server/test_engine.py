@@ -245,6 +245,15 @@ def test_pause_and_the_other_control_methods(engine: Engine) -> None:
         engine.flush_cache(timeout_s=-1)
 
 
+def test_a_weight_update_is_a_tuple_as_well() -> None:
+    with new_engine() as engine:
+        success, message, num_paused = result = engine.update_weights_from_disk("new")
+        assert (success, num_paused) == (True, 0) and result.message == message == "The weights are those of new now."
+        assert engine.update_weight_version("v2").new_version == "v2"
+        assert engine.get_model_info()["weight_version"] == "v2"
+        assert engine.generate("a", GREEDY)["meta_info"]["weight_version"] == "v2"  # type: ignore[index,call-overload]
+
+
 def test_two_engines_and_a_thread_that_ends() -> None:
     """Workers belong to the Engine, not to the thread that made it."""
     made: list[Engine] = []

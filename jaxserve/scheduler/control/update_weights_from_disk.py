@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -40,6 +40,14 @@ class UpdateWeightFromDiskReqOutput(msgspec.Struct):
     success: bool
     message: str
     num_paused_requests: int = 0  # that go on with the new weights when generation continues
+
+
+class WeightUpdate(NamedTuple):
+    """What the Engine's method returns: SGLang's is a tuple."""
+
+    success: bool
+    message: str
+    num_paused_requests: int
 
 
 class ServedWeights(msgspec.Struct):
@@ -99,4 +107,5 @@ CONTROL = Control(
     route=Route("/update_weights_from_disk"),
     takes_long=True,
     completed=note_weights,
+    result=lambda reply: WeightUpdate(*msgspec.structs.astuple(reply)),
 )
