@@ -153,7 +153,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"separate_reasoning_true.*len\(.*reasoning_content", FEATURE),  # the same
     (r"test_weight_version_comprehensive", FEATURE),  # /get_weight_version, and /update_weight_version
     (r"Failed to download image|VLM\.test_\w+: .*fetches from", FEATURE),  # vision
-    (r"test_input_embeddings", FEATURE),  # `input_embeds`; the test makes them with a model it would fetch
+    (r"test_input_embeddings", MODEL),  # whose embeddings it takes, and which it would fetch
     (r"ended at its start with .*--schedule-policy routing-key", OPTION),
     (r"is not supported|unknown field|does not serve", FEATURE),
     (r"logprobs of prompt tokens are not supported", FEATURE),
