@@ -19,7 +19,7 @@ from jaxserve.runner import EmbeddedTokens
 EMBED_LINES = 128
 
 
-def write_lines(hidden: jax.Array, first_slot: jax.Array, lines: jax.Array) -> jax.Array:
+def write_embeds(hidden: jax.Array, first_slot: jax.Array, lines: jax.Array) -> jax.Array:
     """Writes float32 [EMBED_LINES, E] into `hidden` [slots, E] from a slot, int32 [1], on. Lines behind the last embedding go
     where no slot is, or one whose token has an id, or an embedding that is written later."""
     slots = first_slot + jnp.arange(len(lines), dtype=jnp.int32)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.executor.input_embeds import EMBED_LINES, pack_embeds, with_given, write_lines
+from jaxserve.executor.input_embeds import EMBED_LINES, pack_embeds, with_given, write_embeds
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.runner import NO_TOKEN_ID, EmbeddedTokens
 
@@ -22,7 +22,7 @@ def lines(count: int, first: int = 0) -> np.ndarray:
 def test_lines_come_into_their_slots(count: int, first_slot: int) -> None:
     hidden = jnp.full((first_slot + count, WIDTH), -5.0)
     for packed in pack_embeds(EmbeddedTokens(first_slot, lines(count))):
-        hidden = write_lines(hidden, *packed)
+        hidden = write_embeds(hidden, *packed)
     assert (np.asarray(hidden[:first_slot]) == -5).all()
     np.testing.assert_array_equal(hidden[first_slot:], lines(count))
 
@@ -31,7 +31,7 @@ def test_one_prompt_behind_the_other() -> None:
     hidden = jnp.zeros((300, WIDTH))
     for embeds in (EmbeddedTokens(2, lines(10, 100)), EmbeddedTokens(20, lines(150, 500)), EmbeddedTokens(170, lines(3, 900))):
         for packed in pack_embeds(embeds):
-            hidden = write_lines(hidden, *packed)
+            hidden = write_embeds(hidden, *packed)
     np.testing.assert_array_equal(hidden[2:12], lines(10, 100))
     np.testing.assert_array_equal(hidden[20:170], lines(150, 500))
     np.testing.assert_array_equal(hidden[170:173], lines(3, 900))

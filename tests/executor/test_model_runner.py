@@ -14,11 +14,12 @@ from checkpoints import load_model
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
-from jaxserve.runner import NO_TOKEN_ID, EmbeddedTokens, PageUpdates, RowState, ScoreQuery, StepInput, launch
+from jaxserve.runner import NO_TOKEN_ID, EmbeddedTokens, LogitLines, PageUpdates, RowState, ScoreQuery, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 PAGE_SIZE = 1
 NOTHING = np.zeros(0, np.int32)
+PAGES = [field.name for field in dataclasses.fields(PageUpdates)]
 
 
 def ints(*values: int) -> np.ndarray:
@@ -40,6 +41,7 @@ def args(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ServerArgs:
         context_length=300,
         chunked_prefill_size=16,
         enable_return_hidden_states=True,
+        enable_custom_logit_processor=True,
         decode_row_buckets=(4,),
         compilation_cache_dir=str(tmp_path_factory.mktemp("cache")),
     )
@@ -115,6 +117,42 @@ def test_more_page_updates_than_a_step_carries(runner: ModelRunner, model: Path)
         page_updates=PageUpdates.of(np.full(251, 3, np.int32), np.arange(251, dtype=np.int32), ints(*pages[:250], 900)),
     )
     assert run(runner, shared) == oracle(model, prompt, 1)[0]
+
+
+def test_logits_are_read_and_changed_between_the_halves(runner: ModelRunner, model: Path) -> None:
+    prompts = {0: [20, 21, 22], 1: [30, 31], 3: [40, 41, 42, 43]}
+    with torch.inference_mode():
+        expected = {row: load_model(model)(torch.tensor([ids])).logits[0, -1].numpy() for row, ids in prompts.items()}
+    parts = [step(row, 0, ids, [700 + 8 * row + i for i in range(len(ids))]) for row, ids in prompts.items()]
+    whole = dataclasses.replace(
+        parts[0],
+        new_rows=[row_state(row, len(ids)) for row, ids in prompts.items()],
+        sample=np.ones(3, bool),
+        page_updates=PageUpdates(*(np.concatenate([getattr(part.page_updates, name) for part in parts]) for name in PAGES)),
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("rows", "seq_lens", "extend_lens", "input_ids")
+        },
+    )
+    handle = runner.forward(whole)
+    read = runner.read_logits(handle, ints(2, 0))
+    np.testing.assert_allclose(read, [expected[3], expected[0]], atol=2e-4)
+    read[0, 7], read[1] = 100.0, -np.inf
+    read[1, 9] = 0.0
+    runner.sample(handle, changed=LogitLines(ints(2, 0), read))
+    assert runner.fetch(handle).token_ids[:, 0].tolist() == [9, int(expected[1].argmax()), 7]
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 20])
+def test_any_number_of_lines_is_moved(runner: ModelRunner, count: int) -> None:
+    logits = np.random.default_rng(count).normal(size=(4, runner.spec.vocab_size)).astype(np.float32)
+    on_device = jax.device_put(logits, runner._on_all_devices)
+    lines = np.arange(count, dtype=np.int32) % 4
+    np.testing.assert_array_equal(runner._read_logits(on_device, lines), logits[lines])
+    changed = logits[::-1]
+    written = runner._write_logits(on_device, LogitLines(lines[:4], changed[: len(lines[:4])]))
+    np.testing.assert_array_equal(np.asarray(written)[: len(lines[:4])], changed[: len(lines[:4])])
+    assert runner.internal_state()["compiles_after_ready_total"] == 0
 
 
 def test_logprobs_come_only_when_asked_for(runner: ModelRunner) -> None:

@@ -40,7 +40,7 @@ from jaxserve.scheduler.control.registry import control_of, controls
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
-from jaxserve.types import FinishReason, ForwardMode, SamplingParams, Thinking
+from jaxserve.types import FinishReason, ForwardMode, LogitRules, SamplingParams, Thinking
 
 
 class Clock:
@@ -149,6 +149,7 @@ class Harness:
         step_delay_s: float = 0.0,
         nan_token: int | None = None,
         grammars: Any = None,
+        processors: Any = None,
         runner: Any = None,
         server_args: ServerArgs | None = None,
         **spec: Any,
@@ -163,6 +164,7 @@ class Harness:
             decoder=text_decoder,
             sink=self.transport,
             grammars=grammars,
+            processors=processors,
             clock=self.clock,
             wall_clock=self.clock,
         )
@@ -190,6 +192,7 @@ class Harness:
         priority: int | None = None,
         extra_key: str | None = None,
         thinking: Thinking | None = None,
+        logit_rules: LogitRules | None = None,
         embeds: np.ndarray | bool = False,
         **sampling: Any,
     ) -> str:
@@ -211,6 +214,7 @@ class Harness:
             priority=priority,
             extra_key=extra_key,
             thinking=thinking,
+            logit_rules=logit_rules,
         )
         self.sent.setdefault(rid, message)
         if input_embeds is not None:
