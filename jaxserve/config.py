@@ -13,8 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxserve.parsers.reasoning import REASONING_FORMATS
-from jaxserve.parsers.tools import TOOL_FORMATS
+from jaxserve.parsers.names import REASONING_NAMES, TOOL_NAMES
 
 SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
@@ -93,6 +92,11 @@ class ServerArgs:
         "JSON object with values for the chat template, where chat_template_kwargs of a request do not say otherwise.",
         is_json=True,
     )
+    completion_template: str | None = arg(
+        None,
+        "How the suffix of a completion is written: deepseek_coder, qwen_coder, star_coder, or a JSON file; default: by the "
+        "tokens of the vocabulary.",
+    )
     trust_request_chat_template: bool = arg(
         False,
         "Let requests bring a chat_template in chat_template_kwargs; one can keep a thread busy for as long as it likes.",
@@ -100,11 +104,9 @@ class ServerArgs:
     reasoning_parser: str | None = arg(
         None,
         "How the model marks its thinking, which chat then answers apart from the content; default: it stays in the text.",
-        choices=tuple(REASONING_FORMATS),
+        choices=REASONING_NAMES,
     )
-    tool_call_parser: str | None = arg(
-        None, "How the model calls tools; default: chat takes no tools.", choices=tuple(TOOL_FORMATS)
-    )
+    tool_call_parser: str | None = arg(None, "How the model calls tools; default: chat takes no tools.", choices=TOOL_NAMES)
 
     # --- HTTP server
     host: str = arg("127.0.0.1", "Address to listen on.")
@@ -163,12 +165,23 @@ class ServerArgs:
     )
     preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.", is_json=True)
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
+    max_reply_numbers: int | None = arg(
+        4 * 1024 * 1024,
+        "Most logprobs, of tokens and their alternatives, and components of hidden states in the reply to one request. "
+        "Engine: no limit.",
+    )
     logprobs_after_temperature: bool = arg(
         False,
         "Logprobs of generated tokens and their alternatives after penalties, biases, grammars and temperature, as SGLang's "
         "are; else they are the model's own.",
     )
     enable_return_hidden_states: bool = arg(False, "Let requests ask for hidden states (return_hidden_states).")
+    enable_custom_logit_processor: bool = arg(
+        False, "Let requests bring code of their own as a custom_logit_processor; it runs in a process of its own."
+    )
+    custom_logit_processor_timeout_s: float = arg(
+        1.0, "End a request whose own code takes longer than this, for loading it or for a call; the others wait meanwhile."
+    )
     warmup: str = arg(
         "auto",
         "Say ready with all programs compiled (full), or with those that serve anything while the rest is compiled (early); "
@@ -216,6 +229,9 @@ class ServerArgs:
     request_running_timeout_s: float | None = arg(None, "Abort (503) a request that ran longer than this.")
     decode_log_interval: int = arg(40, "Log a line every so many decode steps.")
     watchdog_timeout: float = arg(300.0, "End the server if one step takes longer than this many seconds.")
+    soft_watchdog_timeout: float | None = arg(
+        None, "Write the stacks of a step that takes longer than this many seconds to the log, and go on."
+    )
     sleep_on_idle: bool = arg(True, "Wait on the socket instead of spinning when there is nothing to do.")
 
     # --- speculative decoding
@@ -311,7 +327,7 @@ class ServerArgs:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
-            "limit_concurrency",
+            "limit_concurrency", "max_reply_numbers",
             "speculative_ngram_min_match_window_size",
         )  # fmt: skip
         for name in at_least_one:
@@ -328,7 +344,9 @@ class ServerArgs:
             "request_waiting_timeout_s",
             "request_running_timeout_s",
             "watchdog_timeout",
+            "soft_watchdog_timeout",
             "grammar_compile_timeout_s",
+            "custom_logit_processor_timeout_s",
             "stream_stall_timeout_s",
         ):
             self._check(name, lambda v: v > 0, "above 0")

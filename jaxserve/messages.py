@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from jaxserve.types import FinishReason, SamplingParams, Thinking
+from jaxserve.types import FinishReason, LogitRules, SamplingParams, Thinking
 
 T = TypeVar("T")
 
@@ -83,6 +83,8 @@ class TokenizedGenerateReqInput(Message):
     rid: str
     input_ids: np.ndarray  # int32 [prompt_len]
     sampling_params: SamplingParams  # verified; n is 1
+    input_embeds: np.ndarray | None = None  # float32 [prompt_len, E]: the prompt is these, and its ids are NO_TOKEN_ID
+    prompt_tail: list[int] = []  # in place of such a prompt's last ids: tokens behind which decoding goes on
     stream: bool = False
     return_logprob: bool = False
     top_logprobs_num: int = 0
@@ -92,6 +94,7 @@ class TokenizedGenerateReqInput(Message):
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
     thinking: Thinking | None = None  # the output thinks first, and is not held to its grammar meanwhile
+    logit_rules: LogitRules | None = None  # of its logit processors
     more_samples: list[Sample] = []
 
     def sequences(self) -> Iterator[TokenizedGenerateReqInput]:
@@ -130,6 +133,10 @@ class TokenLogprobs(Message):
     top_logprobs: np.ndarray | None = None  # float32 [n, k]
     id_logprobs: np.ndarray | None = None  # float32 [n, I]
 
+    @property
+    def num_numbers(self) -> int:
+        return sum(part.size for part in (self.logprobs, self.top_logprobs, self.id_logprobs) if part is not None)
+
 
 class InputLogprobs(Message):
     """Of the prompt's last tokens. The first of them has no logprob: nothing stands before it, or nobody asked about that."""
@@ -143,6 +150,10 @@ class HiddenStates(Message):
 
     prompt: np.ndarray | None = None  # float32 [prompt_len, E], or [1, E] where only the last are wanted; once
     outputs: np.ndarray | None = None  # float32 [n, E]: of outputs behind which another was sampled
+
+    @property
+    def num_numbers(self) -> int:
+        return sum(part.size for part in (self.prompt, self.outputs) if part is not None)
 
     def followed_by(self, later: HiddenStates) -> HiddenStates:
         outputs = [part for part in (self.outputs, later.outputs) if part is not None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -44,15 +44,16 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a request ended. `type` is SGLang's `finish_reason.type`."""
 
     type: Literal["stop", "length", "abort"]
-    matched: int | str | None = None  # stop: the token id or the stop string that matched
+    matched: int | str | None = None  # stop: the token id, the stop string, or the text that a pattern matched
+    pattern: str | None = None  # stop: that pattern
     length: int | None = None  # length: the number of output tokens
     message: str | None = None  # abort: one sentence for the user
     status_code: int | None = None  # abort: the HTTP status to answer with
     err_type: str | None = None  # abort: BadRequestError, ServiceUnavailableError, ...
 
     @staticmethod
-    def stop(matched: int | str | None) -> FinishReason:
-        return FinishReason(type="stop", matched=matched)
+    def stop(matched: int | str | None, pattern: str | None = None) -> FinishReason:
+        return FinishReason(type="stop", matched=matched, pattern=pattern)
 
     @staticmethod
     def length_limit(length: int) -> FinishReason:
@@ -62,10 +63,15 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
     def abort(message: str, status_code: int | None = None, err_type: str | None = None) -> FinishReason:
         return FinishReason(type="abort", message=message, status_code=status_code, err_type=err_type)
 
+    @property
+    def matched_stop(self) -> int | str | None:
+        """Which of the request's stops it was."""
+        return self.matched if self.pattern is None else self.pattern
+
     def to_dict(self) -> dict[str, object]:
         """The object that goes into `meta_info.finish_reason`."""
         if self.type == "stop":
-            return {"type": "stop", "matched": self.matched}
+            return {"type": "stop", "matched": self.matched_stop}
         if self.type == "length":
             return {"type": "length", "length": self.length}
         return {
@@ -88,6 +94,51 @@ class Thinking(msgspec.Struct, frozen=True):
 
     begin: str | None  # the tag before thinking, which the output may begin with; None: the output begins inside thinking
     end: str  # the tag after it, as text
+
+
+class ThinkingTag(NamedTuple):
+    """What a model writes where its thinking begins or ends."""
+
+    text: str
+    token_id: int | None  # where one token is just the tag
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """When thinking has to end."""
+
+    num_tokens: int  # of thinking; then it is closed
+    begin: ThinkingTag | None  # before thinking; None: the output begins inside thinking
+    ends: list[ThinkingTag]  # behind each of them the output does not think any more
+    closing: list[int]  # tokens that end it
+    closing_behind_newline: list[int]  # the same behind a line's end
+    spent: int = 0  # tokens of thinking in the prompt
+
+
+class NoRepeatNgram(msgspec.Struct, frozen=True):
+    """No n-gram comes twice within a window of the sequence's last tokens."""
+
+    ngram_size: int
+    window_size: int
+    whitelist_token_ids: list[int] = []  # may always come
+
+
+class UserProcessor(msgspec.Struct, frozen=True):
+    """Code of the user's own, never run outside the process that is there for it."""
+
+    code: bytes  # a pickle
+    params: bytes  # custom_params, as JSON
+
+
+class LogitRules(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request's logit processors do, beside what its sampling parameters say. Not all are None."""
+
+    budget: ThinkingBudget | None = None
+    ngram: NoRepeatNgram | None = None
+    user: UserProcessor | None = None
+
+    @property
+    def makes_masks(self) -> bool:
+        return self.budget is not None or self.ngram is not None
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +172,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    custom_params: dict[str, Any] | None = None  # of the request's custom_logit_processor
 
     @property
     def grammar(self) -> Grammar | None:

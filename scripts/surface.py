@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -66,7 +67,7 @@ def sglangs() -> dict[str, Any]:
 def ours() -> dict[str, set[str]]:
     app = create_app(mock.Mock(), ServerArgs(model_path="model"))
     return {
-        "endpoints": {route.path for route in app.routes if hasattr(route, "path")} | set(app.openapi()["paths"]),
+        "endpoints": paths_of(app.routes) | set(app.openapi()["paths"]),
         "generate": set(KNOWN_FIELDS),
         "sampling": set(SamplingParams.__struct_fields__),
         "completions": set(CompletionRequest.__struct_encode_fields__),
@@ -74,6 +75,12 @@ def ours() -> dict[str, set[str]]:
         "options": {option for parameter in serve.params for option in parameter.opts},
         "engine": {name for name in dir(Engine) if not name.startswith("_")},
     }
+
+
+def paths_of(routes: Iterable[Any]) -> set[str]:
+    """Those of included routers, too, which FastAPI may keep whole."""
+    paths = {route.path for route in routes if hasattr(route, "path")}
+    return paths.union(*(paths_of(route.original_router.routes) for route in routes if hasattr(route, "original_router")))
 
 
 def rows() -> list[Row]:
@@ -108,7 +115,7 @@ def comparison(kind: str) -> dict[str, tuple[str, bool]]:
         if cells and not named:
             differs = label == "differs"
             for name in re.findall(r"`([^` ]+)`", cells[0]):
-                words = cells[0] if differs else "" if label.startswith(PLAIN) else label
+                words = cells[0] if differs else "" if label.startswith(PLAIN) else ": ".join((label, *cells[1:]))
                 found.setdefault(name, (words, differs))
     return found
 

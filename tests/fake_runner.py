@@ -7,6 +7,8 @@ window must hold the same tokens as far as it reaches; if all have one, the wide
 launch order in a worker thread, really after they were launched: an input array written to meanwhile shows up as a wrong
 token too.
 
+An embedding is taken for the token that its first number says.
+
 Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
 "bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read.
 
@@ -19,6 +21,7 @@ import concurrent.futures
 import dataclasses
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,10 +30,12 @@ from jaxserve.runner import (
     BROKEN_LOGITS,
     MEMORY_TAGS,
     NO_CANDIDATES,
+    NO_TOKEN_ID,
     CheckWeights,
     Command,
     CommandError,
     KVGroup,
+    LogitLines,
     ReleaseMemory,
     ReplaceWeights,
     ResumeMemory,
@@ -57,6 +62,7 @@ def fake_spec(**changes: Any) -> RunnerSpec:
         "context_len": 256,
         "max_step_tokens": 128,
         "vocab_size": 101,
+        "hidden_size": 2,
         "eos_token_ids": (0,),
         "max_top_logprobs": 4,
     }
@@ -100,6 +106,7 @@ class FakeRunner:
         self._command: concurrent.futures.Future[None] | None = None  # the last that changes something
         self.steps: list[StepInput] = []  # everything launched
         self.masks: list[np.ndarray | None] = []  # of each
+        self.changed: list[LogitLines | None] = []
 
     @property
     def spec(self) -> RunnerSpec:
@@ -114,12 +121,20 @@ class FakeRunner:
         self._unsampled = _Launched(step)
         return self._unsampled
 
-    def sample(self, handle: _Launched, masks: np.ndarray | None = None) -> None:
+    def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:
+        """Zeros: the hash is no logits. Lines that are changed decide instead of it."""
+        assert self._spec.moves_logits, "this runner cannot move logits"
+        assert handle is self._unsampled, "logits are read before the step is sampled"
+        assert lines.dtype == np.int32 and len(np.unique(lines)) == len(lines)
+        return np.zeros((len(lines), self._spec.vocab_size), np.float32)
+
+    def sample(self, handle: _Launched, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         assert handle is self._unsampled, "only the step launched last may be sampled, once"
         self._unsampled = None
-        assert handle.step.needs_masks or masks is None, f"needs_masks={handle.step.needs_masks}, masks={masks}"
+        assert handle.step.needs_masks or (masks is None and changed is None), f"needs_masks={handle.step.needs_masks}"
         self.masks.append(masks)
-        handle.output = self._worker.submit(self._run, handle.step, masks)
+        self.changed.append(changed)
+        handle.output = self._worker.submit(self._run, handle.step, masks, changed)
 
     def fetch(self, handle: _Launched) -> StepOutput:
         assert handle.output is not None, "a step is fetched that was not sampled"
@@ -186,10 +201,11 @@ class FakeRunner:
                     raise CommandError(f"Of {', '.join(tags)} something is not released.")
                 self.released -= set(tags)
 
-    def _run(self, step: StepInput, masks: np.ndarray | None) -> StepOutput:
+    def _run(self, step: StepInput, masks: np.ndarray | None, changed: LogitLines | None) -> StepOutput:
         if self._step_delay_s:
             time.sleep(self._step_delay_s)
         check_step(step, self._spec)
+        step = with_embedded_tokens(step)
         updates = step.page_updates
         self._page_tables[updates.groups, updates.rows, updates.index] = updates.pages
         for state in step.new_rows:
@@ -200,12 +216,14 @@ class FakeRunner:
         most = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
         tokens = np.full((step.num_rows, most), _UNWRITTEN, np.int32)
         num_tokens = np.zeros(step.num_rows, np.int32)
+        preferred = _preferred(changed)
         for i, row in enumerate(step.rows.tolist()):
             if not step.sample[i]:
                 self._kv_len[row] += len(inputs[i])
                 self._inputs[row] = _UNWRITTEN
             elif len(inputs[i]):
-                gained = self._gain(row, inputs[i], i < step.num_decode_rows, None if masks is None else masks[i])
+                of_row = {place: preferred.get(i * most + place) for place in range(most)}
+                gained = self._gain(row, inputs[i], i < step.num_decode_rows, None if masks is None else masks[i], of_row)
                 tokens[i, : len(gained)], num_tokens[i] = gained, len(gained)
         return dataclasses.replace(self._output(step, tokens, num_tokens), scores=scores, hidden_states=hidden)
 
@@ -234,10 +252,12 @@ class FakeRunner:
         self._kv_len[state.row] = start
         assert (state.token_ids[state.prompt_len :] == state.output_ids).all(), f"row {state.row} resumes with other outputs"
         ids = _extend_ids(step, at)
-        assert (state.token_ids[start : start + len(ids)] == ids).all(), f"row {state.row} has other tokens than it says"
+        said = state.token_ids[start : start + len(ids)]
+        assert ((said == ids) | (said == NO_TOKEN_ID)).all(), f"row {state.row} has other tokens than it says"
         if len(state.output_ids):
             cached = self._history(state.row, start, query=start)
-            is_other = (state.token_ids[:start] != cached) & (cached != _UNSEEN)
+            said = state.token_ids[:start]
+            is_other = (said != cached) & (cached != _UNSEEN) & (said != NO_TOKEN_ID)
             assert not is_other.any(), f"row {state.row} found a prefix of other tokens"
 
     def _inputs_of(self, step: StepInput, at: int) -> np.ndarray:
@@ -276,12 +296,14 @@ class FakeRunner:
         for written in np.concatenate(slots, axis=1):
             assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
 
-    def _gain(self, row: int, inputs: np.ndarray, is_decode: bool, masks: np.ndarray | None) -> list[int]:
+    def _gain(
+        self, row: int, inputs: np.ndarray, is_decode: bool, masks: np.ndarray | None, preferred: dict[int, int | None]
+    ) -> list[int]:
         """What the row samples, up to the first draft that is wrong; the row is ready for its next step then."""
         start, gained = int(self._kv_len[row]), []
         ends = range(1, len(inputs) + 1) if is_decode else [len(inputs)]
         for place, count in enumerate(ends):
-            token = self._sample(row, start + count, None if masks is None else masks[place])
+            token = self._sample(row, start + count, None if masks is None else masks[place], preferred.get(place))
             gained.append(token)
             if count == len(inputs) or token != inputs[count]:
                 break
@@ -320,19 +342,22 @@ class FakeRunner:
             history[start:] = seen
         return history
 
-    def _sample(self, row: int, seq_len: int, mask: np.ndarray | None) -> int:
+    def _sample(self, row: int, seq_len: int, mask: np.ndarray | None, preferred: int | None) -> int:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
             return BROKEN_LOGITS
         seed = self.weights + (0 if state.sampling.is_greedy else state.seed)
-        return self._next_token(history, seed, mask)
+        token = self._next_token(history, seed) if preferred is None else preferred
+        return self._first_allowed(token, mask)
 
-    def _next_token(self, history: np.ndarray, seed: int, mask: np.ndarray | None = None) -> int:
-        """With a mask, the first allowed token from the one that the hash names."""
+    def _next_token(self, history: np.ndarray, seed: int) -> int:
         start = max(len(history) - max(self._reach), 0)
         seen = history[start:].astype(np.uint64) + np.uint64(1)
         total = int((self._powers[start : len(history)] * seen).sum(dtype=np.uint64))
-        token = _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
+        return _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
+
+    def _first_allowed(self, token: int, mask: np.ndarray | None) -> int:
+        """From this one on."""
         if mask is None:
             return token
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._spec.vocab_size]
@@ -378,6 +403,15 @@ def expected_scores(asked: list[tuple[int, int]], query: ScoreQuery, spec: Runne
     )
 
 
+def _preferred(changed: LogitLines | None) -> dict[int, int]:
+    """The likeliest token of each line that was really changed."""
+    if changed is None:
+        return {}
+    return {
+        line: int(logits.argmax()) for line, logits in zip(changed.lines.tolist(), changed.logits, strict=True) if logits.any()
+    }
+
+
 def expected_hidden(position: int, token: int) -> list[float]:
     return [float(position), float(token)]
 
@@ -412,6 +446,25 @@ def check_step(step: StepInput, spec: RunnerSpec) -> None:
         if len(pages):
             low, high = int(pages.min()), int(pages.max())
             assert low >= 0 and high < group.num_pages, f"pages {low}..{high} of {group.num_pages}"
+
+
+def embeddings_of(token_ids: Sequence[int]) -> np.ndarray:
+    """What the fake takes for these very tokens: float32 [n, 2]."""
+    return np.stack([np.array(token_ids, np.float32), np.full(len(token_ids), 0.5, np.float32)], axis=1)
+
+
+def with_embedded_tokens(step: StepInput) -> StepInput:
+    """With the tokens that its embeddings stand for."""
+    ids, previous_end = step.input_ids.copy(), step.num_decode_rows
+    for embeds in step.embeds:
+        first = embeds.first_slot - step.num_decode_rows
+        end = first + len(embeds.values)
+        assert previous_end <= embeds.first_slot and end <= len(ids), "embeddings out of order, or behind the step"
+        assert (ids[first:end] == NO_TOKEN_ID).all(), "a token has an id and an embedding"
+        ids[first:end] = embeds.values[:, 0]
+        previous_end = embeds.first_slot + len(embeds.values)
+    assert (ids >= 0).all(), "a token has neither an id nor an embedding"
+    return dataclasses.replace(step, input_ids=ids)
 
 
 def _extend_ids(step: StepInput, at: int) -> np.ndarray:

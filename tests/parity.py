@@ -166,6 +166,20 @@ class Oracle:
             states: np.ndarray = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states[-1][0].numpy()
         return states
 
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        """float32 [len(tokens), E]: what Transformers would take in place of the tokens."""
+        with torch.inference_mode():
+            embedded: torch.Tensor = self.model.get_input_embeddings()(torch.tensor(tokens)).float()
+        return embedded
+
+    def check_embedded(self, prompt: torch.Tensor, answer: list[int], logprobs: Any) -> None:
+        """`answer` is greedy behind embeddings [n, E], `logprobs` are its tokens'."""
+        with torch.inference_mode():
+            logits = self.model(inputs_embeds=torch.cat([prompt, self.embed(answer)])[None]).logits[0, len(prompt) - 1 : -1]
+        expected = logits.float().log_softmax(-1).max(dim=-1)
+        assert answer == expected.indices.tolist()
+        np.testing.assert_allclose(logprobs, expected.values, atol=1e-3)
+
     def check(self, prompt: list[int], answer: list[int], logprobs: Any, top_logprobs: Any, output_len: int) -> None:
         """`answer` is greedy, `logprobs` [output_len] are its tokens', `top_logprobs` [output_len, NUM_TOP] the best."""
         assert len(answer) == output_len

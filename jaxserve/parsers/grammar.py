@@ -88,3 +88,11 @@ def triggered_tags(trigger: str, tags: Sequence[Node], *, at_least_one: bool, st
             "stop_after_first": stop_after_first,
         }
     )
+
+
+def section_of_calls(
+    begin: str, calls: Sequence[Node], separator: str, end: str, *, at_least_one: bool, stop_after_first: bool
+) -> dict[str, Any]:
+    """A structural tag: free text, then all calls between `begin` and `end`."""
+    section = tag(begin, tags_with_separator(calls, separator, stop_after_first=stop_after_first), end)
+    return triggered_tags(begin, [section], at_least_one=at_least_one, stop_after_first=stop_after_first)

@@ -11,7 +11,7 @@ import functools
 
 import numpy as np
 
-from jaxserve.runner import PageUpdates, RowState, StepInput
+from jaxserve.runner import EmbeddedTokens, PageUpdates, RowState, StepInput
 from jaxserve.scheduler.prefill_adder import PrefillItem
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.scores import ASKING, ScorePlan, plan_scores
@@ -89,6 +89,7 @@ class StepBuilder:
         if asks & ASKING:
             tokens_per_row = 1 if items else self._num_draft_tokens
             batch.scores = plan_scores(self._table, decode_rows, items, tokens_per_row)
+        needs_masks = bool(flags & (RowFlag.GRAMMAR | RowFlag.PROCESSOR)) or self._rules_begin(flags, batch, seq_lens, sample)
         return StepInput(
             mode=batch.mode,
             rows=batch.rows,
@@ -103,10 +104,19 @@ class StepBuilder:
             needs_adjusting=bool(flags & RowFlag.ADJUSTING),
             needs_logprobs=bool(flags & RowFlag.LOGPROBS),
             needs_top_logprobs=bool(flags & RowFlag.TOP_LOGPROBS),
-            needs_masks=bool(flags & RowFlag.GRAMMAR),
+            needs_masks=needs_masks,
             score_query=None if batch.scores is None else batch.scores.query,
             hidden_slots=None if batch.scores is None else batch.scores.hidden_slots,
+            embeds=_embeds(items, first_slot=num_decode),
         )
+
+    def _rules_begin(self, flags: int, batch: ScheduleBatch, seq_lens: np.ndarray, sample: np.ndarray) -> bool:
+        """Whether the rules of some row may rule out tokens."""
+        if not flags & RowFlag.RULES:
+            return False
+        rows = batch.rows
+        has_rules = (self._table.flags[rows] & RowFlag.RULES) != 0
+        return bool((has_rules & sample & (seq_lens >= self._table.masks_from[rows])).any())
 
     def _decode_lens(self, batch: ScheduleBatch) -> tuple[np.ndarray, np.ndarray]:
         """seq_lens and extend_lens of the decode rows. Steps that also prefill verify no drafts."""
@@ -127,3 +137,13 @@ class StepBuilder:
             output_ids=req.output_ids,
             token_ids=self._table.tokens[item.row, : item.fill_len],
         )
+
+
+def _embeds(items: list[PrefillItem], first_slot: int) -> list[EmbeddedTokens]:
+    """Of the tokens that the step computes, those that are given as embeddings."""
+    found, slot = [], first_slot
+    for item in items:
+        if item.req.input_embeds is not None and item.start < item.req.prompt_len:
+            found.append(EmbeddedTokens(slot, item.req.input_embeds[item.start : item.end]))
+        slot += item.end - item.start
+    return found

@@ -13,11 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxserve.config import ServerArgs
+from jaxserve.logit_processors import TokenRules
 from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
-from jaxserve.runner import RunnerSpec
+from jaxserve.runner import NO_TOKEN_ID, RunnerSpec
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
+from jaxserve.types import SamplingParams, UserProcessor
 
 # SGLang's place for requests without a priority: behind all that have one.
 _LEAST_URGENT = -(1 << 63)
@@ -47,7 +49,8 @@ class Intake:
         """Raises ValueError with the sentence for the user (status 400)."""
         sampling = message.sampling_params
         prompt_ids = np.ascontiguousarray(message.input_ids, np.int32)
-        self._check_prompt(prompt_ids, sampling.max_new_tokens)
+        self._check_prompt(prompt_ids, message.input_embeds, sampling.max_new_tokens)
+        prompt_tail = prompt_ids[-PROMPT_TAIL_LEN:].tolist() if message.input_embeds is None else message.prompt_tail
         own_stop_ids = np.array(sampling.stop_token_ids, np.int32)
         req = Req(
             rid=message.rid,
@@ -58,12 +61,15 @@ class Intake:
             arrival=next(self._arrivals),
             stream=message.stream,
             extra_key=message.extra_key,
+            input_embeds=message.input_embeds,
+            prompt_tail=prompt_tail,
             own_stop_ids=own_stop_ids,
             device_stop_ids=own_stop_ids if sampling.ignore_eos else np.concatenate([self._eos, own_stop_ids]),
-            stop_text=self._stop_text(message),
+            stop_text=self._stop_text(message.sampling_params, prompt_tail),
             logprobs=self._logprobs(message),
-            token_ids_logprob=self._token_ids_logprob(message),
             thinking=message.thinking,
+            rules=self._rules(message),
+            processor=self._processor(message),
             queue_entry_s=self._wall_clock(),
             waiting_since_s=self._clock(),
         )
@@ -71,7 +77,7 @@ class Intake:
         self._set_prompt_answers(req, message)
         return req
 
-    def _check_prompt(self, prompt_ids: np.ndarray, max_new_tokens: int | None) -> None:
+    def _check_prompt(self, prompt_ids: np.ndarray, embeds: np.ndarray | None, max_new_tokens: int | None) -> None:
         spec, length = self._spec, len(prompt_ids)
         if length == 0:
             raise ValueError("The prompt is empty; at least one token is needed.")
@@ -87,6 +93,10 @@ class Intake:
                 f"The prompt has {length} tokens; with --chunked-prefill-size -1 it must fit one step of "
                 f"{spec.max_step_tokens} tokens."
             )
+        if embeds is not None:
+            if embeds.shape != (length, spec.hidden_size) or (prompt_ids != NO_TOKEN_ID).any():
+                raise ValueError(f"input_embeds must be {length} x {spec.hidden_size} numbers, got shape {embeds.shape}.")
+            return
         low, high = int(prompt_ids.min()), int(prompt_ids.max())
         if low < 0 or high >= spec.vocab_size:
             raise ValueError(f"input_ids must lie in [0, {spec.vocab_size}), got {low if low < 0 else high}.")
@@ -99,8 +109,7 @@ class Intake:
     def _seed(self, wanted: int | None) -> int:
         return int(self._seeds.integers(1 << 63)) if wanted is None else wanted
 
-    def _stop_text(self, message: TokenizedGenerateReqInput) -> StopMatcher | None:
-        sampling = message.sampling_params
+    def _stop_text(self, sampling: SamplingParams, prompt_tail: list[int]) -> StopMatcher | None:
         if not sampling.stop and not sampling.stop_regex:
             return None
         if self._pieces is None:
@@ -108,7 +117,6 @@ class Intake:
             raise ValueError(f"{field} needs a tokenizer, and this server runs without one; use stop_token_ids.")
         if not sampling.stop_regex:
             return StopStringMatcher(self._pieces, sampling.stop)
-        prompt_tail = message.input_ids[-PROMPT_TAIL_LEN:].tolist()
         return StopPatternMatcher(self._pieces.decoder, prompt_tail, sampling.stop, sampling.stop_regex)
 
     def _logprobs(self, message: TokenizedGenerateReqInput) -> LogprobBuffer | None:
@@ -119,21 +127,29 @@ class Intake:
                 f"top_logprobs_num may be at most {self._spec.max_top_logprobs} (--max-top-logprobs), "
                 f"got {message.top_logprobs_num}."
             )
-        return LogprobBuffer(message.top_logprobs_num, self._token_ids_logprob(message))
+        token_ids = np.array(message.token_ids_logprob, np.int32) if message.token_ids_logprob else None
+        return LogprobBuffer(message.top_logprobs_num, token_ids)
 
-    def _token_ids_logprob(self, message: TokenizedGenerateReqInput) -> np.ndarray | None:
-        if not message.return_logprob or not message.token_ids_logprob:
+    def _rules(self, message: TokenizedGenerateReqInput) -> TokenRules | None:
+        rules = message.logit_rules
+        if rules is None or not rules.makes_masks:
             return None
-        return np.array(message.token_ids_logprob, np.int32)
+        return TokenRules(rules, len(message.input_ids), None if self._pieces is None else self._pieces.decoder)
+
+    def _processor(self, message: TokenizedGenerateReqInput) -> UserProcessor | None:
+        processor = None if message.logit_rules is None else message.logit_rules.user
+        if processor is not None and not self._args.enable_custom_logit_processor:
+            raise ValueError("custom_logit_processor may hold code only with --enable-custom-logit-processor.")
+        return processor
 
     def _set_prompt_answers(self, req: Req, message: TokenizedGenerateReqInput) -> None:
         start = message.logprob_start_len
         if req.logprobs is not None and start >= 0:
             if start > req.prompt_len:
                 raise ValueError(f"logprob_start_len may be at most the prompt's {req.prompt_len} tokens, got {start}.")
-            req.logprob_start_len = start
-            buffer = LogprobBuffer(req.logprobs.top_num, req.token_ids_logprob)
-            req.prompt_logprobs = PromptLogprobs(start, req.prompt_len - 1, buffer)
+            req.prompt_logprobs = PromptLogprobs(
+                start, req.prompt_len - 1, req.logprobs.top_num, num_ids=len(message.token_ids_logprob or ())
+            )
         if message.return_hidden_states:
             if not self._spec.returns_hidden_states:
                 raise ValueError("return_hidden_states needs a server that runs with --enable-return-hidden-states.")

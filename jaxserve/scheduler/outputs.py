@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.messages import PROMPT_TAIL_LEN, BatchTokenIDOut, HiddenStates, InputLogprobs, RequestTimes, TokenLogprobs
+from jaxserve.messages import BatchTokenIDOut, HiddenStates, InputLogprobs, RequestTimes, TokenLogprobs
 from jaxserve.scheduler.req import NO_TOKENS, Req
 from jaxserve.scheduler.rows import RowFlag, RowTable, decode_flags
 from jaxserve.types import FinishReason
@@ -171,14 +171,14 @@ class OutputSender:
 
 def _announce(req: Req, index: int, message: BatchTokenIDOut) -> None:
     req.announced = True
-    message.prompt_tails[index] = req.prompt_ids[-PROMPT_TAIL_LEN:].tolist()
+    message.prompt_tails[index] = req.prompt_tail
     if req.sampling.stop:
         message.stops[index] = req.sampling.stop
     if req.sampling.stop_regex:
         message.stop_patterns[index] = req.sampling.stop_regex
     if req.prompt_logprobs is not None:
-        token_ids = req.prompt_ids[req.logprob_start_len :]
-        message.input_logprobs[index] = InputLogprobs(token_ids=token_ids, logprobs=req.prompt_logprobs.buffer.take())
+        token_ids = req.prompt_ids[req.prompt_logprobs.start :]
+        message.input_logprobs[index] = InputLogprobs(token_ids=token_ids, logprobs=req.prompt_logprobs.take())
 
 
 def _last_tokens(tokens: np.ndarray, rows: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

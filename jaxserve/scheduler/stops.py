@@ -19,9 +19,11 @@ from typing import Protocol
 import numpy as np
 
 from jaxserve.text.incremental import REPLACEMENT, advance, open_windows
-from jaxserve.text.scanner import Scanner, moves_of
+from jaxserve.text.scanner import MAX_MATCH_CHARS, Scanner, moves_of
 
 TAIL_SLACK_TOKENS = 8
+# In which the beginning of a match is looked for.
+_TAIL_CHARS = 2 * MAX_MATCH_CHARS
 
 
 class StopTextDecoder(Protocol):
@@ -35,6 +37,9 @@ class StopMatcher(Protocol):
 
     def match(self, output_ids: np.ndarray) -> str | None:
         """The text that the newest of `output_ids` completed: a stop string, or what a pattern matched."""
+
+    def pattern_of(self, matched: str) -> str | None:
+        """The pattern that matched what `match` has just returned; None if it was a string."""
 
 
 class TokenPieces:
@@ -71,6 +76,9 @@ class StopStringMatcher:
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         return min(found)[1] if found else None
 
+    def pattern_of(self, matched: str) -> str | None:
+        return None
+
 
 class StopPatternMatcher:
     """The stop patterns and stop strings of one request."""
@@ -78,15 +86,36 @@ class StopPatternMatcher:
     def __init__(self, decoder: StopTextDecoder, prompt_tail: list[int], stops: Sequence[str], patterns: Sequence[str]) -> None:
         """Raises ValueError with a sentence if a pattern is not a regular expression, or not a supported one."""
         self._decoder = decoder
-        self._scanner = Scanner(moves_of(tuple(patterns), tuple(stops)))
+        self._stops, self._patterns = tuple(stops), tuple(patterns)
+        self._scanner = Scanner(moves_of(self._patterns, self._stops))
+        self._tail = ""  # the end of the text, and where in it the last match ends
+        self._match_end = 0
+        self._num_chars = 0
         self._window = open_windows([prompt_tail], self._decode)[0]
         self._num_seen = 0
 
     def match(self, output_ids: np.ndarray) -> str | None:
         new_tokens = output_ids[self._num_seen :].tolist()
         self._num_seen = len(output_ids)
-        match = self._scanner.push(advance([self._window], [new_tokens], [False], self._decode)[0])
-        return None if match is None else match.text
+        text = advance([self._window], [new_tokens], [False], self._decode)[0]
+        self._tail, self._num_chars = self._tail[-_TAIL_CHARS:] + text, self._num_chars + len(text)
+        match = self._scanner.push(text)
+        if match is None:
+            return None
+        self._match_end = len(self._tail) - (self._num_chars - match.end)
+        return match.text
+
+    def pattern_of(self, matched: str) -> str | None:
+        """Of several that end there, the one that the request names first."""
+        if matched in self._stops:
+            return None
+        for pattern in self._patterns[:-1]:
+            scanner, rest = Scanner(moves_of((pattern,))), self._tail
+            while (match := scanner.push(rest)) is not None and match.end <= self._match_end:
+                if match.end == self._match_end:
+                    return pattern
+                rest = self._tail[match.end :]
+        return self._patterns[-1]
 
     def _decode(self, batch: list[list[int]]) -> list[str]:
         return [self._decoder.decode(token_ids) for token_ids in batch]

@@ -21,7 +21,9 @@ from jaxserve.config import ServerArgs
 from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
+from jaxserve.server.engine_manager import EngineTokenizerManager
 from jaxserve.server.located import located
+from jaxserve.server.native.input_embeds import with_embeds
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.positions import generate_body
 from jaxserve.server.native.replies import Reply
@@ -63,7 +65,7 @@ class Engine:
         if server_args is None:
             named = {"model_path": model_path} if model_path else {}
             # One program brings all requests, as many as it has.
-            defaults = {"log_level": "warning", "max_queued_requests": None}
+            defaults = {"log_level": "warning", "max_queued_requests": None, "max_reply_numbers": None}
             server_args = ServerArgs.of({**defaults, **named, **options})
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")
@@ -154,11 +156,13 @@ class Engine:
 
     def _job(self, body: dict[str, Any]) -> NativeJob:
         thinking_end = self._pipeline.manager.thinking_end
+        body = with_embeds(body, lambda: self._pipeline.manager.limits)
         native = build_generate_request(body, self.server_args.preferred_sampling_params, thinking_end)
         return NativeJob(native, self.server_args, self._token_texts.__getitem__)
 
     async def _whole(self, job: NativeJob) -> Reply | list[Reply]:
-        return await job.whole(self._pipeline.manager.generate(job.native.req))
+        manager = self._pipeline.manager
+        return await job.whole(manager.generate(job.native.req), manager.lanes, lambda reply: reply)
 
     # --- control
 
@@ -195,6 +199,12 @@ class Engine:
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer; None with skip_tokenizer_init."""
         return None if self.server_args.skip_tokenizer_init else self._pipeline.manager.tokenizer.hf
+
+    @property
+    def tokenizer_manager(self) -> EngineTokenizerManager:
+        """For programs that reach through to SGLang's."""
+        context_len = self._pipeline.manager.context_len
+        return EngineTokenizerManager(self.server_args, self.tokenizer, context_len, self.abort_request)
 
     @property
     def num_live(self) -> int:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
+import psutil
 
 from jaxserve.messages import (
     AbortReq,
@@ -28,8 +29,10 @@ from jaxserve.messages import (
     Sample,
     TokenizedGenerateReqInput,
 )
+from jaxserve.runner import NO_TOKEN_ID
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
+from jaxserve.server.logit_processors import RulePlan, plan_all, rules_of
 from jaxserve.server.request_checks import (
     ModelLimits,
     cache_namespace,
@@ -46,7 +49,7 @@ from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.tokenizer import Tokenizer
-from jaxserve.types import FinishReason
+from jaxserve.types import FinishReason, LogitRules
 
 # Texts of a batch that a thread tokenizes together.
 _TEXT_CHARS_PER_PART = 64 * 1024
@@ -56,8 +59,18 @@ SEQUENCES_PER_PART = 256
 HEALTH_CHECK_RID = "HEALTH_CHECK"
 
 _RID_BYTES = 16
+_CHARS_PER_TOKEN = 4  # more or less: which lane a text goes to depends on its length
 _CHARS_PER_PATTERN_SET = INLINE_CHARS + 1  # compiling one takes milliseconds at worst: never on the loop
 _ABORTED = FinishReason.abort("The request was aborted.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _PromptPlan:
+    """What was found out about a prompt."""
+
+    room: int  # for so many new tokens
+    rule_plan: RulePlan
+    rules: LogitRules | None
 
 
 class Generation:
@@ -67,6 +80,8 @@ class Generation:
         self._send = send
         self._journal = journal
         self._live = LiveTable()
+        self._embeds_bytes = 0  # of requests that have not ended
+        self._most_embeds_bytes = psutil.virtual_memory().total // 4
         self.sessions = Sessions()
 
     @property
@@ -86,29 +101,50 @@ class Generation:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
         runs. The tokenizer is needed for prompts that are texts."""
         check_shape(req, limits)
+        plans = plan_all(req, limits)
         sets = pattern_sets(req)
+        kept_bytes = self._check_room(req)
         received_s, rids = time.time(), self._free_rids(req)
         sink = self._journal.open(req, rids, received_s, sink)
         call = LiveCall(sink, req.num_sequences, received_s=received_s)
         sequences = [LiveSequence(rid, index, call) for index, rid in enumerate(rids)]
         for sequence in sequences:
             self._live.add(sequence)
+        self._embeds_bytes += kept_bytes
         try:
             if sets:
                 await self._lanes.run(_CHARS_PER_PATTERN_SET * len(sets), functools.partial(check_patterns, sets))
-            prompts = req.input_ids
-            if prompts is None:
-                assert tokenizer is not None, "texts need a tokenizer"
-                prompts = await self._encode(tokenizer, req.prompts or [], limits)
-            prompts = self._with_sessions(req, sequences, prompts, limits, bos_token_id)
-            req.prompt_ids = await _check_prompts(prompts, limits)
+            if req.input_embeds is not None:
+                req.prompt_ids = [np.full(embeds.length, NO_TOKEN_ID, np.int32) for embeds in req.input_embeds]
+            else:
+                prompts = req.input_ids
+                if prompts is None:
+                    assert tokenizer is not None, "texts need a tokenizer"
+                    prompts = await self._encode(tokenizer, req.prompts or [], limits)
+                prompts = self._with_sessions(req, sequences, prompts, limits, bos_token_id)
+                req.prompt_ids = await _check_prompts(prompts, limits)
             rooms = _rooms(req, limits)
+            rules = await self._rules(req, plans, limits, tokenizer)
             self._journal.accepted(sink)
-            await self._send_request(req, sequences, rooms)
+            text_tail = [] if tokenizer is None else tokenizer.text_tail
+            await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules)], text_tail)
             yield
         finally:
+            self._embeds_bytes -= kept_bytes
             self._leave(sequences)
             self._journal.close_request(sink)
+
+    def _check_room(self, req: GenerateReqInput) -> int:
+        """Bytes that its embeddings take until it has ended: the scheduler keeps them, to compute a retracted prompt again."""
+        copies = -(-req.num_samples // SEQUENCES_PER_PART)
+        wanted = copies * sum(embeds.nbytes for embeds in req.input_embeds or ())
+        if wanted and self._embeds_bytes + wanted > self._most_embeds_bytes:
+            message = (
+                f"input_embeds of all requests may take {self._most_embeds_bytes >> 20} MiB, a quarter of this machine's "
+                f"memory; {self._embeds_bytes >> 20} MiB are in use, and this request needs {wanted >> 20}."
+            )
+            raise RequestError(message, 503, "ServiceUnavailableError")
+        return wanted
 
     def receive(self, out: BatchStrOut, *, hold: bool = False) -> None:
         """`hold`: its chunks wait for `release`."""
@@ -167,13 +203,34 @@ class Generation:
             check_prompt(prompts[index], limits)
         return prompts
 
+    async def _rules(
+        self, req: GenerateReqInput, plans: list[RulePlan], limits: ModelLimits, tokenizer: Tokenizer | None
+    ) -> list[LogitRules | None]:
+        """Of each prompt. Where thinking is counted, the prompt's text is looked at."""
+        is_open = req.thinking is not None and req.thinking.begin is None
+        rules: list[LogitRules | None] = []
+        for first in range(0, len(plans), SEQUENCES_PER_PART):
+            part = plans[first : first + SEQUENCES_PER_PART]
+            ids = req.prompt_ids[first : first + SEQUENCES_PER_PART]
+
+            def find(part: list[RulePlan] = part, ids: list[np.ndarray] = ids) -> list[LogitRules | None]:
+                pairs = zip(part, ids, strict=True)
+                return [rules_of(plan, prompt, limits.reasoning, tokenizer, is_open=is_open) for plan, prompt in pairs]
+
+            if any(plan.thinking_tokens is not None for plan in part):
+                rules += await self._lanes.run(_CHARS_PER_TOKEN * sum(map(len, ids)), find)
+            else:
+                rules += find()
+        return rules
+
     async def _send_request(
         self,
         req: GenerateReqInput,
         sequences: list[LiveSequence],
-        rooms: list[int],
+        plans: list[_PromptPlan],
+        text_tail: list[int],
     ) -> None:
-        """One message for each part, with one entry per prompt in it. `rooms`: new tokens that each prompt leaves room for."""
+        """One message for each part, with one entry per prompt in it. `text_tail`: see Tokenizer."""
         prompts = req.prompt_ids
         for first in range(0, len(sequences), SEQUENCES_PER_PART):
             if first:
@@ -184,11 +241,16 @@ class Generation:
                 ids = prompts[prompt]
                 wanted = self._wanted(group, len(ids))
                 if wanted:
-                    batch.append(_to_scheduler_form(req, prompt, wanted, ids, rooms[prompt]))
+                    message = _to_scheduler_form(req, prompt, wanted, ids, plans[prompt])
+                    if req.input_embeds is not None:
+                        message.input_embeds, message.prompt_tail = req.input_embeds[prompt].values, text_tail
+                    batch.append(message)
             if len(batch) == 1:
                 self._send(batch[0])
             elif batch:
                 self._send(BatchTokenizedGenerateReqInput(batch=batch))
+        for embeds in req.input_embeds or ():
+            embeds.values = None
 
     async def _encode(self, tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
         """The ids of texts, of those that could be prompts."""
@@ -224,10 +286,11 @@ class Generation:
 
 
 def _to_scheduler_form(
-    req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, room: int
+    req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, plan: _PromptPlan
 ) -> TokenizedGenerateReqInput:
     n, options = req.num_samples, req.options[prompt]
-    first, *others = [sample_params(req.sampling_params[prompt], s.index % n, room) for s in sequences]
+    biases = plan.rule_plan.biases
+    first, *others = [sample_params(req.sampling_params[prompt], s.index % n, plan.room, biases) for s in sequences]
     return TokenizedGenerateReqInput(
         rid=sequences[0].rid,
         input_ids=ids,
@@ -239,8 +302,11 @@ def _to_scheduler_form(
         token_ids_logprob=list(options.token_ids_logprob) if options.return_logprob and options.token_ids_logprob else None,
         return_hidden_states=options.return_hidden_states,
         priority=options.priority,
-        extra_key=cache_namespace(options.extra_key, options.cache_salt),
+        extra_key=cache_namespace(
+            options.extra_key, options.cache_salt, req.input_embeds[prompt] if req.input_embeds else None
+        ),
         thinking=req.thinking,
+        logit_rules=plan.rules,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],
@@ -271,7 +337,8 @@ async def _check_prompts(prompts: list[list[int]], limits: ModelLimits) -> list[
 def _rooms(req: GenerateReqInput, limits: ModelLimits) -> list[int]:
     """New tokens that each prompt leaves room for."""
     pairs = zip(req.sampling_params, req.prompt_ids, strict=True)
-    return [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
+    rooms = [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
+    return limits.reply.rooms(req, [len(ids) for ids in req.prompt_ids], rooms)
 
 
 def _draw_rids(req: GenerateReqInput) -> list[str]:

@@ -9,14 +9,16 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from jaxserve.parsers.base import ReasoningFormat
 from jaxserve.server.prompt_encoding import TooManyTokensError
-from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
+from jaxserve.server.reply_limits import NO_REPLY_LIMITS, ReplyLimits
+from jaxserve.server.requests import GenerateReqInput, PromptEmbeds, PromptOptions, RequestError
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.text.scanner import moves_of
 from jaxserve.types import GRAMMAR_KINDS, UNLIMITED_TOP_K, SamplingParams
@@ -43,6 +45,7 @@ class ModelLimits:
 
     context_len: int
     vocab_size: int
+    hidden_size: int
     max_total_tokens: int  # tokens the KV cache holds
     max_top_logprobs: int
     allow_auto_truncate: bool
@@ -50,6 +53,9 @@ class ModelLimits:
     makes_text: bool = True  # there is a tokenizer
     max_running: int = 0  # sequences at once
     max_queued: int | None = None  # that wait; None: no limit
+    reply: ReplyLimits = NO_REPLY_LIMITS
+    reasoning: ReasoningFormat | None = None  # how the model thinks, if the server knows it
+    runs_user_code: bool = False
 
     @staticmethod
     def of(
@@ -60,10 +66,14 @@ class ModelLimits:
         follows_grammars: bool,
         makes_text: bool,
         max_queued: int | None,
+        reply: ReplyLimits,
+        reasoning: ReasoningFormat | None,
+        runs_user_code: bool,
     ) -> ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
             vocab_size=info["vocab_size"],
+            hidden_size=info["hidden_size"],
             max_total_tokens=info["max_total_tokens"],
             max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
             allow_auto_truncate=allow_auto_truncate,
@@ -71,6 +81,9 @@ class ModelLimits:
             makes_text=makes_text,
             max_running=info["max_rows"],
             max_queued=max_queued,
+            reply=reply,
+            reasoning=reasoning,
+            runs_user_code=runs_user_code,
         )
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:
@@ -93,10 +106,12 @@ class ModelLimits:
 
 def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     """Everything that can be checked before tokenizing."""
-    if (req.prompts is None) == (req.input_ids is None):
-        raise RequestError("Exactly one of text and input_ids must be given.", param="text")
+    given = {"text": req.prompts, "input_ids": req.input_ids, "input_embeds": req.input_embeds}
+    fields = [field for field, prompts in given.items() if prompts is not None]
+    if len(fields) != 1:
+        raise RequestError("Exactly one of text, input_ids and input_embeds must be given.", param="text")
     if req.num_prompts == 0:
-        raise RequestError("The request holds no prompt.", param="text" if req.prompts is not None else "input_ids")
+        raise RequestError("The request holds no prompt.", param=fields[0])
     if req.sampling_params and req.num_samples > MOST_SAMPLES:
         raise RequestError(f"n must be at most {MOST_SAMPLES}, got {req.num_samples}.", param="n")
     limits.check_num_sequences(req.num_prompts, req.num_samples if req.sampling_params else 1)
@@ -125,10 +140,22 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         _check_options(options, limits)
         if options.session_params is not None and req.num_samples > 1:
             raise RequestError(f"A turn of a session has one sequence, got n={req.num_samples}.", param="n")
+    for embeds, options in zip(req.input_embeds or (), req.options, strict=False):
+        _check_asks_no_ids(embeds, options)
     if req.rids is not None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params, distinct_options)
     _check_params_size(req.sampling_params, distinct_params)
+
+
+def _check_asks_no_ids(embeds: PromptEmbeds, options: PromptOptions) -> None:
+    """What only a prompt of tokens has."""
+    start = options.logprob_start_len
+    if options.return_logprob and start not in (-1, embeds.length):
+        message = f"logprob_start_len must be -1 or the prompt's end, {embeds.length}, with input_embeds, got {start}."
+        raise RequestError(message, param="logprob_start_len")
+    if options.session_params is not None:
+        raise RequestError("A turn of a session needs a prompt of tokens, not input_embeds.", param="session_params")
 
 
 def _check_needs_no_text(params: SamplingParams) -> None:
@@ -256,15 +283,23 @@ def encode_prompts(tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) 
     return [encode_prompt(tokenizer, text, limits) for text in texts]
 
 
+def fit_prompt(length: int, limits: ModelLimits) -> int:
+    """How many of a prompt's tokens are taken: all, or, if they are too many and that is allowed, as many as fit."""
+    longest = limits.longest_prompt_len
+    if length <= longest:
+        return length
+    if not limits.allow_auto_truncate:
+        raise _too_long(length, limits)
+    logger.warning("A prompt of %d tokens was shortened to %d.", length, longest)
+    return longest
+
+
 def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
     """The prompt as int32, shortened if that is needed and allowed."""
     if not ids:
         raise RequestError("The prompt is empty: it must hold at least one token.", param="text")
-    if len(ids) > limits.longest_prompt_len:  # before anything is done for each of them
-        if not limits.allow_auto_truncate:
-            raise _too_long(len(ids), limits)
-        logger.warning("A prompt of %d tokens was shortened to %d.", len(ids), limits.longest_prompt_len)
-        ids = ids[: limits.longest_prompt_len]
+    if (length := fit_prompt(len(ids), limits)) < len(ids):  # before anything is done for each of them
+        ids = ids[:length]
     # int64 holds whatever msgspec accepted short of absurd; those are out of the vocabulary too.
     try:
         array = np.asarray(ids, dtype=np.int64)
@@ -315,8 +350,11 @@ def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits,
     return params.max_new_tokens
 
 
-def sample_params(params: SamplingParams, sample: int, max_new_tokens: int) -> SamplingParams:
-    """The parameters of one of n samples. Sample j of a seeded request has the seed plus j."""
+def sample_params(
+    params: SamplingParams, sample: int, max_new_tokens: int, biases: Mapping[int, float] | None = None
+) -> SamplingParams:
+    """The parameters of one of n samples. Sample j of a seeded request has the seed plus j. `biases` come on top of its own;
+    what is left of custom_params goes another way."""
     seed = params.sampling_seed
     if seed is not None:
         seed = (seed + sample + _SEED_RANGE // 2) % _SEED_RANGE - _SEED_RANGE // 2
@@ -329,11 +367,17 @@ def sample_params(params: SamplingParams, sample: int, max_new_tokens: int) -> S
         # Numbers without an upper limit, cut to what fits a message and a device array; larger ones mean the same.
         top_k=min(params.top_k, UNLIMITED_TOP_K),
         stream_interval=params.stream_interval and min(params.stream_interval, _LARGEST_INT32),
+        logit_bias={**params.logit_bias, **biases} if biases else params.logit_bias,
+        custom_params=None,
     )
 
 
-def cache_namespace(extra_key: str | None, cache_salt: str | None) -> str | None:
-    """extra_key and cache_salt as one radix cache namespace; different pairs never meet, and an empty string is not null."""
+def cache_namespace(extra_key: str | None, cache_salt: str | None, embeds: PromptEmbeds | None = None) -> str | None:
+    """extra_key and cache_salt as one radix cache namespace; different pairs never meet, and an empty string is not null.
+
+    Embeddings have no ids that tell them apart, so each prompt of them is a namespace of its own, for itself and its twins."""
+    if embeds is not None:
+        return json.dumps([extra_key, cache_salt, embeds.key])
     if extra_key is None and cache_salt is None:
         return None
     return json.dumps([extra_key, cache_salt])

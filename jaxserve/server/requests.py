@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from jaxserve.messages import HiddenStates
+from jaxserve.messages import HiddenStates, InputLogprobs
 from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 # HTTP status -> SGLang's name of the error.
@@ -74,17 +74,37 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    custom_logit_processor: str | None = None  # a name, or code
+    max_thinking_tokens: int | None = None
+
+
+class PromptEmbeds:
+    """A prompt that is given as embeddings."""
+
+    __slots__ = ("key", "length", "values", "width")
+
+    def __init__(self, values: np.ndarray, key: str) -> None:
+        """`values` float32 [length, width], finite. `key`: of these very values, and of no others."""
+        self.values: np.ndarray | None = values  # until they were sent: they are large
+        self.length, self.width = values.shape
+        self.key = key
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * self.length * self.width
 
 
 @dataclasses.dataclass(kw_only=True)
 class GenerateReqInput:
-    """One or many prompts. Exactly one of `prompts` and `input_ids` is set; both are lists, one entry per prompt.
+    """One or many prompts. Exactly one of `prompts`, `input_ids` and `input_embeds` is set; each is a list, one entry per
+    prompt.
 
     So are `sampling_params`, which all share the same n, and `options`. Prompt i's samples are sequences i*n .. i*n+n-1.
     """
 
     prompts: list[str] | None = None
     input_ids: list[list[int]] | None = None
+    input_embeds: list[PromptEmbeds] | None = None
     sampling_params: list[SamplingParams]
     rids: list[str] | None = None  # one per prompt; drawn if absent; sample j of n > 1 gets the suffix _j
     options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
@@ -93,7 +113,8 @@ class GenerateReqInput:
     # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
     cuts_new_tokens: bool = False
     is_health_check: bool = False
-    prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)  # int32, of each prompt, once they are tokenized
+    # int32, of each prompt, once they are tokenized; of embeddings NO_TOKEN_ID
+    prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.options:
@@ -101,7 +122,7 @@ class GenerateReqInput:
 
     @property
     def num_prompts(self) -> int:
-        return len(self.prompts if self.prompts is not None else self.input_ids or [])
+        return len(self.prompts or self.input_ids or self.input_embeds or [])
 
     @property
     def num_samples(self) -> int:
@@ -139,8 +160,16 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
     finish_reason: FinishReason | None = None
     meta: dict[str, Any] = {}  # last chunk: e2e_latency, queue_time, num_retractions, ...
     weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
-    input_logprobs: list[TokenLogprob] | None = None  # of prompt tokens, once, if they were asked for
+    input_logprobs: InputLogprobs | None = None  # of prompt tokens, once, if they were asked for
     hidden_states: HiddenStates | None = None  # what the chunk's tokens add to them, if they were asked for
+
+    @property
+    def num_numbers(self) -> int:
+        """Logprobs and components of hidden states that it brings."""
+        count = sum(1 + len(entry.top) + len(entry.id_logprobs) for entry in self.logprobs)
+        if self.input_logprobs is not None:
+            count += self.input_logprobs.logprobs.num_numbers
+        return count if self.hidden_states is None else count + self.hidden_states.num_numbers
 
 
 def raise_if_failed(chunk: GenerationChunk) -> None:

@@ -22,6 +22,8 @@ import zmq
 from jaxserve.config import ServerArgs
 from jaxserve.grammar import GrammarCompiler, JsonStyle
 from jaxserve.ipc import Receiver, Sender
+from jaxserve.logit_processors import ProcessorHost
+from jaxserve.logit_processors.base import load_dill
 from jaxserve.messages import SCHEDULER, DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
 from jaxserve.runner import Runner, RunnerSpec
 from jaxserve.scheduler.loop import SchedulerLoop
@@ -75,6 +77,11 @@ class TailDecoder:
 
 
 def work(context: WorkerContext) -> None:
+    if context.args.enable_custom_logit_processor:
+        try:
+            load_dill()
+        except ImportError as error:
+            raise UserError(str(error)) from error
     # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
     with importing():
         from jaxserve.executor import build_runner, cache_folder
@@ -123,9 +130,17 @@ def serve(
         to_detokenizer = Sender(zmq_context, context.paths.detokenizer)
         to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
         transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
-        watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
+        watchdog = Watchdog(
+            args.watchdog_timeout,
+            lambda reason: _give_up(context, reason),
+            soft_timeout_s=args.soft_watchdog_timeout,
+            on_soft_timeout=lambda: faulthandler.dump_traceback(all_threads=True),
+        )
         grammars = _grammar_compiler(args, runner.spec, tokenizer_json) if args.follows_grammars else None
-        scheduler = Scheduler(args, runner, decoder=decoder, sink=transport, grammars=grammars, address=context.address)
+        processors = ProcessorHost(args.custom_logit_processor_timeout_s) if args.enable_custom_logit_processor else None
+        scheduler = Scheduler(
+            args, runner, decoder=decoder, sink=transport, grammars=grammars, processors=processors, address=context.address
+        )
         loop = SchedulerLoop(
             scheduler,
             transport,
@@ -143,6 +158,8 @@ def serve(
         finally:
             if grammars is not None:
                 grammars.close()
+            if processors is not None:
+                processors.close()
             receiver.close()
             to_detokenizer.close()
             to_tokenizer.close()

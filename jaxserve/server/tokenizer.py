@@ -174,6 +174,12 @@ class Tokenizer:
         """Of the vocabulary, as it is written there: no token stands for more characters of a text."""
         return max(_LEAST_LONGEST_TOKEN, max(map(len, self.hf.get_vocab()), default=0))
 
+    @functools.cached_property
+    def text_tail(self) -> list[int]:
+        """Ids behind which tokens are decoded as in the middle of a text: the first word keeps its space."""
+        ids = self.encode("a", add_special_tokens=False)[-1:]
+        return ids if self.decode(ids) == "a" else []
+
     def encode_prompt(self, text: str, most_tokens: int, *, cut: bool, add_special_tokens: bool = True) -> list[int]:
         """See `encode_within`."""
         encode = functools.partial(self.encode, add_special_tokens=add_special_tokens)

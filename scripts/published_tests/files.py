@@ -193,7 +193,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"test_structural_tag.*Tagged date call not found", MODEL),
     (r"test_conflicting_defs_\w+: .*BadRequestError not raised", PURPOSE),  # each tool's $defs are its own
     (r"Failed to download image|VLM\.test_\w+: .*fetches from|modalities is not supported", FEATURE),  # vision
-    (r"test_input_embeddings", FEATURE),  # `input_embeds`
+    (r"test_input_embeddings", MODEL),  # whose embeddings it takes, and which it would fetch
     (r"ForSequenceClassification' is not supported", FEATURE),
     (r"is not supported|unknown field|does not serve", FEATURE),
     # Fields of their replies about their own machinery.

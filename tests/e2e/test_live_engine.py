@@ -9,9 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+from checkpoints import load_model
 from live_server import environment
 
 from jaxserve import Engine
+from jaxserve.server.requests import RequestError
 
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 
@@ -29,6 +33,27 @@ def options(folder: Path, cache: str) -> dict[str, Any]:
     }
 
 
+def check_embeddings(engine: Engine, table: np.ndarray) -> None:
+    """They give what the ids give that they belong to: as arrays and lists, together and streamed."""
+    ids = [list(range(20, 60)), [7, 8, 9], [11]]
+    expected = [(reply["output_ids"], reply["text"]) for reply in engine.generate(input_ids=ids, sampling_params=GREEDY)]
+
+    def found(**fields: Any) -> list[Any]:
+        replies = engine.generate(sampling_params={**GREEDY, **fields.pop("sampling", {})}, **fields)
+        return [(reply["output_ids"], reply["text"]) for reply in (replies if isinstance(replies, list) else [replies])]
+
+    assert found(input_embeds=[table[one] for one in ids]) == expected
+    assert found(input_embeds=[table[one].tolist() for one in ids]) == expected
+    assert found(input_embeds=table[ids[0]]) == expected[:1]
+    assert found(input_embeds=table[ids[1]], sampling={"n": 2}) == expected[1:2] * 2
+    whole = engine.generate(input_embeds=table[ids[0]], sampling_params=GREEDY)["meta_info"]
+    assert (whole["prompt_tokens"], whole["cached_tokens"] > 0) == (40, True)
+    *_, last = engine.generate(input_embeds=table[ids[0]], sampling_params=GREEDY, stream=True)
+    assert (last["output_ids"], last["text"]) == expected[0]
+    with pytest.raises(RequestError, match=f"the model's hidden size, got {table.shape[1] - 1}"):
+        engine.generate(input_embeds=table[ids[0], 1:])
+
+
 def test_engine_generates_streams_and_awaits(checkpoint: Callable[[str], Path], compilation_cache: str) -> None:
     with Engine(**options(checkpoint("qwen3"), compilation_cache)) as engine:
         one = engine.generate("the quick", GREEDY)
@@ -42,6 +67,7 @@ def test_engine_generates_streams_and_awaits(checkpoint: Callable[[str], Path], 
             return await asyncio.gather(*(engine.async_generate("the quick", GREEDY) for _ in range(2)))
 
         assert [reply["output_ids"] for reply in asyncio.run(both())] == [one["output_ids"]] * 2
+        check_embeddings(engine, load_model(checkpoint("qwen3")).get_input_embeddings().weight.detach().numpy())
         state = engine.get_server_info()["internal_states"][0]
         assert state["num_used_tokens"] == 0
         assert state["runner"]["compiles_after_ready_total"] == 0

@@ -14,7 +14,9 @@ from parser_messages import TOOLS, cuts, in_order, joined, parse
 from spellings import SPELLINGS, Call
 
 from jaxserve.parsers.base import ToolFormat
+from jaxserve.parsers.names import REASONING_NAMES, TOOL_NAMES
 from jaxserve.parsers.pieces import CallArguments, Content, Piece
+from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.parsers.tools import TOOL_FORMATS
 
 NASTY = 'São "Paulo"\n\t{[}] <b>&amp;</b> it\'s \\ 東京😀, a=(1), `x` ```json'
@@ -193,3 +195,8 @@ def test_a_message_that_is_given_up_leaves_no_garbage(name: str) -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_the_names_of_the_options_are_those_of_the_formats() -> None:
+    assert tuple(TOOL_FORMATS) == TOOL_NAMES
+    assert tuple(REASONING_FORMATS) == REASONING_NAMES

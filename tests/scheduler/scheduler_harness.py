@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
-from fake_runner import FakeRunner, fake_spec
+from fake_runner import FakeRunner, embeddings_of, fake_spec
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import (
@@ -32,14 +33,14 @@ from jaxserve.messages import (
     pack,
     unpack,
 )
-from jaxserve.runner import StepInput
+from jaxserve.runner import NO_TOKEN_ID, StepInput
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.registry import control_of, controls
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
-from jaxserve.types import FinishReason, ForwardMode, SamplingParams, Thinking
+from jaxserve.types import FinishReason, ForwardMode, LogitRules, SamplingParams, Thinking
 
 
 class Clock:
@@ -148,6 +149,7 @@ class Harness:
         step_delay_s: float = 0.0,
         nan_token: int | None = None,
         grammars: Any = None,
+        processors: Any = None,
         runner: Any = None,
         server_args: ServerArgs | None = None,
         **spec: Any,
@@ -162,6 +164,7 @@ class Harness:
             decoder=text_decoder,
             sink=self.transport,
             grammars=grammars,
+            processors=processors,
             clock=self.clock,
             wall_clock=self.clock,
         )
@@ -189,9 +192,15 @@ class Harness:
         priority: int | None = None,
         extra_key: str | None = None,
         thinking: Thinking | None = None,
+        logit_rules: LogitRules | None = None,
+        embeds: np.ndarray | bool = False,
         **sampling: Any,
     ) -> str:
+        """`embeds`: what the prompt is given as, instead of its tokens; True: as what the fake runner takes for them."""
         rid = f"r{len(self.sent)}" if rid is None else rid
+        input_embeds = embeddings_of(prompt) if embeds is True else None if embeds is False else embeds
+        if input_embeds is not None:
+            extra_key = f"{extra_key} {input_embeds.tobytes().hex()}"
         message = TokenizedGenerateReqInput(
             rid=rid,
             input_ids=np.array(prompt, np.int32),
@@ -205,8 +214,12 @@ class Harness:
             priority=priority,
             extra_key=extra_key,
             thinking=thinking,
+            logit_rules=logit_rules,
         )
         self.sent.setdefault(rid, message)
+        if input_embeds is not None:
+            ids = np.full(len(prompt), NO_TOKEN_ID, np.int32)
+            message = msgspec.structs.replace(message, input_ids=ids, input_embeds=input_embeds)
         self.transport.inbox.append(message)
         return rid
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from parity import CACHED_OUTPUT_LEN, IN_PROCESS, NUM_TOP, Oracle, Served, asked_of_prompt
 from scheduler_harness import Harness
 
@@ -59,4 +61,33 @@ def test_tokens_equal_those_of_transformers(
                 np.testing.assert_allclose(np.concatenate([whole, *later]), expected, atol=2e-3)
             else:
                 oracle.check_hit(served, len(prompt), start, answer.cached_tokens, seen=seen)
+    embedded = _submit_embeddings(harness, oracle, prompts[5::6], oracle.output_len)
+    harness.run()
+    _check_embeddings(harness, oracle, embedded, oracle.output_len)
     assert harness.scheduler.internal_state()["runner"]["compiles_after_ready_total"] == 0
+
+
+def _submit_embeddings(harness: Harness, oracle: Oracle, prompts: list[list[int]], output_len: int) -> dict[str, Any]:
+    """By rid: each prompt as it is, as the model's own embeddings of it, and with noise on them: then they are no token's."""
+    submitted = {}
+    for prompt in prompts:
+        own = oracle.embed(prompt)
+        noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(len(prompt)))
+        for values in (None, own, own + own.std() * noise):
+            embeds = False if values is None else values.numpy()
+            rid = harness.submit(
+                prompt, output_len, ignore_eos=True, embeds=embeds, return_logprob=True, top_logprobs_num=NUM_TOP
+            )
+            submitted[rid] = (prompt if values is None or values is own else None, values)
+    return submitted
+
+
+def _check_embeddings(harness: Harness, oracle: Oracle, submitted: dict[str, Any], output_len: int) -> None:
+    for rid, (prompt, values) in submitted.items():
+        answer = harness.answer(rid)
+        logprobs = np.concatenate([part.logprobs for part in answer.logprobs])
+        top = np.concatenate([part.top_logprobs for part in answer.logprobs])
+        if prompt is not None:
+            oracle.check(prompt, answer.token_ids, logprobs, top[:, :NUM_TOP], output_len)
+        else:
+            oracle.check_embedded(values, answer.token_ids, logprobs)

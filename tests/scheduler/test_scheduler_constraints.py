@@ -68,7 +68,7 @@ def alone(harness: Harness, compiler: GrammarCompiler, rid: str) -> list[int]:
     out: list[int] = []
     while len(out) < sampling.max_new_tokens and not matcher.is_terminated:
         matcher.fill_mask(mask)
-        token = harness.runner._next_token(np.array(history + out, np.int32), seed, mask)
+        token = harness.runner._first_allowed(harness.runner._next_token(np.array(history + out, np.int32), seed), mask)
         if token == EOS:
             out.append(token)
             break
@@ -326,3 +326,22 @@ def test_a_crowd_that_jumps(compact: GrammarCompiler, monkeypatch: pytest.Monkey
             assert expected is None or answer.token_ids == expected, rid
         assert harness.scheduler.internal_state()["num_jumps"] > 0
         harness.close()
+
+
+@pytest.mark.parametrize("num_draft_tokens", [1, 4])
+def test_logprobs_of_an_answer_that_begins_with_forced_tokens(compiler: GrammarCompiler, num_draft_tokens: int) -> None:
+    """The request is sent back when its thinking ends; what is forced then is sampled, for it has logprobs."""
+    harness = Harness(grammars=compiler, num_draft_tokens=num_draft_tokens, **SMALL)
+    text = "The answer to this question is [0-9]{3}"
+    rids = [
+        harness.submit(
+            prompt_of(6, i), 140, return_logprob=True, thinking=THINKING[0], regex=text, temperature=1.5, sampling_seed=i
+        )
+        for i in range(4)
+    ]
+    run_until_answered(harness)
+    for rid in rids:
+        answer = harness.answer(rid)
+        assert answer.token_ids == alone(harness, compiler, rid)
+        assert sum(len(part.logprobs) for part in answer.logprobs) == len(answer.token_ids)
+    harness.close()

@@ -187,3 +187,28 @@ def test_the_device_learns_what_min_new_tokens_holds_back(make_harness: Callable
     states = harness.steps[0].new_rows
     assert [state.stop_token_ids.tolist() for state in states] == [[0, 9], [9]]
     assert harness.steps[0].needs_adjusting
+
+
+@pytest.mark.parametrize(
+    ("stops", "patterns", "found", "pattern"),
+    [
+        ([], ["c+d"], "cd", "c+d"),
+        ([], ["x", "c+d", "d"], "cd", "c+d"),  # the first in the request of those that end there
+        ([], ["x", "d", "c+d"], "cd", "d"),
+        ([], ["x", r"\bwab", "b"], "wab", r"\bwab"),
+        ([], ["x", r"\bd", "c|dd"], "c", "c|dd"),
+        (["cd"], ["c+d", "x"], "cd", None),
+        (["xx"], ["c.", "cdd"], "cd", "c."),
+    ],
+)
+def test_which_pattern_it_was(stops: list[str], patterns: list[str], found: str, pattern: str | None) -> None:
+    matcher = StopPatternMatcher(LetterDecoder(), [], stops, patterns)
+    result = first_match(matcher, [ord(char) - ord("a") for char in "wabcdef"])
+    assert result is not None
+    assert (result[1], matcher.pattern_of(result[1])) == (found, pattern)
+
+
+def test_a_reply_names_the_pattern_and_is_cut_at_its_text() -> None:
+    reason = FinishReason.stop("cd", "c+d")
+    assert reason.matched == "cd"
+    assert reason.to_dict() == {"type": "stop", "matched": "c+d"}

@@ -34,3 +34,17 @@ def test_many_short_steps_and_long_pauses_are_fine() -> None:
     time.sleep(0.8)  # waiting for requests is not work
     watchdog.stop()
     assert messages == []
+
+
+def test_a_soft_limit_tells_once_of_each_piece_of_work() -> None:
+    ended: list[str] = []
+    told: list[int] = []
+    watchdog = Watchdog(30, ended.append, soft_timeout_s=0.05, on_soft_timeout=lambda: told.append(1))
+    watchdog.start()
+    for _ in range(2):
+        with watchdog.working():
+            time.sleep(0.5)
+    with watchdog.working():
+        pass
+    watchdog.stop()
+    assert (len(told), ended) == (2, [])

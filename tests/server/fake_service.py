@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.messages import HiddenStates
+from jaxserve.messages import HiddenStates, InputLogprobs, TokenLogprobs
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
 from jaxserve.scheduler.control.close_session import CloseSessionReqOutput
 from jaxserve.scheduler.control.configure_logging import ConfigureLoggingReqOutput
@@ -30,6 +30,7 @@ from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.chat_templates import TemplateArguments
+from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
@@ -37,6 +38,15 @@ from jaxserve.types import FinishReason, SamplingParams
 
 CONTEXT_LEN = 100
 VOCAB_SIZE = 1000
+HIDDEN_SIZE = 2
+LIMITS = ModelLimits(
+    context_len=CONTEXT_LEN,
+    vocab_size=VOCAB_SIZE,
+    hidden_size=HIDDEN_SIZE,
+    max_total_tokens=1000,
+    max_top_logprobs=5,
+    allow_auto_truncate=False,
+)
 BOS = 1
 EOS = 2
 
@@ -62,6 +72,7 @@ class FakeService:
             "weight_version": "default",
             "context_length": CONTEXT_LEN,
         }
+        self.limits = LIMITS
         self.context_len = CONTEXT_LEN
         self.vocab_size = VOCAB_SIZE
         self.generation_defaults: dict[str, Any] = {}
@@ -145,6 +156,8 @@ class FakeService:
             raise RequestError(f"The prompt has {longest} tokens; limit {CONTEXT_LEN}.", code="context_length_exceeded")
 
     def _prompts(self, req: GenerateReqInput) -> list[list[int]]:
+        if req.input_embeds is not None:
+            return [[-1] * embeds.length for embeds in req.input_embeds]
         return req.input_ids or [self.tokenizer.encode(text) for text in req.prompts or []]
 
     async def _chunks(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
@@ -254,7 +267,11 @@ class FakeService:
         return self.tokenizer.encode("|".join(f"{m['role']}:{m['content']}" for m in messages))
 
 
-def _input_logprobs(ids: list[int], options: PromptOptions) -> list[TokenLogprob]:
-    top = [(BOS, -0.75)][: options.top_logprobs_num]
-    known = [TokenLogprob(token, -1.0, top, [-3.0] * len(options.token_ids_logprob or ())) for token in ids[1:]]
-    return [*(TokenLogprob(token, None, []) for token in ids[:1]), *known]
+def _input_logprobs(ids: list[int], options: PromptOptions) -> InputLogprobs:
+    known, ids_asked = len(ids[1:]), len(options.token_ids_logprob or ())
+    logprobs = TokenLogprobs(logprobs=np.full(known, -1.0, np.float32))
+    if options.top_logprobs_num:
+        logprobs.top_ids, logprobs.top_logprobs = np.full((known, 1), BOS, np.int32), np.full((known, 1), -0.75, np.float32)
+    if ids_asked:
+        logprobs.id_logprobs = np.full((known, ids_asked), -3.0, np.float32)
+    return InputLogprobs(token_ids=np.array(ids, np.int32), logprobs=logprobs)

@@ -123,3 +123,29 @@ async def test_bad_formats_are_named(route: str, fields: dict[str, Any], param: 
     assert reply.status_code == 400
     assert words in reply.json()["message"]
     assert reply.json()["param"] == param
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "thinks_before"),
+    [
+        ("gpt-oss", {"tools": [TOOL], "tool_choice": "required"}, False),
+        ("gpt-oss", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, False),
+        ("gpt-oss", {"tools": [STRICT]}, False),
+        ("gpt-oss", {"response_format": {"type": "json_object"}}, True),
+        ("gpt-oss", {"tools": [TOOL], "response_format": {"type": "json_object"}}, True),
+        ("qwen3", {"tools": [TOOL], "tool_choice": "required"}, True),
+    ],
+)
+async def test_whether_a_grammar_waits_for_the_end_of_thinking(model: str, fields: dict[str, Any], thinks_before: bool) -> None:
+    """gpt-oss calls amid its thinking, whose end tag never comes then: the grammar of its calls says all of it."""
+    service = FakeService()
+    options = {"reasoning_parser": model, "tool_call_parser": {"qwen3": "qwen25"}.get(model, model)}
+    async with app_client(service, **options) as client:
+        reply = await client.post("/v1/chat/completions", json={**ROUTES["/v1/chat/completions"], "max_tokens": 3, **fields})
+    assert reply.status_code == 200, reply.text
+    assert service.requests[0].sampling_params[0].grammar is not None
+    assert (service.requests[0].thinking is not None) == thinks_before

@@ -38,6 +38,22 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
+def test_what_programs_ask_the_tokenizer_manager(engine: Engine) -> None:
+    manager = engine.tokenizer_manager
+    assert manager.tokenizer.decode(manager.tokenizer.encode("Hello")) == "Hello"
+    assert (manager.model_path, manager.served_model_name) == (engine.server_args.model_path,) * 2
+    assert manager.server_args is engine.server_args
+    assert manager.context_len == fake_scheduler.CONTEXT_LEN
+    assert manager.model_config.vocab_size == fake_scheduler.VOCAB_SIZE
+    replies: Any = engine.generate(
+        input_ids=[5], sampling_params={**GREEDY, "max_new_tokens": None}, rid="long-running", stream=True
+    )
+    next(replies)
+    manager.abort_request(rid="long")
+    *_, last = replies
+    assert last["meta_info"]["finish_reason"]["type"] in ("abort", "length")
+
+
 def test_an_engine_without_a_tokenizer(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -195,7 +211,7 @@ def test_many_threads(engine: Engine) -> None:
 def test_bad_requests_raise_with_a_sentence(engine: Engine) -> None:
     with pytest.raises(RequestError, match=r"sampling_params has no field 'tempreature'"):
         engine.generate("a", {"tempreature": 1})
-    with pytest.raises(RequestError, match="Exactly one of text and input_ids"):
+    with pytest.raises(RequestError, match="Exactly one of text, input_ids and input_embeds"):
         engine.generate()
     with pytest.raises(RequestError, match="temperature must be"):
         list(engine.generate("a", {"temperature": -1}, stream=True))

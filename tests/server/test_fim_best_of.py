@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from http_harness import app_client
 
 from jaxserve.server.openai.best_of import best_sequences
 from jaxserve.server.openai.collect import Sequence
+from jaxserve.server.openai.fim import chosen_format
 from jaxserve.server.requests import TokenLogprob
 
 
@@ -45,6 +48,33 @@ async def test_a_suffix_is_written_as_the_model_reads_it(tags: tuple[str, ...], 
     assert [choice["text"] for choice in reply["choices"]] == ["1a", "3a"]
     await complete(service, prompt="1", suffix="")
     assert service.requests[1].prompts == ["1"]
+
+
+async def test_a_template_is_chosen_by_name_or_file(tmp_path: Path) -> None:
+    own = {"name": "own", "fim_begin_token": "<b>", "fim_middle_token": "<m>", "fim_end_token": "<e>", "fim_position": "MIDDLE"}
+    middle, end = tmp_path / "middle.json", tmp_path / "end.json"
+    middle.write_text(json.dumps(own))
+    end.write_text(json.dumps({**own, "fim_position": "END"}))
+    for template, prompt in (
+        ("deepseek_coder", "<｜fim▁begin｜>1<｜fim▁hole｜>2<｜fim▁end｜>"),
+        ("star_coder", "<fim_prefix>1<fim_suffix>2<fim_middle>"),
+        ("qwen_coder", "<|fim_prefix|>1<|fim_suffix|>2<|fim_middle|>"),
+        (str(middle), "<b>1<m>2<e>"),
+        (str(end), "<b>1<e>2<m>"),
+    ):
+        service = FakeService()
+        async with app_client(service, completion_template=template) as client:
+            await client.post("/v1/completions", json={"prompt": "1", "suffix": "2", "max_tokens": 1})
+        assert service.requests[0].prompts == [prompt]
+
+
+def test_a_template_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text('{"name": "x", "fim_position": "LEFT"}')
+    with pytest.raises(ValueError, match="--completion-template must be qwen_coder, star_coder, deepseek_coder or a JSON file"):
+        chosen_format("llama")
+    with pytest.raises(ValueError, match=r"--completion-template .*wrong\.json"):
+        chosen_format(str(wrong))
 
 
 def sample(*logprobs: float) -> Sequence:

@@ -11,15 +11,18 @@ import pytest
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import AbortReq, BatchStrOut, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
+from jaxserve.runner import NO_TOKEN_ID
 from jaxserve.server.generation import SEQUENCES_PER_PART, Generation
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.request_checks import ModelLimits
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptEmbeds, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.types import FinishReason, SamplingParams
 
-LIMITS = ModelLimits(context_len=100, vocab_size=50, max_total_tokens=1000, max_top_logprobs=5, allow_auto_truncate=False)
+LIMITS = ModelLimits(
+    context_len=100, vocab_size=50, hidden_size=2, max_total_tokens=1000, max_top_logprobs=5, allow_auto_truncate=False
+)
 
 
 class Flow:
@@ -27,10 +30,11 @@ class Flow:
         self.sent: list[Any] = []
         self.generation = Generation(self.sent.append, TextLanes(), Journal(ServerArgs(), str))
 
-    async def start(self, prompts: list[list[int]], **fields: Any) -> asyncio.Task[list[GenerationChunk]]:
+    async def start(self, prompts: list[list[int]] | list[PromptEmbeds], **fields: Any) -> asyncio.Task[list[GenerationChunk]]:
+        rids = fields.pop("rids", [f"p{i}" for i in range(len(prompts))])
         params = SamplingParams(**{"max_new_tokens": 5, **fields})
-        rids = [f"p{i}" for i in range(len(prompts))]
-        req = GenerateReqInput(input_ids=prompts, sampling_params=[params] * len(prompts), rids=rids)
+        given: dict[str, Any] = {"input_embeds" if isinstance(prompts[0], PromptEmbeds) else "input_ids": prompts}
+        req = GenerateReqInput(**given, sampling_params=[params] * len(prompts), rids=rids)
 
         def open_stream(req: GenerateReqInput, sink: ChunkSink) -> AbstractAsyncContextManager[None]:
             return self.generation.stream(req, sink, None, LIMITS)  # type: ignore[arg-type]
@@ -73,6 +77,42 @@ async def test_one_entry_per_prompt_whatever_n_is() -> None:
     flow.end([sequence.rid for sequence in sequences], FinishReason.length_limit(0))
     assert len(await task) == 6
     assert flow.generation.num_live == 0
+
+
+def embeddings() -> PromptEmbeds:
+    return PromptEmbeds(np.array([[1, 2], [3, 4], [5, 6]], np.float32), "key")
+
+
+async def test_embeddings_are_sent_once_and_not_kept() -> None:
+    flow, embeds = Flow(), embeddings()
+    task = await flow.start([embeds], n=2)
+    (message,) = flow.sent
+    assert message.input_ids.tolist() == [NO_TOKEN_ID] * 3
+    assert message.input_embeds.tolist() == [[1, 2], [3, 4], [5, 6]]
+    first, second = message.sequences()
+    assert first.input_embeds is second.input_embeds and embeds.key in first.extra_key
+    assert embeds.values is None
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_embeddings_of_all_requests_have_a_bound() -> None:
+    flow = Flow()
+    flow.generation._most_embeds_bytes = 2 * embeddings().nbytes
+    tasks = [await flow.start([embeddings()], rids=[rid]) for rid in "ab"]
+    for n in (1, SEQUENCES_PER_PART + 1):
+        (refused,) = await asyncio.gather(await flow.start([embeddings()], n=n), return_exceptions=True)
+        assert isinstance(refused, RequestError) and refused.status_code == 503
+        assert "input_embeds of all requests may take 0 MiB, a quarter of this machine's memory" in refused.message
+    tasks.append(await flow.start([[1]], rids=["ids"]))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    task = await flow.start([embeddings()], rids=["later"])
+    sent = [one.rid for one in flow.sent if isinstance(one, TokenizedGenerateReqInput)]
+    assert sent == ["a", "b", "ids", "later"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_single_sequence_is_a_plain_message() -> None:

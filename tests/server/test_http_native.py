@@ -94,7 +94,9 @@ async def test_what_a_reply_tells_of_the_prompt(stream: bool, incremental: bool)
         "return_hidden_states": [True, "last"],
         "stream": stream,
     }
-    async with app_client(FakeService(), incremental_streaming_output=incremental) as client:
+    service = FakeService()
+    service.step_s = 0.02  # chunks that wait are merged
+    async with app_client(service, incremental_streaming_output=incremental) as client:
         reply = await client.post("/generate", json=body)
     replies = events_of(reply.text) if stream else reply.json()
     for index, ids in enumerate(([1, 104, 105], [1, 104, 111])):
@@ -149,8 +151,8 @@ async def test_preferred_sampling_params_fill_what_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({}, "text and input_ids"),
-        ({"text": "a", "input_ids": [1]}, "text and input_ids"),
+        ({}, "text, input_ids and input_embeds"),
+        ({"text": "a", "input_ids": [1]}, "text, input_ids and input_embeds"),
         ({"text": "a", "sampling_params": {"max_new_tokenz": 1}}, "max_new_tokenz"),
         ({"text": "a", "sampling_params": {"temperature": "hot"}}, "temperature"),
         ({"text": "a", "image_data": "x"}, "image_data"),

@@ -15,7 +15,7 @@ import pytest
 from jaxserve.config import ServerArgs
 from jaxserve.server.journal import dumps
 from jaxserve.server.journal.journal import Journal
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptEmbeds, PromptOptions
 from jaxserve.types import FinishReason, SamplingParams
 
 LONG = "x" * 3000
@@ -68,6 +68,17 @@ def test_the_levels_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     accepted, ended = logged(caplog, log_requests_level=3)
     assert f"text=['{LONG}']" in accepted
     assert f"text='new {LONG}', output_ids=[1, 2]" in ended
+
+
+def test_embeddings_are_told_by_their_size(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        journal = Journal(ServerArgs(log_requests=True, log_requests_level=3), str)
+        embeds = [PromptEmbeds(np.full((count, 2), 0.125, np.float32), "key") for count in (3, 1)]
+        req = GenerateReqInput(input_embeds=embeds, sampling_params=[SamplingParams()] * 2)
+        sink = journal.open(req, ["a", "b"], 1.0, Sink())
+        embeds[0].values = None  # sent
+        journal.accepted(sink)
+    assert "text=['3 x 2 numbers', '1 x 2 numbers']" in caplog.messages[0] and "0.125" not in caplog.text
 
 
 def test_json_lines_and_prompts_of_ids(caplog: pytest.LogCaptureFixture) -> None:

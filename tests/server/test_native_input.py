@@ -91,8 +91,8 @@ def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("body", "sentence", "param"),
     [
-        ({}, "Exactly one of text and input_ids must be given.", "text"),
-        ({"text": "a", "input_ids": [1]}, "Exactly one of text and input_ids must be given.", "text"),
+        ({}, "Exactly one of text, input_ids and input_embeds must be given.", "text"),
+        ({"text": "a", "input_ids": [1]}, "Exactly one of text, input_ids and input_embeds must be given.", "text"),
         ({"text": 5}, "text must be a string or a list, got an integer.", "text"),
         ({"text": ["a", 5]}, "text[1] must be a string, got an integer.", "text"),
         ({"input_ids": "abc"}, "input_ids must be a list, got a string.", "input_ids"),

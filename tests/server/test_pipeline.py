@@ -134,7 +134,7 @@ async def test_bad_requests_are_refused_with_a_sentence(pipeline: Pipeline) -> N
         assert sentence in error.message
         assert error.status_code == 400
     both = GenerateReqInput(prompts=["a"], input_ids=[[1]], sampling_params=[SamplingParams()])
-    assert "Exactly one of text and input_ids" in (await refused(pipeline, both)).message
+    assert "Exactly one of text, input_ids and input_embeds" in (await refused(pipeline, both)).message
     assert pipeline.manager.num_live == 0
 
 

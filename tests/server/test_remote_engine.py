@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from fake_runner import embeddings_of
 from http_process import http_process
 from server_process import Server, serving
 
@@ -46,6 +48,20 @@ def test_generating(engine: RemoteEngine) -> None:
     streamed: list[Any] = list(engine.generate("Hello", GREEDY, stream=True))
     assert streamed[-1]["output_ids"] == one["output_ids"]
     assert streamed[-1]["meta_info"]["finish_reason"]["type"] == "length"
+
+
+def test_prompts_of_embeddings(engine: RemoteEngine) -> None:
+    """The fake runner takes an embedding for the token that its first number says."""
+    ids = [[5, 6, 7], [8]]
+    expected: Any = engine.generate(input_ids=ids, sampling_params=GREEDY)
+    arrays = [embeddings_of(one).astype(ml_dtypes.bfloat16) for one in ids]
+    for embeds in (arrays, [one.tolist() for one in arrays]):
+        found: Any = engine.generate(input_embeds=embeds, sampling_params=GREEDY)
+        assert [reply["output_ids"] for reply in found] == [reply["output_ids"] for reply in expected]
+        assert [reply["text"] for reply in found] == [reply["text"] for reply in expected]
+    with pytest.raises(RequestError, match=r"input_embeds\[0\] must have 2 numbers") as caught:
+        engine.generate(input_embeds=np.zeros((1, 3)), sampling_params=GREEDY)
+    assert caught.value.status_code == 400
 
 
 async def test_generating_from_a_loop(engine: RemoteEngine) -> None:

@@ -23,7 +23,14 @@ from jaxserve.types import GRAMMAR_KINDS, MAX_GRAMMAR_BYTES, SamplingParams
 
 
 def limits(**changes: int) -> ModelLimits:
-    values = {"context_len": 10, "vocab_size": 100, "max_total_tokens": 50, "max_top_logprobs": 5, "allow_auto_truncate": False}
+    values = {
+        "context_len": 10,
+        "vocab_size": 100,
+        "hidden_size": 2,
+        "max_total_tokens": 50,
+        "max_top_logprobs": 5,
+        "allow_auto_truncate": False,
+    }
     return ModelLimits(**(values | changes))  # type: ignore[arg-type]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from text_tokenizers import byte_level, sentencepiece_like, write_folder
@@ -15,6 +17,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
 from jaxserve.server.decoder_handover import hand_over, wait_for_decoder
 from jaxserve.server.tokenizer import PythonDecoder, RustDecoder, Tokenizer
+from jaxserve.text.incremental import advance, open_windows
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -58,6 +61,18 @@ def test_the_decoder_handed_over_decodes_the_same(make: object, tmp_path: Path) 
     batch = [[i, i + 1, i + 2] for i in range(len(tokenizer) - 2)]
     for skip in (True, False):
         assert decoder.decode_batch(batch, skip_special_tokens=skip) == tokenizer.decode_batch(batch, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
+def test_behind_its_tail_a_text_goes_on(make: Callable[[], Any], tmp_path: Path) -> None:
+    """As outputs do behind a prompt, whose end a prompt of embeddings has not."""
+    tokenizer = Tokenizer.load(str(write_folder(make(), tmp_path)))
+    tail = tokenizer.text_tail
+    assert tail
+    (window,) = open_windows([tail], tokenizer.decode_batch)
+    before, whole = tokenizer.encode_batch(["a", "a hello world"], add_special_tokens=False)
+    assert whole[: len(before)] == before
+    assert advance([window], [whole[len(before) :]], [True], tokenizer.decode_batch) == [" hello world"]
 
 
 def test_a_tokenizer_that_tidies_up_stays_with_transformers(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>",
 
 class DeepSeekV3Format:
     keeps_special_tokens = True
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)
@@ -33,8 +34,7 @@ class DeepSeekV3Format:
             )
             for tool in tools
         ]
-        section = grammar.tag(BEGIN, grammar.tags_with_separator(calls, "\n", stop_after_first=stop_after_first), END)
-        return grammar.triggered_tags(BEGIN, [section], at_least_one=at_least_one, stop_after_first=stop_after_first)
+        return grammar.section_of_calls(BEGIN, calls, "\n", END, at_least_one=at_least_one, stop_after_first=stop_after_first)
 
 
 class _Parser(CallParser):

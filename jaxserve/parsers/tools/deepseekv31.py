@@ -14,14 +14,14 @@ from jaxserve.parsers.tools.deepseekv3 import BEGIN, CALL, CALL_END, END, SEPARA
 
 class DeepSeekV31Format:
     keeps_special_tokens = True
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)
 
     def structural_tag(self, tools: Sequence[Tool], *, at_least_one: bool, stop_after_first: bool) -> dict[str, Any]:
         calls = [grammar.tag(CALL + grammar.name_of(tool) + SEPARATOR, grammar.arguments(tool), CALL_END) for tool in tools]
-        section = grammar.tag(BEGIN, grammar.tags_with_separator(calls, "", stop_after_first=stop_after_first), END)
-        return grammar.triggered_tags(BEGIN, [section], at_least_one=at_least_one, stop_after_first=stop_after_first)
+        return grammar.section_of_calls(BEGIN, calls, "", END, at_least_one=at_least_one, stop_after_first=stop_after_first)
 
 
 class _Parser(CallParser):

@@ -34,6 +34,7 @@ _SPELLING = Spelling(
 class DeepSeekV32Format:
     section: str = "function_calls"
     keeps_special_tokens: bool = True
+    covers_thinking: bool = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools, self.section)

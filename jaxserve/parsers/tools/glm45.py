@@ -31,6 +31,7 @@ _SPELLING = Spelling(
 class Glm45Format:
     has_line_breaks: bool = True
     keeps_special_tokens: bool = True
+    covers_thinking: bool = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

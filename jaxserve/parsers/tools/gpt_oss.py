@@ -16,6 +16,7 @@ _NAMESPACE = "functions."
 
 class GptOssFormat:
     keeps_special_tokens = True
+    covers_thinking = True
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

@@ -17,6 +17,7 @@ from jaxserve.parsers.reader import Read, Tags
 
 class JsonArrayFormat:
     keeps_special_tokens = False
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

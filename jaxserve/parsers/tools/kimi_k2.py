@@ -24,6 +24,7 @@ _DIGITS, _LONGEST_COUNT = re.compile("[0-9]*"), 32
 
 class KimiK2Format:
     keeps_special_tokens = True
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)
@@ -37,8 +38,7 @@ class KimiK2Format:
             )
             for tool in tools
         ]
-        section = grammar.tag(BEGIN, grammar.tags_with_separator(calls, "", stop_after_first=stop_after_first), _END)
-        return grammar.triggered_tags(BEGIN, [section], at_least_one=at_least_one, stop_after_first=stop_after_first)
+        return grammar.section_of_calls(BEGIN, calls, "", _END, at_least_one=at_least_one, stop_after_first=stop_after_first)
 
 
 class _Parser(CallParser):

@@ -19,6 +19,7 @@ _BEGIN = "<|python_tag|>"
 
 class Llama3Format:
     keeps_special_tokens = True
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

@@ -23,6 +23,7 @@ _SPELLING = Spelling('<parameter name="', '">', "</parameter>", "</invoke>")
 
 class MinimaxM2Format:
     keeps_special_tokens = True
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

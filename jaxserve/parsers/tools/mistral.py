@@ -19,6 +19,7 @@ _ID_END = re.compile(r"\[ARGS\]")
 
 class MistralFormat:
     keeps_special_tokens = True
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

@@ -21,6 +21,7 @@ _KEY = re.compile(r"\w*")
 
 class PythonicFormat:
     keeps_special_tokens = False
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return PythonicParser(tools)

@@ -21,6 +21,7 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 
 class Qwen25Format:
     keeps_special_tokens = False
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

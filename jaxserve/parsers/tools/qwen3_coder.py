@@ -25,6 +25,7 @@ _SPELLING = Spelling("<parameter=", ">", "</parameter>", "</function>", padding=
 
 class Qwen3CoderFormat:
     keeps_special_tokens = False
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

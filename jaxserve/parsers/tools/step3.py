@@ -25,6 +25,7 @@ _SPELLING = Spelling('<steptml:parameter name="', '">', "</steptml:parameter>", 
 
 class Step3Format:
     keeps_special_tokens = True
+    covers_thinking = False
 
     def parser(self, tools: Sequence[Tool]) -> Parser:
         return _Parser(tools)

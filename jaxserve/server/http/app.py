@@ -37,6 +37,7 @@ from jaxserve.server.ollama import routes as ollama
 from jaxserve.server.openai import chat, completions, models, protocol, responses
 from jaxserve.server.openai import score as openai_score
 from jaxserve.server.openai.context import OpenAIContext
+from jaxserve.server.openai.fim import chosen_format
 from jaxserve.server.openai.responses.protocol import ResponsesRequest
 from jaxserve.server.openai.responses.store import ResponseStore
 from jaxserve.server.openai.system_messages import InlineSystem
@@ -82,6 +83,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         started_s=int(time.time()),
         inline_system=InlineSystem(tokenizer_manager),
         message_format=message_format(args.reasoning_parser, args.tool_call_parser),
+        completion_template=chosen_format(args.completion_template),
     )
     app.state.responses = ResponseStore(args.max_stored_responses)
     app.state.started_monotonic_s = time.monotonic()

@@ -48,7 +48,10 @@ async def read_json_bytes(request: Request) -> bytes:
 
 
 async def read_json_object(request: Request) -> dict[str, Any]:
-    raw = await read_json_bytes(request)
+    return decode_json_object(await read_json_bytes(request))
+
+
+def decode_json_object(raw: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(raw)
     except _MALFORMED as error:

@@ -103,8 +103,9 @@ FIELDS: dict[str, str] = {
     "structural_tag": f"A structural tag that the output must match, as an object or a string {_GRAMMAR}.",
     # the request
     "model": 'The served model\'s name, "default" or nothing.',
-    "text": "A prompt or a list of prompts; exactly one of text and input_ids.",
+    "text": "A prompt or a list of prompts; exactly one of text, input_ids and input_embeds.",
     "input_ids": "Token ids instead of text, of one prompt or of many.",
+    "input_embeds": "Embeddings instead of text, a row of numbers for each token, of one prompt or of many.",
     "prompt": "A text, a list of texts, token ids, or a list of lists of token ids.",
     "messages": 'The conversation: objects with "role" and "content".',
     "sampling_params": "How to draw tokens and when to stop; a list has one entry per prompt.",
@@ -125,6 +126,10 @@ FIELDS: dict[str, str] = {
     "extra_key": "Requests share cached prefixes only with those of the same key.",
     "session_params": "How the request goes on from an earlier one of its session.",
     "cache_salt": "As extra_key; both may be given.",
+    "custom_logit_processor": "A processor's name (thinking_budget, disallowed_tokens, no_repeat_ngram) or, with "
+    "--enable-custom-logit-processor, code as CustomLogitProcessor.to_str() writes it.",
+    "custom_params": "What the custom_logit_processor is told; thinking_budget needs no processor.",
+    "max_thinking_tokens": "So many tokens of thinking, then it is ended. Needs --reasoning-parser.",
     "require_reasoning": "The output begins with thinking: a grammar applies behind it. Needs --reasoning-parser.",
     "return_token_ids": "Tell the generated token ids.",
     "return_prompt_token_ids": "Tell the prompt's token ids.",
@@ -153,7 +158,7 @@ FIELDS: dict[str, str] = {
     # Anthropic
     "system": "The system prompt: a text, or for Anthropic's also text blocks.",
     "stop_sequences": "Strings that end the text; stop_sequence of the reply names the one that did.",
-    "budget_tokens": "Taken without effect: thinking counts as output and ends with it.",
+    "budget_tokens": "Most tokens of thinking, where the server runs with --reasoning-parser; else without effect.",
     "display": '"omitted" leaves the text of the thinking out of the reply.',
     "type": "What kind of object this is.",
     "name": "Of the tool that must be called.",

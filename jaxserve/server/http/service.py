@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.server.chat_templates import TemplateArguments
+from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import TextLanes
@@ -56,6 +57,10 @@ class GenerationService(Protocol):
     @property
     def template_arguments(self) -> TemplateArguments:
         """What chat templates are given beside the conversation."""
+
+    @property
+    def limits(self) -> ModelLimits:
+        """What the model and the engine can take."""
 
     @property
     def context_len(self) -> int: ...

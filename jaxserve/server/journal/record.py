@@ -72,11 +72,16 @@ class RequestRecord:
         return [output for output in self.outputs if not output.meta]
 
     def prompt_of(self, output: Output) -> dict[str, Any]:
-        """Its text or input_ids, and what was asked for."""
+        """Its text, input_ids or the size of its input_embeds, and what was asked for."""
         prompt = output.index // self.req.num_samples
-        texts, ids = self.req.prompts, self.req.input_ids
+        texts, ids, embeds = self.req.prompts, self.req.input_ids, self.req.input_embeds
+        given: dict[str, Any] = {"input_ids": ids[prompt] if ids else []}
+        if texts is not None:
+            given = {"text": texts[prompt]}
+        elif embeds is not None:
+            given = {"input_embeds": f"{embeds[prompt].length} x {embeds[prompt].width}"}
         return {
-            **({"text": texts[prompt]} if texts is not None else {"input_ids": ids[prompt] if ids else []}),
+            **given,
             "sampling_params": _given(self.req.sampling_params[prompt]),
             "stream": self.req.stream,
             **_given(self.req.options[prompt]),

@@ -94,6 +94,8 @@ class RequestLog:
         if "text" in asked:
             text: str = asked["text"]
             return text
+        if "input_embeds" in asked:
+            return f"{asked['input_embeds']} numbers"
         ids = asked["input_ids"]
         if self._level < 3 and len(ids) > 2 * _SHOWN_CHARS:  # a token is a character at least, nearly always
             ids = ids[:_SHOWN_CHARS] + ids[-_SHOWN_CHARS:]

@@ -6,13 +6,13 @@ from jaxserve.server.foreign_fields import OFF, ForeignFields
 
 GENERATE = ForeignFields(
     unserved=dict.fromkeys(
-        ("session_id", "input_embeds", "image_data", "video_data", "audio_data", "mm_hashes",
+        ("image_data", "video_data", "audio_data", "mm_hashes",
          "mm_content_hashes", "use_audio_in_video", "video_config", "modalities", "max_dynamic_patch", "min_dynamic_patch",
          "image_max_dynamic_patch", "video_max_dynamic_patch", "images_config", "mm_processor_kwargs", "return_sampling_mask",
          "sampling_logprobs_mode", "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs",
          "return_flat_raw_top_logprobs_b64", "return_routed_experts", "routed_experts_start_len", "return_indexer_topk",
-         "return_entropy", "return_bytes", "lora_path", "lora_id", "custom_logit_processor", "positional_embed_overrides",
-         "watermark", "max_thinking_tokens", "background", "bootstrap_host", "bootstrap_port",
+         "return_entropy", "return_bytes", "lora_path", "lora_id", "positional_embed_overrides",
+         "watermark", "background", "bootstrap_host", "bootstrap_port",
          "bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "routed_dp_rank", "data_parallel_rank",
          "disagg_prefill_dp_rank", "kv_hints", "multi_item_delimiter_indices", "token_indices_to_pool"),
         OFF,
@@ -22,6 +22,7 @@ GENERATE = ForeignFields(
         "no_logs": "what SGLang logs",
         "custom_labels": "labels of SGLang's metrics",
         "external_trace_header": "where SGLang's traces belong",
+        "session_id": "for SGLang's cache of sessions; prefixes are found without it here",
         "routing_key": "for routers before the server",
         "conversation_id": "for routers before the server",
     },

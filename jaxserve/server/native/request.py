@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,13 +15,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from jaxserve.server.native.conversion import convert
 from jaxserve.server.native.foreign_fields import GENERATE
+from jaxserve.server.native.input_embeds import FIELD as EMBEDS
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams, Thinking
 
 _OPTIONS = {field.name: field for field in msgspec.structs.fields(PromptOptions)}
 _SHOWN = ("return_text_in_logprobs", "return_prompt_token_ids")  # what shapes replies alone
-KNOWN_FIELDS = frozenset({"text", "input_ids", "sampling_params", "rid", "stream", "require_reasoning", *_SHOWN, *_OPTIONS})
+_PROMPTS = ("text", "input_ids", EMBEDS)
+KNOWN_FIELDS = frozenset({*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", *_SHOWN, *_OPTIONS})
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
@@ -36,11 +38,6 @@ _MOST_ENTRIES = {
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "logit_bias": MAX_LOGIT_BIAS,
 }
-
-_TYPE_WORDS = {
-    "int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "array": "a list",
-    "object": "an object", "null": "null",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,30 +56,37 @@ def build_generate_request(
 ) -> NativeRequest:
     """`preferred_sampling_params` is the option of that name: JSON with defaults for fields the request leaves out.
     `thinking_end` is the tag with which the model's thinking ends, if the server knows it.
-    `check_num_prompts` may refuse the request before anything is done for each of its prompts."""
+    `check_num_prompts` may refuse the request before anything is done for each of its prompts. Embeddings come as GivenEmbeds
+    (`with_embeds`)."""
     fields = {name: value for name, value in body.items() if value is not None}
     GENERATE.check(fields, KNOWN_FIELDS)
-    prompts, input_ids, is_batch = _prompts(fields)
-    count = len(prompts if prompts is not None else input_ids or [])
+    _check_one_prompt(fields)
+    given = fields.get(EMBEDS)
+    prompts, input_ids, is_batch = (None, None, given.is_list) if given is not None else _prompts(fields)
+    embeds = None if given is None else given.prompts
+    count = len(next(some for some in (prompts, input_ids, embeds) if some is not None))
     check_num_prompts(count)
     defaults = json.loads(preferred_sampling_params) if preferred_sampling_params else {}
     params = _sampling_params(fields.get("sampling_params", {}), count, defaults)
     req = GenerateReqInput(
         prompts=prompts,
         input_ids=input_ids,
+        input_embeds=embeds,
         sampling_params=params,
         rids=_rids(fields, count, is_batch),
         options=_options(fields, count),
-        stream=_convert(fields.get("stream", False), bool, "stream"),
+        stream=convert(fields.get("stream", False), bool, "stream"),
         thinking=_thinking(fields, thinking_end),
     )
-    shown = {name: _convert(fields.get(name, False), bool, name) for name in _SHOWN}
+    shown = {name: convert(fields.get(name, False), bool, name) for name in _SHOWN}
+    if embeds is not None and shown["return_prompt_token_ids"]:
+        raise RequestError("return_prompt_token_ids needs a prompt of tokens.", param="return_prompt_token_ids")
     return NativeRequest(req, is_list=is_batch or any(p.n > 1 for p in params), **shown)
 
 
 def _thinking(fields: dict[str, Any], end: str | None) -> Thinking | None:
     """With require_reasoning the output begins with thinking, whether or not the prompt has opened it."""
-    if not _convert(fields.get("require_reasoning", False), bool, "require_reasoning"):
+    if not convert(fields.get("require_reasoning", False), bool, "require_reasoning"):
         return None
     if end is None:
         raise RequestError(
@@ -92,22 +96,25 @@ def _thinking(fields: dict[str, Any], end: str | None) -> Thinking | None:
     return Thinking(begin=None, end=end)
 
 
+def _check_one_prompt(fields: dict[str, Any]) -> None:
+    if len(fields.keys() & set(_PROMPTS)) != 1:
+        raise RequestError("Exactly one of text, input_ids and input_embeds must be given.", param="text")
+
+
 def _prompts(fields: dict[str, Any]) -> tuple[list[str] | None, list[list[int]] | None, bool]:
     """Text prompts or token prompts, and whether they came as a list of prompts."""
-    if ("text" in fields) == ("input_ids" in fields):
-        raise RequestError("Exactly one of text and input_ids must be given.", param="text")
     if "text" in fields:
         text = fields["text"]
         if isinstance(text, str):
             return [text], None, False
-        return _convert(text, str | list[str], "text"), None, True
+        return convert(text, str | list[str], "text"), None, True
     ids = fields["input_ids"]
     if isinstance(ids, np.ndarray):
         ids = ids.tolist()
     if isinstance(ids, list | tuple) and ids and isinstance(ids[0], list | tuple | np.ndarray):
         rows = [row.tolist() if isinstance(row, np.ndarray) else row for row in ids]
-        return None, _convert(rows, list[list[int]], "input_ids"), True
-    return None, [_convert(ids, list[int], "input_ids")], False
+        return None, convert(rows, list[list[int]], "input_ids"), True
+    return None, [convert(ids, list[int], "input_ids")], False
 
 
 def _rids(fields: dict[str, Any], count: int, is_batch: bool) -> list[str] | None:
@@ -117,7 +124,7 @@ def _rids(fields: dict[str, Any], count: int, is_batch: bool) -> list[str] | Non
         return None
     if isinstance(rid, str):
         return [f"{rid}_{i}" for i in range(count)] if is_batch and rid else [rid] * count
-    return _convert(rid, str | list[str], "rid")
+    return convert(rid, str | list[str], "rid")
 
 
 def _sampling_params(given: Any, count: int, defaults: dict[str, Any]) -> list[SamplingParams]:
@@ -145,7 +152,7 @@ def parse_sampling_params(given: Any, defaults: Mapping[str, Any] | None = None)
     for name in _TEXT_OR_OBJECT:
         if isinstance(values.get(name), Mapping):
             values[name] = _json_text(values[name], name)
-    return _convert(values, SamplingParams, "sampling_params")
+    return convert(values, SamplingParams, "sampling_params")
 
 
 def _json_text(value: Mapping[str, Any], name: str) -> str:
@@ -176,36 +183,11 @@ def _per_prompt(value: Any, name: str, count: int) -> Any:
     if for_each and any(typing.get_origin(kind) is tuple for kind in (field.type, *typing.get_args(field.type))):
         for_each = any(entry is None or isinstance(entry, list | tuple) for entry in value)
     if not for_each:
-        return _convert(value, field.type, name)
+        return convert(value, field.type, name)
     _check_one_each(name, value, count)
-    return [field.default if entry is None else _convert(entry, field.type, name) for entry in value]
+    return [field.default if entry is None else convert(entry, field.type, name) for entry in value]
 
 
 def _check_one_each(name: str, entries: Sequence[Any], count: int) -> None:
     if len(entries) != count:
         raise RequestError(f"{name} must have one entry per prompt: got {len(entries)} for {count} prompts.", param=name)
-
-
-def _convert(value: Any, kind: Any, name: str) -> Any:
-    try:
-        return msgspec.convert(value, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _sentence(str(error), name) from None
-
-
-def _sentence(problem: str, name: str) -> RequestError:
-    """msgspec's message as a sentence with the field's full name."""
-    unknown = re.search(r"unknown field `([^`]*)`", problem)
-    if unknown:
-        field = unknown.group(1)
-        return RequestError(f"{name} has no field {field!r}.", param=field)
-    place = re.search(r"at `(?:(key)` in `)?\$([^`]*)`", problem)
-    where = (place.group(2) if place else "").replace("[...]", "")
-    field = where.lstrip(".").split("[")[0] if name == "sampling_params" and where else name
-    types = re.search(r"Expected `([^`]*)`, got `([^`]*)`", problem)
-    if not types:
-        return RequestError(f"{name}{where}: {problem}.", param=field)
-    wanted = " or ".join(_TYPE_WORDS.get(kind.strip(), kind.strip()) for kind in types.group(1).split("|"))
-    got = "a boolean" if types.group(2) == "bool" else _TYPE_WORDS.get(types.group(2), types.group(2))
-    part = "" if not place else " keys" if place.group(1) else " values" if "[...]" in place.group(2) else ""
-    return RequestError(f"{name}{where}{part} must be {wanted}, got {got}.", param=field)

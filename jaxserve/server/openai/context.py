@@ -10,6 +10,7 @@ from starlette.requests import Request
 from jaxserve.config import ServerArgs
 from jaxserve.parsers.message import MessageFormat
 from jaxserve.server.http.service import GenerationService
+from jaxserve.server.openai.fim import FimFormat
 from jaxserve.server.openai.system_messages import InlineSystem
 from jaxserve.server.token_texts import TokenTexts
 
@@ -22,6 +23,7 @@ class OpenAIContext:
     started_s: int  # Unix time; the model's `created`
     inline_system: InlineSystem
     message_format: MessageFormat
+    completion_template: FimFormat | None = None
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:

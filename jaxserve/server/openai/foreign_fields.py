@@ -18,17 +18,18 @@ WITHOUT_EFFECT = {
     "service_tier": "OpenAI's price for waiting less",
     "prompt_cache_key": "helps OpenAI's routing; prefixes are found without a key here",
     "prompt_cache_retention": "how long OpenAI keeps a prefix; it stays here while there is room",
+    "session_id": "for SGLang's cache of sessions; prefixes are found without it here",
+    "custom_labels": "labels of SGLang's metrics",
     "prompt_cache_options": "how OpenAI keeps prefixes; all are kept here while there is room",
 }
 
 # Not served yet; accepted with these values only.
 _UNSERVED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("lora_path", "session_id", "session_params",
-         "custom_logit_processor", "custom_params", "watermark", "return_hidden_states", "return_routed_experts",
+        ("lora_path", "watermark", "return_routed_experts",
          "routed_experts_start_len", "return_sampling_mask", "return_spec_tokens_details",
          "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank",
-         "disagg_prefill_dp_rank", "images_config", "mm_processor_kwargs", "custom_labels"),
+         "disagg_prefill_dp_rank", "images_config", "mm_processor_kwargs"),
         OFF,
     ),
 }  # fmt: skip

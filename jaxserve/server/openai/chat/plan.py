@@ -13,6 +13,7 @@ from jaxserve.server.openai.collect import Usage
 from jaxserve.server.openai.constraints import requested_grammar
 from jaxserve.server.openai.context import OpenAIContext
 from jaxserve.server.openai.conversation import Conversation
+from jaxserve.server.openai.hidden_states import asked_states
 from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import ChatCompletionRequest
 from jaxserve.server.openai.thinking import Tag, ThinkingTokens, thinking_after, wishes_of
@@ -82,10 +83,13 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
                 priority=body.priority,
                 extra_key=body.extra_key,
                 cache_salt=body.cache_salt,
+                custom_logit_processor=body.custom_logit_processor,
+                return_hidden_states=asked_states(body),
+                session_params=body.session_params,
             )
         ],
         stream=bool(body.stream),
-        thinking=thinking if params.grammar is not None else None,
+        thinking=thinking if params.grammar is not None and not _covers_thinking(body, message_format, conversation) else None,
     )
     return ChatJob(
         body,
@@ -156,6 +160,12 @@ def _params(
         defaults[_SPACES] = spaces
     keeps = message_format.keeps_special_tokens
     return sampling_params(body, max_tokens, defaults, service.vocab_size, grammar=grammar, keep_special_tokens=keeps)
+
+
+def _covers_thinking(body: ChatCompletionRequest, message_format: MessageFormat, conversation: Conversation) -> bool:
+    """Whether the grammar, one of calls alone, speaks of what the model thinks, too."""
+    calls = message_format.tools
+    return calls is not None and calls.covers_thinking and (conversation.tools.is_forced or requested_grammar(body) is None)
 
 
 def _usage(n: int, thinking: Thinking | None, context: OpenAIContext) -> Usage:
