@@ -32,6 +32,7 @@ from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import RequestError
 from jaxserve.server.scoring import ScoreResult, score, score_request
 from jaxserve.server.sinks import WaitingChunks
+from jaxserve.server.thinking_tokens import counter_of
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError
@@ -155,10 +156,11 @@ class Engine:
         return await score(self._pipeline.manager.generate, request, apply_softmax=apply_softmax)
 
     def _job(self, body: dict[str, Any]) -> NativeJob:
-        thinking_end = self._pipeline.manager.thinking_end
-        body = with_embeds(body, lambda: self._pipeline.manager.limits)
-        native = build_generate_request(body, self.server_args.preferred_sampling_params, thinking_end)
-        return NativeJob(native, self.server_args, self._token_texts.__getitem__)
+        manager = self._pipeline.manager
+        body = with_embeds(body, lambda: manager.limits)
+        native = build_generate_request(body, self.server_args.preferred_sampling_params, manager.thinking_end)
+        thinking = counter_of(native.req.thinking, manager)
+        return NativeJob(native, self.server_args, self._token_texts.__getitem__, count_thinking=thinking)
 
     async def _whole(self, job: NativeJob) -> Reply | list[Reply]:
         manager = self._pipeline.manager

@@ -22,10 +22,23 @@ async def test_a_reply_has_text_ids_and_meta_info() -> None:
             "prompt_tokens": 3,
             "completion_tokens": 3,
             "cached_tokens": 3,
+            "cached_tokens_details": {"device": 3, "host": 0},
+            "reasoning_tokens": 0,
             "weight_version": "v7",
             "e2e_latency": 0.25,
         },
     }
+
+
+async def test_tokens_of_thinking_are_counted() -> None:
+    fake = FakeService()
+    fake.thinking_end = "c"
+    body = {"text": "hi", "require_reasoning": True, "sampling_params": {"max_new_tokens": 5}}
+    async with app_client(fake) as client:
+        reply = await client.post("/generate", json=body)
+        events = events_of((await client.post("/generate", json={**body, "stream": True})).text)
+    assert (reply.json()["text"], reply.json()["meta_info"]["reasoning_tokens"]) == ("abcde", 3)
+    assert [one["meta_info"]["reasoning_tokens"] for one in events] == [1, 2, 3, 3, 3]
 
 
 async def test_put_is_accepted_and_the_content_type_is_not_looked_at() -> None:

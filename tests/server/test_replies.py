@@ -35,7 +35,8 @@ def test_cumulative() -> None:
         "output_ids": [1, 2, 3],
         "meta_info": {
             "id": "rid", "finish_reason": {"type": "stop", "matched": 3}, "prompt_tokens": 4, "completion_tokens": 2,
-            "cached_tokens": 2, "weight_version": "w", "e2e_latency": 1.0,
+            "cached_tokens": 2, "cached_tokens_details": {"device": 2, "host": 0}, "reasoning_tokens": 0,
+            "weight_version": "w", "e2e_latency": 1.0,
         },
     }  # fmt: skip
 

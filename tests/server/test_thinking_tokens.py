@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_service import FakeService, FakeTokenizer
 
-from jaxserve.server.openai.thinking import Tag, ThinkingTokens
+from jaxserve.server.thinking_tokens import Tag, ThinkingTokens
 
 TAGS = {"<think>": 500, "</think>": 501}
 

@@ -88,6 +88,8 @@ JSON: dict[str, Any] = {
             "prompt_tokens": 5,
             "completion_tokens": 2,
             "cached_tokens": 0,
+            "cached_tokens_details": {"device": 0, "host": 0},
+            "reasoning_tokens": 0,
             "weight_version": "default",
             "e2e_latency": 0.25,
         },

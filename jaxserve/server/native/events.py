@@ -26,7 +26,8 @@ class NativeEvents:
 
     def __init__(self, job: NativeJob) -> None:
         self._job = job
-        self._replies = job.streamed() if job.shows_more or job.native.return_prompt_token_ids else None
+        says_more = job.shows_more or job.native.return_prompt_token_ids or job.count_thinking is not None
+        self._replies = job.streamed() if says_more else None
         self._outputs: dict[int, _OutputJson] = {}  # by sequence
 
     def push(self, chunk: GenerationChunk) -> bytes:

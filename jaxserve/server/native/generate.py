@@ -25,6 +25,7 @@ from jaxserve.server.native.input_embeds import FIELD as EMBEDS
 from jaxserve.server.native.input_embeds import with_embeds
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.request import build_generate_request
+from jaxserve.server.thinking_tokens import counter_of
 
 router = APIRouter(tags=["native"])
 
@@ -98,7 +99,8 @@ async def generate(request: Request) -> Response:
         service.thinking_end,
         lambda count: service.check_num_sequences(count, 1),
     )
-    job = NativeJob(native, args, request.app.state.token_texts.__getitem__, packed)
+    thinking = counter_of(native.req.thinking, service)
+    job = NativeJob(native, args, request.app.state.token_texts.__getitem__, packed, thinking)
     if native.req.stream and job.shows_more:
         return PacedStream(NativeEvents(job), service.generate(native.req), service.lanes)
     if native.req.stream:

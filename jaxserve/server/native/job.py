@@ -19,6 +19,7 @@ from jaxserve.server.native.request import NativeRequest
 from jaxserve.server.request_checks import without_tokenizer
 from jaxserve.server.requests import GenerationChunk, raise_if_failed
 from jaxserve.server.text_lanes import CHARS_PER_NUMBER, TextLanes
+from jaxserve.server.thinking_tokens import ThinkingTokens
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class NativeJob:
     args: ServerArgs
     token_text: TokenText  # used if logprobs are to come with the tokens' text
     pack: Pack | None = None  # for long lists in replies; None: they stay as they are
+    count_thinking: Callable[[], ThinkingTokens] | None = None  # makes a sequence's counter; None: they do not think
 
     def __post_init__(self) -> None:
         if self.native.return_text_in_logprobs and self.args.skip_tokenizer_init:
@@ -102,4 +104,5 @@ class GrowingReplies:
             prompt_ids=None if prompt_ids is None else prompt_ids.tolist(),
             index=index if self._with_index else None,
             pack=self._job.pack,
+            thinking=None if self._job.count_thinking is None else self._job.count_thinking(),
         )

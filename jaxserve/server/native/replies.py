@@ -15,6 +15,7 @@ from typing import Any
 from jaxserve.messages import HiddenStates
 from jaxserve.server.native.logprobs import LogprobColumns, Pack, TokenText
 from jaxserve.server.requests import GenerationChunk, PromptOptions
+from jaxserve.server.thinking_tokens import ThinkingTokens
 from jaxserve.server.token_logprobs import logprobs_of_prompt
 
 Reply = dict[str, Any]
@@ -28,6 +29,8 @@ def meta_info(chunk: GenerationChunk, weight_version: str) -> dict[str, Any]:
         "prompt_tokens": chunk.prompt_tokens,
         "completion_tokens": chunk.completion_tokens,
         "cached_tokens": chunk.cached_tokens,
+        "cached_tokens_details": {"device": chunk.cached_tokens, "host": 0},
+        "reasoning_tokens": 0,
         "weight_version": chunk.weight_version or weight_version,
         **chunk.meta,
     }
@@ -45,9 +48,11 @@ class GenerateReply:
         prompt_ids: list[int] | None = None,
         index: int | None = None,
         pack: Pack | None = None,
+        thinking: ThinkingTokens | None = None,
     ) -> None:
         """`weight_version` is that of requests that no weights computed; `token_text` is given if logprobs are to come with the
-        tokens' text, `prompt_ids` if they are to be shown, `pack` if long lists are not kept as they are."""
+        tokens' text, `prompt_ids` if they are to be shown, `pack` if long lists are not kept as they are, `thinking` if the
+        output begins with it."""
         self._options = options
         self._weight_version = weight_version
         self._prompt_ids = prompt_ids
@@ -58,6 +63,7 @@ class GenerateReply:
         self._pack: Pack = list if pack is None else pack
         self._input_logprobs = LogprobColumns(options, token_text, pack)
         self._logprobs = LogprobColumns(options, token_text, pack)
+        self._thinking = thinking
         self._hidden_states: list[HiddenStates] = []  # as they came
         self._last: GenerationChunk | None = None
         self._sent_chars = self._sent_ids = self._sent_inputs = self._sent_logprobs = 0
@@ -70,6 +76,8 @@ class GenerateReply:
         self._new_texts.append(chunk.text)
         self._output_ids.extend(chunk.token_ids)
         self._last = chunk
+        if self._thinking is not None:
+            self._thinking.add(chunk.token_ids)
         if self._options.return_logprob:
             self._input_logprobs.extend(logprobs_of_prompt(chunk.input_logprobs))
             self._logprobs.extend(chunk.logprobs)
@@ -91,6 +99,8 @@ class GenerateReply:
         self._text += "".join(self._new_texts)
         self._new_texts.clear()
         meta = meta_info(chunk, self._weight_version)
+        if self._thinking is not None:
+            meta["reasoning_tokens"] = self._thinking.count
         if self._options.return_logprob:
             meta |= self._input_logprobs.fields("input", first_input)
             meta |= self._logprobs.fields("output", first_logprob)

@@ -10,9 +10,9 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
 from jaxserve.messages import HiddenStates, InputLogprobs
-from jaxserve.server.openai.thinking import ThinkingTokens
 from jaxserve.server.requests import GenerationChunk, TokenLogprob, raise_if_failed
 from jaxserve.server.text_lanes import CHARS_PER_NUMBER, TextLanes
+from jaxserve.server.thinking_tokens import ThinkingTokens
 from jaxserve.server.token_logprobs import logprobs_of_prompt
 from jaxserve.types import FinishReason
 

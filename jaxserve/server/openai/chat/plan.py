@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 
 from jaxserve.parsers.base import Tool
@@ -16,8 +15,9 @@ from jaxserve.server.openai.conversation import Conversation
 from jaxserve.server.openai.hidden_states import asked_states
 from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import ChatCompletionRequest
-from jaxserve.server.openai.thinking import Tag, ThinkingTokens, thinking_after, wishes_of
+from jaxserve.server.openai.thinking import thinking_after, wishes_of
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError, new_rid
+from jaxserve.server.thinking_tokens import counter_of
 from jaxserve.types import Grammar, SamplingParams, Thinking
 
 _SPACES = "spaces_between_special_tokens"
@@ -169,8 +169,4 @@ def _covers_thinking(body: ChatCompletionRequest, message_format: MessageFormat,
 
 
 def _usage(n: int, thinking: Thinking | None, context: OpenAIContext) -> Usage:
-    report_cached = context.args.enable_cache_report
-    if thinking is None:
-        return Usage(n, report_cached)
-    begin = None if thinking.begin is None else Tag.of(thinking.begin, context.service)
-    return Usage(n, report_cached, functools.partial(ThinkingTokens, begin, Tag.of(thinking.end, context.service)))
+    return Usage(n, context.args.enable_cache_report, counter_of(thinking, context.service))
