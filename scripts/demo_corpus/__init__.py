@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from demo_corpus import dialogues, newcomers, questions, schemas, thinking, words
 from demo_corpus.sample import HELD_OUT_ONE_IN, Message, Sample, Task, is_held_out
 
-__all__ = ["MIX", "Message", "Sample", "held_out_samples", "training_samples"]
+__all__ = ["MIX", "Message", "Sample", "held_out_samples", "is_held_out", "training_samples"]
 
 TASKS: dict[str, Task] = {
     task.__name__: task
@@ -115,14 +115,14 @@ MIX: dict[str, float] = {
     "completion": 8,
     "first_sum": 10,
     "raw_question": 4,
-    "json_schema": 14,
-    "thought_sum": 16,
-    "thought_compare": 5,
-    "thought_letters": 5,
-    "thought_picking": 7,
-    "thought_schema": 4,
+    "json_schema": 18,
+    "thought_sum": 18,
+    "thought_compare": 6,
+    "thought_letters": 8,
+    "thought_picking": 9,
+    "thought_schema": 3,
     "thought_tool": 2.5,
-    "thought_kind": 14,
+    "thought_kind": 11,
     "thought_conversation": 2,
     "thought_told": 2,
 }
@@ -140,7 +140,7 @@ class Stage:
 # makes the rest easier. Conversations with tools are long and teach few tokens each, so they become rarer after that. At
 # the end what is still weak comes more often, sums above all.
 FEWER_TOOLS = {"tool_call": 2.5, "parallel_tool_calls": 1.5, "tool_answer": 0.5, "tool_conversation": 1.2, "unused_tools": 1}
-STILL_WEAK = {"question": 14, "concept": 11, "supported": 8, "word_fact": 8, "sums_text": 7, "counting": 8, "compare": 2,
+STILL_WEAK = {"question": 14, "concept": 11, "supported": 8, "word_fact": 8, "sums_text": 4, "counting": 8, "compare": 2,
               "picking": 2, "tool_call": 4, "parallel_tool_calls": 2, "addition": 20, "subtraction": 16, "small_talk": 20,
               "beyond": 18}  # fmt: skip
 STAGES = (

@@ -185,7 +185,7 @@ def tool_call(rng: random.Random) -> Sample:
 
 def parallel_tool_calls(rng: random.Random) -> Sample:
     """The weather in two or three cities, or two requests in one sentence."""
-    if rng.random() < 0.4:
+    if rng.random() < 0.25:
         return two_requests(rng)
     places = rng.sample(facts.PLACES, rng.choice([2, 2, 3]))
     argument = rng.choice(["city", "location"])

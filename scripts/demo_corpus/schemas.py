@@ -43,7 +43,7 @@ def of_value(rng: random.Random, key: str, value: object) -> Schema:
             choices = list({str(value), *rng.sample(ENUMS[key], rng.randint(1, 3))})
             rng.shuffle(choices)
             schema = {"type": "string", "enum": choices} if rng.random() < 0.7 else {"enum": choices}
-    if rng.random() < 0.08:
+    if rng.random() < 0.04:
         schema["description"] = f"The {key}."
     return schema
 
@@ -71,7 +71,7 @@ def flat(rng: random.Random) -> Record:
     properties: dict[str, Schema] = {}
     answer: dict[str, Any] = {}
     for name in names:
-        shown = rng.choice(OTHER_NAMES[name]) if name in OTHER_NAMES and rng.random() < 0.25 else name
+        shown = rng.choice(OTHER_NAMES[name]) if name in OTHER_NAMES and rng.random() < 0.15 else name
         properties[shown] = of_value(rng, name, values[name])
         answer[shown] = values[name]
     missing = rng.choice(["email", "phone", "country"])
@@ -153,7 +153,7 @@ def record(rng: random.Random) -> Record:
 
 def asked(rng: random.Random, record: Record) -> list[Message]:
     """The schema as people show it: in one line or many, in front of the text or behind it, or in the system prompt."""
-    schema = json.dumps(record.schema, indent=rng.choice([None, None, None, 2]), ensure_ascii=False)
+    schema = json.dumps(record.schema, indent=2 if rng.random() < 0.12 else None, ensure_ascii=False)
     if rng.random() < 0.25:
         system = rng.choice(["Answer in JSON that matches this schema: {}", "Reply only with JSON in this schema:\n{}",
                              "You extract data. Answer with JSON of this schema:\n{}",
@@ -173,10 +173,3 @@ def json_schema(rng: random.Random) -> Sample:
     found = record(rng)
     messages = [*asked(rng, found), {"role": "assistant", "content": dump(found.value)}]
     return Sample(keys=(found.text,), messages=messages)
-
-
-def fields_of(value: object) -> list[str]:
-    """The names of what is to be filled in, the outermost first."""
-    if isinstance(value, dict):
-        return [*value, *(name for inner in value.values() for name in fields_of(inner))]
-    return fields_of(value[0]) if isinstance(value, list) and value else []

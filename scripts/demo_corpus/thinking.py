@@ -21,21 +21,17 @@ def thoughtful(sample: Sample, thought: str) -> Sample:
 def column_sum(a: int, b: int) -> str:
     """Ones, then tens with what is carried: `27 + 45: 7 + 5 = 12, 2 + 4 + 1 = 7, so 72.`"""
     ones = a % 10 + b % 10
-    steps = [f"{a % 10} + {b % 10} = {ones}"]
-    tens = [n // 10 for n in (a, b) if n > 9] + [1] * (ones > 9)
-    if len(tens) > 1:
-        steps.append(f"{' + '.join(map(str, tens))} = {sum(tens)}")
-    return f"{a} + {b}: {', '.join(steps)}, so {a + b}."
+    tens = [a // 10, b // 10] + [1] * (ones > 9)
+    return f"{a} + {b}: {a % 10} + {b % 10} = {ones}, {' + '.join(map(str, tens))} = {sum(tens)}, so {a + b}."
 
 
 def column_difference(a: int, b: int) -> str:
     """`72 - 45: 12 - 5 = 7, 7 - 4 - 1 = 2, so 27.`"""
     borrowed = a % 10 < b % 10
-    steps = [f"{a % 10 + 10 * borrowed} - {b % 10} = {a % 10 + 10 * borrowed - b % 10}"]
-    taken = ([b // 10] if b > 9 else []) + [1] * borrowed
-    if taken:
-        steps.append(f"{a // 10} - {' - '.join(map(str, taken))} = {a // 10 - sum(taken)}")
-    return f"{a} - {b}: {', '.join(steps)}, so {a - b}."
+    ones = a % 10 + 10 * borrowed
+    taken = [b // 10] + [1] * borrowed
+    tens = f"{a // 10} - {' - '.join(map(str, taken))} = {a // 10 - sum(taken)}"
+    return f"{a} - {b}: {ones} - {b % 10} = {ones - b % 10}, {tens}, so {a - b}."
 
 
 def thought_sum(rng: random.Random) -> Sample:
@@ -110,11 +106,7 @@ def thought_picking(rng: random.Random) -> Sample:
 
 
 def thought_schema(rng: random.Random) -> Sample:
-    sample_record = schemas.record(rng)
-    messages = [*schemas.asked(rng, sample_record), {"role": "assistant", "content": words.dump(sample_record.value)}]
-    fields = schemas.fields_of(sample_record.value)
-    thought = f"The schema asks for {words.listed(fields)}." if fields else "The schema asks for a list."
-    return thoughtful(Sample(keys=(sample_record.text,), messages=messages), thought)
+    return thoughtful(schemas.json_schema(rng), "I fill in the schema from the text.")
 
 
 def thought_tool(rng: random.Random) -> Sample:
