@@ -147,8 +147,21 @@ def sentiment(rng: random.Random) -> Record:
     return Record(text, of_object(rng, {field: enum}), {field: value})
 
 
+def known(rng: random.Random) -> Record:
+    """What the model knows by heart, or can work out."""
+    if rng.random() < 0.5:
+        country, city = rng.choice(list(facts.CAPITALS.items()))
+        field = rng.choice(["capital", "city", "answer"])
+        text = rng.choice(["What is the capital of {}?", "Capital of {}?"]).format(country)
+        return Record(text, of_object(rng, {field: {"type": "string"}}), {field: city})
+    a, b = rng.randint(0, 49), rng.randint(0, 50)
+    field = rng.choice(["result", "answer", "sum"])
+    text = rng.choice(["What is {} + {}?", "{} + {}"]).format(a, b)
+    return Record(text, of_object(rng, {field: {"type": "integer"}}), {field: a + b})
+
+
 def record(rng: random.Random) -> Record:
-    return rng.choices([flat, nested, people, strings, sentiment], [6, 3, 2, 2, 2])[0](rng)
+    return rng.choices([flat, nested, people, strings, sentiment, known], [6, 3, 2, 2, 2, 2])[0](rng)
 
 
 def asked(rng: random.Random, record: Record) -> list[Message]:

@@ -110,9 +110,12 @@ def thought_schema(rng: random.Random) -> Sample:
 
 
 def thought_tool(rng: random.Random) -> Sample:
-    """Which tool fits, and with what; or that none does."""
-    if rng.random() < 0.3:
+    """Which tool fits, or that none does, or that one has answered."""
+    kind = rng.random()
+    if kind < 0.3:
         return thoughtful(dialogues.unused_tools(rng), "None of the tools fits.")
+    if kind < 0.45:
+        return thoughtful(dialogues.tool_answer(rng), "The tool has answered.")
     called = dialogues.tool_call(rng) if rng.random() < 0.8 else dialogues.parallel_tool_calls(rng)
     names = list(dict.fromkeys(call["function"]["name"] for call in called.messages[-1]["tool_calls"]))
     return thoughtful(called, f"The {'tool' if len(names) == 1 else 'tools'} {words.listed(names)} can do this.")

@@ -24,7 +24,7 @@ PARAMETERS = {
 SCHEMA = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "x": {"type": "integer", "minimum": 0, "maximum": 99}}}
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": True}}
 NOW = {"type": "function", "function": {"name": "now"}}
-# The demo model knows no thinking: once it has begun it would never end.
+# The thought is over: what is forced begins at once.
 UNTHINKING = [*QUESTION, {"role": "assistant", "content": "<think>\n\n</think>"}]
 FIELDS: dict[str, Any] = {"model": MODEL, "messages": UNTHINKING, "max_tokens": 400, "temperature": 1.0}
 
@@ -35,7 +35,7 @@ def client_of(server: LiveServer) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def parsing(tmp_path_factory: pytest.TempPathFactory, compilation_cache: str) -> Iterator[openai.OpenAI]:
-    """A server that knows how its model thinks and calls; the demo model does neither unless it must."""
+    """A server that knows how its model thinks and calls."""
     options = ["--model-path", MODEL, "--compilation-cache-dir", compilation_cache]
     options += ["--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25", "--max-total-tokens", "16384"]
     with running(tmp_path_factory.mktemp("parsing") / "server.log", *options, env=environment()) as server:
