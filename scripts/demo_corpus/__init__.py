@@ -121,8 +121,8 @@ MIX: dict[str, float] = {
     "thought_letters": 8,
     "thought_picking": 9,
     "thought_schema": 3,
-    "thought_tool": 2.5,
-    "thought_kind": 11,
+    "thought_tool": 7,
+    "thought_kind": 9,
     "thought_conversation": 2,
     "thought_told": 2,
 }
