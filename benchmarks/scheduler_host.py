@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DetokenizerInput, TokenizedGenerateReqInput, TokenizerInput
-from jaxserve.runner import Command, CommandError, KVGroup, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import Command, CommandError, KVGroup, LogitLines, RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import ForwardMode, SamplingParams
@@ -35,7 +35,10 @@ class ConstantRunner:
     def forward(self, step: StepInput) -> int:
         return step.num_rows
 
-    def sample(self, handle: int, masks: np.ndarray | None = None) -> None:
+    def read_logits(self, handle: int, lines: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def sample(self, handle: int, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         pass
 
     def fetch(self, handle: int) -> StepOutput:
@@ -72,6 +75,7 @@ def measure(num_running: int, num_steps: int, page_size: int, stream: bool) -> d
         context_len=context_len,
         max_step_tokens=16384,
         vocab_size=32000,
+        hidden_size=8,
         eos_token_ids=(2,),
         max_top_logprobs=20,
     )

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DETOKENIZER, SCHEDULER
-from jaxserve.runner import Command, CommandError, KVGroup, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import Command, CommandError, KVGroup, LogitLines, RunnerSpec, StepInput, StepOutput
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.launch import launch_server
 from jaxserve.server.scheduler_process import TailDecoder, serve
@@ -48,7 +48,10 @@ class TimedRunner:
         self._free_s = max(self._free_s, time.monotonic()) + self._step_s
         return _Launched(step, self._free_s)
 
-    def sample(self, handle: _Launched, masks: np.ndarray | None = None) -> None:
+    def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def sample(self, handle: _Launched, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         pass
 
     def fetch(self, handle: _Launched) -> StepOutput:
@@ -77,6 +80,7 @@ def work(context: WorkerContext) -> None:
         context_len=CONTEXT_LEN,
         max_step_tokens=8192,
         vocab_size=2048,
+        hidden_size=8,
         eos_token_ids=(2046,),
         max_top_logprobs=4,
     )

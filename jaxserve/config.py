@@ -163,12 +163,23 @@ class ServerArgs:
     )
     preferred_sampling_params: str | None = arg(None, "JSON object of sampling defaults for /generate.", is_json=True)
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
+    max_reply_numbers: int | None = arg(
+        4 * 1024 * 1024,
+        "Most logprobs, of tokens and their alternatives, and components of hidden states in the reply to one request. "
+        "Engine: no limit.",
+    )
     logprobs_after_temperature: bool = arg(
         False,
         "Logprobs of generated tokens and their alternatives after penalties, biases, grammars and temperature, as SGLang's "
         "are; else they are the model's own.",
     )
     enable_return_hidden_states: bool = arg(False, "Let requests ask for hidden states (return_hidden_states).")
+    enable_custom_logit_processor: bool = arg(
+        False, "Let requests bring code of their own as a custom_logit_processor; it runs in a process of its own."
+    )
+    custom_logit_processor_timeout_s: float = arg(
+        1.0, "End a request whose own code takes longer than this, for loading it or for a call; the others wait meanwhile."
+    )
     warmup: str = arg(
         "auto",
         "Say ready with all programs compiled (full), or with those that serve anything while the rest is compiled (early); "
@@ -311,7 +322,7 @@ class ServerArgs:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
-            "limit_concurrency",
+            "limit_concurrency", "max_reply_numbers",
             "speculative_ngram_min_match_window_size",
         )  # fmt: skip
         for name in at_least_one:
@@ -329,6 +340,7 @@ class ServerArgs:
             "request_running_timeout_s",
             "watchdog_timeout",
             "grammar_compile_timeout_s",
+            "custom_logit_processor_timeout_s",
             "stream_stall_timeout_s",
         ):
             self._check(name, lambda v: v > 0, "above 0")

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from jaxserve.types import FinishReason, SamplingParams, Thinking
+from jaxserve.types import FinishReason, LogitRules, SamplingParams, Thinking
 
 T = TypeVar("T")
 
@@ -92,6 +92,7 @@ class TokenizedGenerateReqInput(Message):
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
     thinking: Thinking | None = None  # the output thinks first, and is not held to its grammar meanwhile
+    logit_rules: LogitRules | None = None  # of its logit processors
     more_samples: list[Sample] = []
 
     def sequences(self) -> Iterator[TokenizedGenerateReqInput]:
@@ -130,6 +131,10 @@ class TokenLogprobs(Message):
     top_logprobs: np.ndarray | None = None  # float32 [n, k]
     id_logprobs: np.ndarray | None = None  # float32 [n, I]
 
+    @property
+    def num_numbers(self) -> int:
+        return sum(part.size for part in (self.logprobs, self.top_logprobs, self.id_logprobs) if part is not None)
+
 
 class InputLogprobs(Message):
     """Of the prompt's last tokens. The first of them has no logprob: nothing stands before it, or nobody asked about that."""
@@ -143,6 +148,10 @@ class HiddenStates(Message):
 
     prompt: np.ndarray | None = None  # float32 [prompt_len, E], or [1, E] where only the last are wanted; once
     outputs: np.ndarray | None = None  # float32 [n, E]: of outputs behind which another was sampled
+
+    @property
+    def num_numbers(self) -> int:
+        return sum(part.size for part in (self.prompt, self.outputs) if part is not None)
 
     def followed_by(self, later: HiddenStates) -> HiddenStates:
         outputs = [part for part in (self.outputs, later.outputs) if part is not None]

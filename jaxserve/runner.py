@@ -7,6 +7,7 @@ tested with a fake runner whose tokens are computed by hand.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Literal, Protocol
 
@@ -37,11 +38,13 @@ class RunnerSpec:
     context_len: int  # most tokens in one sequence, prompt and output
     max_step_tokens: int  # most tokens in one EXTEND or MIXED step, decode rows included
     vocab_size: int
+    hidden_size: int  # of an embedding
     eos_token_ids: tuple[int, ...]
     max_top_logprobs: int
     num_draft_tokens: int = 1  # most tokens that a DECODE step adds to a row: the one sampled last and the drafts behind it
     returns_hidden_states: bool = False  # whether a step may ask for them
     logprobs_after_temperature: bool = False  # of sampled tokens; else they are of the model's own distribution
+    moves_logits: bool = False  # whether the host may read and change a step's logits before they are sampled
 
     @property
     def max_pages_per_row(self) -> int:
@@ -108,7 +111,7 @@ class PageUpdates:
         return PageUpdates(self.rows[part], self.index[part], self.pages[part], self.groups[part])
 
 
-NO_TOKEN_ID = -1  # in a ScoreQuery, where a line asks for nothing
+NO_TOKEN_ID = -1  # where a line of a ScoreQuery asks for nothing; of a token that is given as an embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +139,17 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True)
+class EmbeddedTokens:
+    """Neighbouring tokens of a step that are given as embeddings; in input_ids they are NO_TOKEN_ID.
+
+    They go into the layers as they are, in the model's type: a factor that the model has for its own table is not applied.
+    """
+
+    first_slot: int  # as in ScoreQuery
+    values: np.ndarray  # float32 [n, hidden size]; the runner may keep it
+
+
+@dataclasses.dataclass(frozen=True)
 class StepInput:
     """One step, as arrays over its R rows: first `num_decode_rows` decode rows, then the extend rows.
 
@@ -157,9 +171,10 @@ class StepInput:
     needs_adjusting: bool  # some row has penalties, logit_bias or min_new_tokens
     needs_logprobs: bool  # some row returns logprobs
     needs_top_logprobs: bool  # some row returns top logprobs
-    needs_masks: bool = False  # some row may not sample every token: `Runner.sample` gets masks
+    needs_masks: bool = False  # some row may not sample every token, or has its logits changed: `Runner.sample` may get either
     score_query: ScoreQuery | None = None
     hidden_slots: np.ndarray | None = None  # int32 [H]: tokens, as in ScoreQuery, whose hidden states are wanted
+    embeds: Sequence[EmbeddedTokens] = ()  # by slot
 
     @property
     def num_rows(self) -> int:
@@ -168,6 +183,14 @@ class StepInput:
     @property
     def num_tokens(self) -> int:
         return self.num_decode_rows + len(self.input_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitLines:
+    """P lines of a step's logits. The k-th token of its r-th row is sampled from line r * K + k, with the K of StepOutput."""
+
+    lines: np.ndarray  # int32 [P], distinct
+    logits: np.ndarray  # float32 [P, vocab_size]
 
 
 # In place of a token id, where a row's logits give none.
@@ -245,9 +268,15 @@ class Runner(Protocol):
         """Starts a step's forward pass and returns a handle. The step before must have been sampled."""
         ...
 
-    def sample(self, handle: Any, masks: np.ndarray | None = None) -> None:
+    def read_logits(self, handle: Any, lines: np.ndarray) -> np.ndarray:
+        """float32 [P, vocab_size]: the model's logits on those lines, as in LogitLines, of a step that is not sampled yet.
+        Waits for its forward pass."""
+        ...
+
+    def sample(self, handle: Any, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         """Starts the step's sampling. `masks` int32 [R, K, ceil(vocab_size / 32)]: bit b of word w allows token 32 * w + b as
-        the row's k-th; None: all tokens of all rows are allowed. The runner keeps the array."""
+        the row's k-th; None: all tokens of all rows are allowed. `changed`: in place of the model's own. The runner keeps the
+        arrays."""
         ...
 
     def fetch(self, handle: Any) -> StepOutput:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -90,6 +90,51 @@ class Thinking(msgspec.Struct, frozen=True):
     end: str  # the tag after it, as text
 
 
+class ThinkingTag(NamedTuple):
+    """What a model writes where its thinking begins or ends."""
+
+    text: str
+    token_id: int | None  # where one token is just the tag
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """When thinking has to end."""
+
+    num_tokens: int  # of thinking; then it is closed
+    begin: ThinkingTag | None  # before thinking; None: the output begins inside thinking
+    ends: list[ThinkingTag]  # behind each of them the output does not think any more
+    closing: list[int]  # tokens that end it
+    closing_behind_newline: list[int]  # the same behind a line's end
+    spent: int = 0  # tokens of thinking in the prompt
+
+
+class NoRepeatNgram(msgspec.Struct, frozen=True):
+    """No n-gram comes twice within a window of the sequence's last tokens."""
+
+    ngram_size: int
+    window_size: int
+    whitelist_token_ids: list[int] = []  # may always come
+
+
+class UserProcessor(msgspec.Struct, frozen=True):
+    """Code of the user's own, never run outside the process that is there for it."""
+
+    code: bytes  # a pickle
+    params: bytes  # custom_params, as JSON
+
+
+class LogitRules(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request's logit processors do, beside what its sampling parameters say. Not all are None."""
+
+    budget: ThinkingBudget | None = None
+    ngram: NoRepeatNgram | None = None
+    user: UserProcessor | None = None
+
+    @property
+    def makes_masks(self) -> bool:
+        return self.budget is not None or self.ngram is not None
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How to turn logits into tokens and when to stop. Names, defaults and ranges are SGLang's.
 
@@ -121,6 +166,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    custom_params: dict[str, Any] | None = None  # of the request's custom_logit_processor
 
     @property
     def grammar(self) -> Grammar | None:

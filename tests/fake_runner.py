@@ -31,6 +31,7 @@ from jaxserve.runner import (
     Command,
     CommandError,
     KVGroup,
+    LogitLines,
     ReleaseMemory,
     ReplaceWeights,
     ResumeMemory,
@@ -57,6 +58,7 @@ def fake_spec(**changes: Any) -> RunnerSpec:
         "context_len": 256,
         "max_step_tokens": 128,
         "vocab_size": 101,
+        "hidden_size": 2,
         "eos_token_ids": (0,),
         "max_top_logprobs": 4,
     }
@@ -100,6 +102,7 @@ class FakeRunner:
         self._command: concurrent.futures.Future[None] | None = None  # the last that changes something
         self.steps: list[StepInput] = []  # everything launched
         self.masks: list[np.ndarray | None] = []  # of each
+        self.changed: list[LogitLines | None] = []
 
     @property
     def spec(self) -> RunnerSpec:
@@ -114,12 +117,20 @@ class FakeRunner:
         self._unsampled = _Launched(step)
         return self._unsampled
 
-    def sample(self, handle: _Launched, masks: np.ndarray | None = None) -> None:
+    def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:
+        """Zeros: the hash is no logits. Lines that are changed decide instead of it."""
+        assert self._spec.moves_logits, "this runner cannot move logits"
+        assert handle is self._unsampled, "logits are read before the step is sampled"
+        assert lines.dtype == np.int32 and len(np.unique(lines)) == len(lines)
+        return np.zeros((len(lines), self._spec.vocab_size), np.float32)
+
+    def sample(self, handle: _Launched, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         assert handle is self._unsampled, "only the step launched last may be sampled, once"
         self._unsampled = None
-        assert handle.step.needs_masks or masks is None, f"needs_masks={handle.step.needs_masks}, masks={masks}"
+        assert handle.step.needs_masks or (masks is None and changed is None), f"needs_masks={handle.step.needs_masks}"
         self.masks.append(masks)
-        handle.output = self._worker.submit(self._run, handle.step, masks)
+        self.changed.append(changed)
+        handle.output = self._worker.submit(self._run, handle.step, masks, changed)
 
     def fetch(self, handle: _Launched) -> StepOutput:
         assert handle.output is not None, "a step is fetched that was not sampled"
@@ -186,7 +197,7 @@ class FakeRunner:
                     raise CommandError(f"Of {', '.join(tags)} something is not released.")
                 self.released -= set(tags)
 
-    def _run(self, step: StepInput, masks: np.ndarray | None) -> StepOutput:
+    def _run(self, step: StepInput, masks: np.ndarray | None, changed: LogitLines | None) -> StepOutput:
         if self._step_delay_s:
             time.sleep(self._step_delay_s)
         check_step(step, self._spec)
@@ -200,12 +211,14 @@ class FakeRunner:
         most = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
         tokens = np.full((step.num_rows, most), _UNWRITTEN, np.int32)
         num_tokens = np.zeros(step.num_rows, np.int32)
+        preferred = _preferred(changed)
         for i, row in enumerate(step.rows.tolist()):
             if not step.sample[i]:
                 self._kv_len[row] += len(inputs[i])
                 self._inputs[row] = _UNWRITTEN
             elif len(inputs[i]):
-                gained = self._gain(row, inputs[i], i < step.num_decode_rows, None if masks is None else masks[i])
+                of_row = {place: preferred.get(i * most + place) for place in range(most)}
+                gained = self._gain(row, inputs[i], i < step.num_decode_rows, None if masks is None else masks[i], of_row)
                 tokens[i, : len(gained)], num_tokens[i] = gained, len(gained)
         return dataclasses.replace(self._output(step, tokens, num_tokens), scores=scores, hidden_states=hidden)
 
@@ -276,12 +289,14 @@ class FakeRunner:
         for written in np.concatenate(slots, axis=1):
             assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
 
-    def _gain(self, row: int, inputs: np.ndarray, is_decode: bool, masks: np.ndarray | None) -> list[int]:
+    def _gain(
+        self, row: int, inputs: np.ndarray, is_decode: bool, masks: np.ndarray | None, preferred: dict[int, int | None]
+    ) -> list[int]:
         """What the row samples, up to the first draft that is wrong; the row is ready for its next step then."""
         start, gained = int(self._kv_len[row]), []
         ends = range(1, len(inputs) + 1) if is_decode else [len(inputs)]
         for place, count in enumerate(ends):
-            token = self._sample(row, start + count, None if masks is None else masks[place])
+            token = self._sample(row, start + count, None if masks is None else masks[place], preferred.get(place))
             gained.append(token)
             if count == len(inputs) or token != inputs[count]:
                 break
@@ -320,19 +335,22 @@ class FakeRunner:
             history[start:] = seen
         return history
 
-    def _sample(self, row: int, seq_len: int, mask: np.ndarray | None) -> int:
+    def _sample(self, row: int, seq_len: int, mask: np.ndarray | None, preferred: int | None) -> int:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
             return BROKEN_LOGITS
         seed = self.weights + (0 if state.sampling.is_greedy else state.seed)
-        return self._next_token(history, seed, mask)
+        token = self._next_token(history, seed) if preferred is None else preferred
+        return self._first_allowed(token, mask)
 
-    def _next_token(self, history: np.ndarray, seed: int, mask: np.ndarray | None = None) -> int:
-        """With a mask, the first allowed token from the one that the hash names."""
+    def _next_token(self, history: np.ndarray, seed: int) -> int:
         start = max(len(history) - max(self._reach), 0)
         seen = history[start:].astype(np.uint64) + np.uint64(1)
         total = int((self._powers[start : len(history)] * seen).sum(dtype=np.uint64))
-        token = _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
+        return _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
+
+    def _first_allowed(self, token: int, mask: np.ndarray | None) -> int:
+        """From this one on."""
         if mask is None:
             return token
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._spec.vocab_size]
@@ -376,6 +394,15 @@ def expected_scores(asked: list[tuple[int, int]], query: ScoreQuery, spec: Runne
         if query.needs_top
         else None,
     )
+
+
+def _preferred(changed: LogitLines | None) -> dict[int, int]:
+    """The likeliest token of each line that was really changed."""
+    if changed is None:
+        return {}
+    return {
+        line: int(logits.argmax()) for line, logits in zip(changed.lines.tolist(), changed.logits, strict=True) if logits.any()
+    }
 
 
 def expected_hidden(position: int, token: int) -> list[float]:

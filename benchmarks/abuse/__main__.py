@@ -3,11 +3,11 @@
     python -m benchmarks.abuse --minutes 30 [--seed 1] [--out FOLDER]      `make fuzz`
     python -m benchmarks.abuse --minutes 0.4 --no-kills                    a smoke test
 
-Broken HTTP, random JSON on every route, clients that leave, floods, aborts, pauses; in the last third processes are
-killed and stopped as well. Beside it a witness streams patiently. Between the rounds the server must be idle and its pool
-whole. Ends with a table, and report.json, report.txt and the server's logs in FOLDER; the exit status is 1 if anything was
-not as it must be: a 5xx that says none of what a 5xx is for, a traceback, a request without an end, memory that grows, a
-witness that waits too long. SIGINT and SIGTERM end the mix early; what was seen until then is reported.
+Broken HTTP, random JSON on every route, clients that leave, floods, aborts, pauses, grammars, tools, sessions, logprobs; in
+the last third processes are killed and stopped as well. Beside it a witness streams patiently. Between the rounds the server
+must be idle and its pool whole. Ends with a table, and report.json, report.txt and the server's logs in FOLDER; the exit status
+is 1 if anything was not as it must be: a 5xx that says none of what a 5xx is for, a traceback, a request without an end, memory
+that grows, a witness that waits too long. SIGINT and SIGTERM end the mix early; what was seen until then is reported.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from jaxserve.demo import demo_model_path
 # A KV pool takes memory as it is used: a small one has all of its early, and what grows after that grows for another reason.
 # It is full all the time, too.
 _SMALL_POOL = ("--max-total-tokens", "32768")
+_FEATURES = ("--enable-return-hidden-states", "--tool-call-parser", "qwen25")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -69,7 +70,7 @@ def main() -> int:
     options = parse()
     folder = options.out or pathlib.Path(tempfile.mkdtemp(prefix="abuse-"))
     folder.mkdir(parents=True, exist_ok=True)
-    subject = Subject(folder, ["--model-path", options.model_path, *_SMALL_POOL, *options.serve_options])
+    subject = Subject(folder, ["--model-path", options.model_path, *_SMALL_POOL, *_FEATURES, *options.serve_options])
     mix = Mix(subject, options.seed, options.crowd, min(options.round_s, 15 * options.minutes))
     try:
         asyncio.run(run(mix, options.minutes, not options.no_kills))

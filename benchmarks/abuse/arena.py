@@ -77,12 +77,12 @@ def _fault(reply: Reply) -> str | None:
     is_stream = reply.content_type.startswith(("text/event-stream", "application/x-ndjson"))
     if reply.status == 200 and is_stream and not _has_one_end(reply.body):
         return "a stream without its one end"
-    if reply.status in (400, 422) and not reply.content_type.startswith("text/plain") and not _is_sentence(reply.body):
+    if reply.status in (400, 422) and not reply.content_type.startswith("text/plain") and not is_sentence(reply.body):
         return "a refusal without a sentence"
     return None
 
 
-def _is_sentence(body: bytes) -> bool:
+def is_sentence(body: bytes) -> bool:
     with contextlib.suppress(ValueError):
         decoded = json.loads(body)
         error = decoded.get("error", decoded) if isinstance(decoded, dict) else {}

@@ -39,7 +39,7 @@ async def _whole(arena: Arena, draw: random.Random) -> None:
     await arena.ask("client: whole", post_json(path, _body(path, draw, 8) | many))
 
 
-async def _leave(arena: Arena, draw: random.Random, kind: str, body: dict[str, Any], path: str, stay_s: float) -> None:
+async def leave(arena: Arena, draw: random.Random, kind: str, body: dict[str, Any], path: str, stay_s: float) -> None:
     """Sends a request and goes after stay_s, whatever came."""
     try:
         async with connected(arena.port) as (reader, writer):
@@ -60,13 +60,13 @@ async def _leave(arena: Arena, draw: random.Random, kind: str, body: dict[str, A
 async def _stream_left(arena: Arena, draw: random.Random) -> None:
     path = draw.choice(_PATHS)
     body = _body(path, draw, draw.randrange(20, 400), stream=draw.random() < 0.7)
-    await _leave(arena, draw, "client: leaves", body, path, draw.random() ** 3)
+    await leave(arena, draw, "client: leaves", body, path, draw.random() ** 3)
 
 
 async def _batch_left(arena: Arena, draw: random.Random) -> None:
     texts = ["batch " + "x" * draw.randrange(20)] * draw.randrange(2, 200)
     body = {"text": texts, "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}, "stream": draw.random() < 0.5}
-    await _leave(arena, draw, "client: batch leaves", body, "/generate", draw.random())
+    await leave(arena, draw, "client: batch leaves", body, "/generate", draw.random())
 
 
 async def _flood(arena: Arena, draw: random.Random) -> None:
@@ -75,7 +75,7 @@ async def _flood(arena: Arena, draw: random.Random) -> None:
     body = {"text": ["a"] * draw.choice([1_000, 2_000, 5_000]), "sampling_params": sampling}
     if draw.random() < 0.3:
         body = {"text": ["b"] * 100, "sampling_params": {**sampling, "n": 20}}
-    await _leave(arena, draw, "client: flood leaves", body, "/generate", draw.uniform(0.2, 2))
+    await leave(arena, draw, "client: flood leaves", body, "/generate", draw.uniform(0.2, 2))
     await asyncio.sleep(3)  # floods come often, not always
 
 

@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from benchmarks.abuse import bodies, broken_http, clients, kills
+from benchmarks.abuse import bodies, broken_http, clients, features, kills
 from benchmarks.abuse.arena import Action, Arena
 from benchmarks.abuse.measures import Measures
 from benchmarks.abuse.subject import Subject
 from benchmarks.abuse.tally import Tally
 
-_CROWD: list[Action] = [*broken_http.ACTIONS, *bodies.ACTIONS, *clients.ACTIONS]
+_CROWD: list[Action] = [*broken_http.ACTIONS, *bodies.ACTIONS, *clients.ACTIONS, *features.ACTIONS]
 _OPERATOR: list[Action] = [*bodies.OPERATOR, *clients.OPERATOR]
 _OPERATOR_PAUSE_S = (3.0, 9.0)  # between two things an operator does, so that there is calm to measure in
 _PATIENCE_S = 100.0  # for actions at the end of a round; each of their requests may take 60 s

@@ -91,7 +91,8 @@ class Blueprint:
         left_out = {SamplingMode.MASKED} if self.args.grammar_backend == "none" else set()
         modes = tuple(mode for mode in SamplingMode if mode not in left_out)
         drafts, hidden_states = self.drafter is not None, self.args.enable_return_hidden_states
-        return ProgramSet(self.buckets, modes, drafts=drafts, hidden_states=hidden_states)
+        moves_logits = self.args.enable_custom_logit_processor
+        return ProgramSet(self.buckets, modes, drafts=drafts, hidden_states=hidden_states, moves_logits=moves_logits)
 
     def description(self, num_pages: NumPages) -> str:
         """All that shapes the programs of one server beside code, versions and devices: their key in a cache."""
@@ -143,11 +144,13 @@ class Blueprint:
             context_len=args.context_length,
             max_step_tokens=self.buckets.extend[-1].num_tokens,
             vocab_size=self.config.vocab_size,
+            hidden_size=self.config.hidden_size,
             eos_token_ids=self.config.eos_token_ids,
             max_top_logprobs=min(args.max_top_logprobs, self.config.vocab_size),
             num_draft_tokens=self.num_draft_tokens,
             returns_hidden_states=args.enable_return_hidden_states,
             logprobs_after_temperature=args.logprobs_after_temperature,
+            moves_logits=args.enable_custom_logit_processor,
         )
 
     @functools.cached_property

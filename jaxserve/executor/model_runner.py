@@ -21,6 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
 from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
+from jaxserve.executor.input_embeds import pack_embeds
+from jaxserve.executor.logit_lines import LogitsKey, padded, padded_logits, parts_of
 from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, ProgramKey, SamplingKey
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
@@ -31,7 +33,17 @@ from jaxserve.executor.scoring import ScoredLines, ScoringKey, pack_query, pack_
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
-from jaxserve.runner import NO_TOKEN_ID, Command, PageUpdates, RunnerSpec, ScoreQuery, StepInput, StepOutput
+from jaxserve.runner import (
+    NO_TOKEN_ID,
+    Command,
+    EmbeddedTokens,
+    LogitLines,
+    PageUpdates,
+    RunnerSpec,
+    ScoreQuery,
+    StepInput,
+    StepOutput,
+)
 from jaxserve.types import ForwardMode
 
 _NOTHING = np.zeros(0, np.int32)
@@ -123,10 +135,9 @@ class ModelRunner:
     def _choose_programs(self) -> None:
         """Once the programs that are there have changed."""
         self._buckets, self._sampling_keys = self._program_set.served_by(self._compiled)
-        whole = NamedSharding(self._mesh, PartitionSpec())
         for lines in {key.num_rows * key.tokens_per_row for key in self._sampling_keys} - self._no_masks.keys():
             allowed = np.full((lines, self.spec.mask_words), -1, np.int32)
-            self._no_masks[lines] = jax.device_put(allowed, whole)
+            self._no_masks[lines] = jax.device_put(allowed, self._on_all_devices)
         if not self.num_programs_missing:
             self._later = None
             self._counter.mark_ready()
@@ -142,10 +153,18 @@ class ModelRunner:
                 case SamplingKey(num_rows, tokens_per_row):
                     bucket = by_shape[num_rows, tokens_per_row]
                     self._sample(self._forward(bucket, _padding_only(bucket, self._scratch_row)), key, None)
+                case LogitsKey(num_lines, writes):
+                    logits = jax.device_put(np.zeros((num_lines, self.spec.vocab_size), np.float32), self._on_all_devices)
+                    if writes:
+                        self._write_logits(logits, LogitLines(_SLOT, np.zeros((1, self.spec.vocab_size), np.float32)))
+                    else:
+                        self._read_logits(logits, _SLOT)
                 case ScoringKey():
                     self._score(key, ScoreQuery(_SLOT, _NO_TOKEN, _NO_TOKEN[:, None], needs_top=False))
                 case "hidden_states":
                     self._copy_hidden(_SLOT)
+                case "input_embeds":
+                    self._write_embeds(EmbeddedTokens(0, np.zeros((1, self.spec.hidden_size), np.float32)))
                 case "page_table":
                     self._write_page_table(_NO_PAGE_UPDATES)
                 case "row_tables":
@@ -166,6 +185,8 @@ class ModelRunner:
         bucket = self._buckets.choose(step)
         is_larger = self._later is not None and bucket != self._program_set.buckets.choose(step)
         step = self._write_excess_page_updates(step, bucket)
+        for embeds in step.embeds:
+            self._write_embeds(embeds)
         row_params = self._row_params[step.rows]
         forwarded = self._forward(bucket, pack(step, bucket, row_params, self._scratch_row))
         mode = _sampling_mode(step, row_params)
@@ -177,8 +198,15 @@ class ModelRunner:
             pending.num_hidden, pending.hidden = len(step.hidden_slots), self._copy_hidden(step.hidden_slots)
         return pending
 
-    def sample(self, handle: PendingStep, masks: np.ndarray | None = None) -> None:
+    def read_logits(self, handle: PendingStep, lines: np.ndarray) -> np.ndarray:
+        assert handle.forwarded is not None, "logits are read before a step is sampled"
+        return self._read_logits(handle.forwarded.logits, lines)
+
+    def sample(self, handle: PendingStep, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         assert handle.forwarded is not None, "a step is sampled once"
+        if changed is not None:
+            logits = self._write_logits(handle.forwarded.logits, changed)
+            handle.forwarded = dataclasses.replace(handle.forwarded, logits=logits)
         mode = handle.mode if masks is None else handle.mode.with_masks
         key = self._key(handle.forwarded, mode)
         self._steps_in_larger_program += handle.is_larger or key.mode is not mode
@@ -257,6 +285,10 @@ class ModelRunner:
     def _on_cpu(self) -> bool:
         return self._mesh.devices.flat[0].platform == "cpu"
 
+    @property
+    def _on_all_devices(self) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec())
+
     def _forward(self, bucket: Bucket, packed: np.ndarray) -> Forwarded:
         self._forward_state, forwarded = self._compiled[bucket](
             self._params, self._forward_state, self._sampling_state.continuation, packed
@@ -270,6 +302,17 @@ class ModelRunner:
             words = self._no_masks[lines] if masks is None else _padded(masks, key, self.spec.mask_words)
         self._sampling_state, sampled = self._compiled[key](self._sampling_state, forwarded, words)
         return sampled
+
+    def _read_logits(self, logits: jax.Array, lines: np.ndarray) -> np.ndarray:
+        program = self._compiled[LogitsKey(len(logits), writes=False)]
+        read = [program(logits, padded(lines[part], fill=0)) for part in parts_of(lines)]
+        return np.concatenate([np.asarray(part) for part in read])[: len(lines)]
+
+    def _write_logits(self, logits: jax.Array, changed: LogitLines) -> jax.Array:
+        nowhere, program = len(logits), self._compiled[LogitsKey(len(logits), writes=True)]
+        for part in parts_of(changed.lines):
+            logits = program(logits, padded(changed.lines[part], fill=nowhere), padded_logits(changed.logits[part]))
+        return logits
 
     def _key(self, forwarded: Forwarded, mode: SamplingMode) -> SamplingKey:
         """The program that samples so."""
@@ -288,6 +331,11 @@ class ModelRunner:
     def _copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         program = self._compiled["hidden_states"]
         return [program(self._forward_state.hidden, packed) for packed in pack_slots(slots)]
+
+    def _write_embeds(self, embeds: EmbeddedTokens) -> None:
+        for first_slot, lines in pack_embeds(embeds):
+            hidden = self._compiled["input_embeds"](self._forward_state.hidden, first_slot, lines)
+            self._forward_state = dataclasses.replace(self._forward_state, hidden=hidden)
 
     def _write_row_tables(self, buffers: list[np.ndarray]) -> None:
         for packed in buffers:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
+from jaxserve.executor.logit_lines import LogitsKey
 from jaxserve.executor.programs import ProgramKey, SamplingKey
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.scoring import LINE_COUNTS, ScoringKey
@@ -26,11 +27,12 @@ class ProgramSet:
     modes: tuple[SamplingMode, ...]  # EVERYTHING among them
     drafts: bool
     hidden_states: bool = False
+    moves_logits: bool = False
 
     @property
     def others(self) -> tuple[str, ...]:
         """What there is one of."""
-        names = ("page_table", "row_tables", "kv_pool", "empty_state")
+        names = ("page_table", "row_tables", "input_embeds", "kv_pool", "empty_state")
         return names + ("history",) * self.drafts + ("hidden_states",) * self.hidden_states
 
     @property
@@ -39,15 +41,22 @@ class ProgramSet:
         return tuple(map(ScoringKey, LINE_COUNTS))
 
     @property
+    def logit_lines(self) -> tuple[LogitsKey, ...]:
+        """Each compiles in an instant."""
+        return LogitsKey.all_of(self.buckets.all) if self.moves_logits else ()
+
+    @property
     def all(self) -> tuple[ProgramKey, ...]:
         """By kind; the forward halves first, which take longest to compile."""
-        return (*self.buckets.all, *SamplingKey.all_of(self.buckets.all, self.modes), *self.scoring, *self.others)
+        sampling = SamplingKey.all_of(self.buckets.all, self.modes)
+        return (*self.buckets.all, *sampling, *self.scoring, *self.logit_lines, *self.others)
 
     @property
     def essential(self) -> tuple[ProgramKey, ...]:
         """Those that serve every step."""
         largest = (self.buckets.extend[-1], self.buckets.decode[-1])
-        return (*largest, *SamplingKey.all_of(largest, (SamplingMode.EVERYTHING,)), self.scoring[-1], *self.others)
+        sampling = SamplingKey.all_of(largest, (SamplingMode.EVERYTHING,))
+        return (*largest, *sampling, self.scoring[-1], *self.logit_lines, *self.others)
 
     @property
     def largest(self) -> tuple[Bucket, Bucket, SamplingKey, ScoringKey]:

@@ -11,7 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.compiler_options import compiler_options
 from jaxserve.executor.forward_batch import Bucket, packed_len
+from jaxserve.executor.input_embeds import EMBED_LINES, write_embeds
 from jaxserve.executor.kv_cache import KVCacheLayout
+from jaxserve.executor.logit_lines import MOVED_LINES, LogitsKey, read_logits, write_logits
 from jaxserve.executor.mesh import platform_of
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
@@ -62,9 +64,9 @@ class SamplingKey(NamedTuple):
         return SamplingKey(widest.num_rows, widest.tokens_per_row, SamplingMode.EVERYTHING)
 
 
-# A step's forward half, its sampling half, what scores its tokens, or the name of what there is one of:
-# StepPrograms.lower_<name>.
-ProgramKey: TypeAlias = Bucket | SamplingKey | ScoringKey | str
+# A step's forward half, its sampling half, what moves logits between them, what scores its tokens, or the name of what there is
+# one of: StepPrograms.lower_<name>.
+ProgramKey: TypeAlias = Bucket | SamplingKey | LogitsKey | ScoringKey | str
 
 
 def program_name(key: ProgramKey) -> str:
@@ -96,6 +98,8 @@ class StepPrograms:
             return self.lower_forward(key, params)
         if isinstance(key, SamplingKey):
             return self.lower_sampling(key)
+        if isinstance(key, LogitsKey):
+            return self.lower_logit_lines(key)
         if isinstance(key, ScoringKey):
             return self.lower_scoring(key, params)
         return getattr(self, f"lower_{key}")()
@@ -140,6 +144,14 @@ class StepPrograms:
         masks = self._whole((num_lines, self._spec.mask_words)) if mode.takes_masks else None
         return self._jit(run, donated=0).lower(self._sampling_state(), forwarded, masks)
 
+    def lower_logit_lines(self, key: LogitsKey) -> Any:
+        """Of (logits, int32 [MOVED_LINES]) -> those lines, or of (logits, lines, logits of the lines) -> logits."""
+        logits, lines = self._whole((key.num_lines, self._spec.vocab_size), jnp.float32), self._whole((MOVED_LINES,))
+        if not key.writes:
+            return self._jit(read_logits).lower(logits, lines)
+        changed = self._whole((MOVED_LINES, self._spec.vocab_size), jnp.float32)
+        return self._jit(write_logits, donated=0).lower(logits, lines, changed)
+
     def lower_scoring(self, key: ScoringKey, params: Params) -> Any:
         """Of (params, hidden states, int32 [lines, 2 + IDS_PER_LINE]) -> ScoredLines."""
         decoder, num_top = self._step.decoder, self._spec.max_top_logprobs
@@ -156,6 +168,12 @@ class StepPrograms:
     def lower_hidden_states(self) -> Any:
         """Of (hidden states, int32 [HIDDEN_LINES] slots) -> float32 [HIDDEN_LINES, hidden size]."""
         return self._jit(copy_lines).lower(self._forward_state().hidden, self._whole((HIDDEN_LINES,)))
+
+    def lower_input_embeds(self) -> Any:
+        """Of (hidden states, int32 [1] slot, float32 [EMBED_LINES, hidden size]) -> hidden states."""
+        hidden = self._forward_state().hidden
+        lines = self._whole((EMBED_LINES, hidden.shape[1]), jnp.float32)
+        return self._jit(write_embeds, donated=0).lower(hidden, self._whole((1,)), lines)
 
     def lower_history(self) -> Any:
         """Of (history, int32 [2 + HISTORY_CHUNK]: row, start, tokens) -> history. Only where drafts are looked up."""

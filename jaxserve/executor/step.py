@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.executor.forward_batch import NUM_DECODE_ROWS, Bucket, ForwardBatch, TokenPlacement, place_tokens, unpack
+from jaxserve.executor.input_embeds import with_given
 from jaxserve.executor.kv_cache import KVPool
 from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata
@@ -33,7 +34,7 @@ class ForwardState:
 
     kv: Any  # the backend's arrays [pages of all layers, *page shape]; each KV group has its part of them
     page_table: jax.Array  # int32 [groups * (max_rows + 1), max_pages_per_row]: group by group, all rows of each
-    hidden: jax.Array  # [slots, hidden size] behind the final norm, of the newest step's tokens; for `scoring`
+    hidden: jax.Array  # [slots, hidden size] behind the final norm, of the newest step's tokens; for `scoring`, `input_embeds`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +81,8 @@ class Step:
             return out, kv
 
         x = self.decoder.embed(params, token_ids)
+        if batch.input_ids is not None:
+            x = with_given(x, token_ids, state.hidden)
         context = self.decoder.context(placement.positions, placement.is_live)
         hidden, kv = self.decoder.forward(params, x, context, state.kv, attend)
         with jax.named_scope("logits"):

@@ -33,6 +33,15 @@ class ReasoningFormat(Protocol):
         """The tag before thinking, where the model writes it itself."""
 
     @property
+    def other_ends(self) -> tuple[str, ...]:
+        """Tags of something else, which end the thinking, too."""
+
+    @property
+    def closing(self) -> str:
+        """What is written for a model that has to stop thinking; it ends with the end tag. A line's end before it is left out
+        where the thinking has one."""
+
+    @property
     def keeps_special_tokens(self) -> bool:
         """Whether tags are special tokens, which must then be part of the text."""
 

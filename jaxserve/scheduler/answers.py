@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from jaxserve.runner import Scores
 
 
 class LogprobBuffer:
-    """Logprobs of one token after the other."""
+    """Of outputs, one token after the other: each step appends to each row's, so it only keeps what it is given."""
 
     def __init__(self, top_num: int, token_ids: np.ndarray | None) -> None:
         """`top_num` likeliest tokens belong to each; `token_ids` int32 [I]: those whose logprobs are wanted besides."""
@@ -53,21 +53,45 @@ class LogprobBuffer:
 
 @dataclasses.dataclass(slots=True)
 class PromptLogprobs:
-    """Of the tokens behind the prompt's positions [next, end): what is still to come. Filled position by position, over chunks
-    and retractions."""
+    """Of the tokens behind the prompt's positions [start, end), as far as `next`. Filled over chunks and retractions; a chunk's
+    stay arrays, since there may be millions."""
 
-    next: int
+    start: int
     end: int  # the last position's token is the first output
-    buffer: LogprobBuffer
+    top_num: int  # as in LogprobBuffer
+    num_ids: int
+    next: int = -1
+    _chunks: list[Scores] = dataclasses.field(default_factory=list)
 
-    def take_in(self, start: int, scores: Scores, lines: Iterable[int]) -> None:
+    def __post_init__(self) -> None:
+        self.next = self.start
+
+    def take_in(self, start: int, scores: Scores, lines: range) -> None:
         """The answers for positions from `start` on."""
         assert start == self.next, f"the prompt's logprobs go on at {self.next}, not at {start}"
-        for line in lines:
-            top_ids = None if scores.top_ids is None else scores.top_ids[line]
-            top_logprobs = None if scores.top_logprobs is None else scores.top_logprobs[line]
-            self.buffer.append(float(scores.logprobs[line]), top_ids, top_logprobs, scores.id_logprobs[line])
-            self.next += 1
+        assert scores.top_ids is not None or not self.top_num, f"{self.top_num} top logprobs wanted, none returned"
+        part = slice(lines.start, lines.stop)
+        # Copied where a part is kept: the whole may be much wider.
+        self._chunks.append(
+            Scores(
+                logprobs=scores.logprobs[part],
+                id_logprobs=scores.id_logprobs[part, : self.num_ids].copy(),
+                top_ids=None if scores.top_ids is None else scores.top_ids[part, : self.top_num].copy(),
+                top_logprobs=None if scores.top_logprobs is None else scores.top_logprobs[part, : self.top_num].copy(),
+            )
+        )
+        self.next += len(lines)
+
+    def take(self) -> TokenLogprobs:
+        """Everything since the last call."""
+        chunks, self._chunks = self._chunks, []
+        out = TokenLogprobs(logprobs=_joined([chunk.logprobs for chunk in chunks], (0,), np.float32))
+        if self.top_num:
+            out.top_ids = _joined([chunk.top_ids for chunk in chunks], (0, self.top_num), np.int32)
+            out.top_logprobs = _joined([chunk.top_logprobs for chunk in chunks], (0, self.top_num), np.float32)
+        if self.num_ids:
+            out.id_logprobs = _joined([chunk.id_logprobs for chunk in chunks], (0, self.num_ids), np.float32)
+        return out
 
 
 class HiddenStateBuffer:
@@ -106,3 +130,7 @@ class HiddenStateBuffer:
 
 def _rows(rows: list[np.ndarray], width: int, dtype: type) -> np.ndarray:
     return np.array(rows, dtype).reshape(len(rows), width)
+
+
+def _joined(parts: Sequence[np.ndarray | None], empty: tuple[int, ...], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(empty, dtype), *(part for part in parts if part is not None)])

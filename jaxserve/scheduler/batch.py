@@ -89,6 +89,7 @@ class StepBuilder:
         if asks & ASKING:
             tokens_per_row = 1 if items else self._num_draft_tokens
             batch.scores = plan_scores(self._table, decode_rows, items, tokens_per_row)
+        needs_masks = bool(flags & (RowFlag.GRAMMAR | RowFlag.PROCESSOR)) or self._rules_begin(flags, batch, seq_lens, sample)
         return StepInput(
             mode=batch.mode,
             rows=batch.rows,
@@ -103,10 +104,18 @@ class StepBuilder:
             needs_adjusting=bool(flags & RowFlag.ADJUSTING),
             needs_logprobs=bool(flags & RowFlag.LOGPROBS),
             needs_top_logprobs=bool(flags & RowFlag.TOP_LOGPROBS),
-            needs_masks=bool(flags & RowFlag.GRAMMAR),
+            needs_masks=needs_masks,
             score_query=None if batch.scores is None else batch.scores.query,
             hidden_slots=None if batch.scores is None else batch.scores.hidden_slots,
         )
+
+    def _rules_begin(self, flags: int, batch: ScheduleBatch, seq_lens: np.ndarray, sample: np.ndarray) -> bool:
+        """Whether the rules of some row may rule out tokens."""
+        if not flags & RowFlag.RULES:
+            return False
+        rows = batch.rows
+        has_rules = (self._table.flags[rows] & RowFlag.RULES) != 0
+        return bool((has_rules & sample & (seq_lens >= self._table.masks_from[rows])).any())
 
     def _decode_lens(self, batch: ScheduleBatch) -> tuple[np.ndarray, np.ndarray]:
         """seq_lens and extend_lens of the decode rows. Steps that also prefill verify no drafts."""

@@ -1,4 +1,4 @@
-"""Constraints: what grammars let the rows of a step sample, and where each request stands in its grammar.
+"""Constraints: what grammars and logit processors let the rows of a step sample, and where each request stands in its grammar.
 
 The masks of a step follow from the tokens of all steps before it. So a step with constrained rows is launched in two phases:
 its forward pass first, and its sampling when the results of the step before are in and the matchers have followed them.
@@ -33,21 +33,33 @@ class Constraints:
         """int32 [R, K, words] for Runner.sample; None if all rows are free for now. All results of earlier steps must have been
         processed."""
         table, spec = self._table, self._spec
-        is_constrained = (table.flags[step.rows] & RowFlag.GRAMMAR) != 0
-        places = (step.sample & table.alive[step.rows] & is_constrained).nonzero()[0].tolist()
+        flags = np.where(step.sample & table.alive[step.rows], table.flags[step.rows], 0)
+        places = (flags & RowFlag.GRAMMAR).nonzero()[0].tolist()
         rows = step.rows[places].tolist()
         matchers = [matcher for row in rows if (matcher := table.req(row).matcher) is not None]
-        verifies = step.mode is ForwardMode.DECODE and spec.num_draft_tokens > 1
-        drafts = [_known(table.drafts[row]) if verifies else [] for row in rows]
-        if all(matcher.is_free_along(tokens) for matcher, tokens in zip(matchers, drafts, strict=True)):
+        drafts = [known_drafts(table, step, row) for row in rows]
+        ruled = (flags & RowFlag.RULES).nonzero()[0].tolist()
+        if not ruled and all(matcher.is_free_along(tokens) for matcher, tokens in zip(matchers, drafts, strict=True)):
             return None
+        verifies = step.mode is ForwardMode.DECODE and spec.num_draft_tokens > 1
         masks = np.full((step.num_rows, spec.num_draft_tokens if verifies else 1, spec.mask_words), -1, np.int32)
-        if not verifies:
+        if verifies:
+            for place, matcher, tokens in zip(places, matchers, drafts, strict=True):
+                matcher.fill_masks_along(tokens, masks[place])
+        else:
             self._fill(matchers, places, masks[:, 0])
-            return masks
-        for place, matcher, tokens in zip(places, matchers, drafts, strict=True):
-            matcher.fill_masks_along(tokens, masks[place])
+        for place in ruled:
+            self._restrict(step, int(step.rows[place]), masks[place])
         return masks
+
+    def _restrict(self, step: StepInput, row: int, masks: np.ndarray) -> None:
+        """What the logit processors of a row leave of its masks."""
+        rules = self._table.req(row).rules
+        assert rules is not None
+        drafts = known_drafts(self._table, step, row)
+        ids = np.concatenate([self._table.known_ids(row), np.array(drafts, np.int32)])
+        for count in range(len(drafts) + 1):
+            rules.restrict(ids[: len(ids) - len(drafts) + count], masks[count])
 
     def _fill(self, matchers: list[Matcher | ThinkingMatcher], places: list[int], out: np.ndarray) -> None:
         plain: dict[int, Matcher] = {}
@@ -62,6 +74,8 @@ class Constraints:
 
     def follow(self, req: Req, token_id: int) -> FinishReason | None:
         """Takes in a request's newest token. The reason to end it, if the grammar gives one."""
+        if req.rules is not None:
+            self._table.masks_from[req.row] = req.rules.free_len(self._table.known_ids(req.row))
         matcher = req.matcher
         if matcher is None:
             return None
@@ -103,7 +117,10 @@ class Constraints:
         return None if error is None else FinishReason.abort(error, 400, "BadRequestError")
 
 
-def _known(drafts: np.ndarray) -> list[int]:
-    """Those that are there: the first of them that is not a token is behind the last."""
+def known_drafts(table: RowTable, step: StepInput, row: int) -> list[int]:
+    """Those that the step verifies: the first of them that is not a token is behind the last."""
+    if step.mode is not ForwardMode.DECODE:
+        return []
+    drafts = table.drafts[row]
     known: list[int] = drafts[: int(np.argmin(np.append(drafts, -1) >= 0))].tolist()
     return known

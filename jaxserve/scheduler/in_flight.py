@@ -11,14 +11,23 @@ from typing import Any
 from jaxserve.runner import PageUpdates, Runner, StepInput
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
 from jaxserve.scheduler.constraints import Constraints
+from jaxserve.scheduler.processors import Processors
 from jaxserve.scheduler.results import ResultProcessor
 
 
 class InFlight:
-    def __init__(self, runner: Runner, builder: StepBuilder, constraints: Constraints, results: ResultProcessor) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        builder: StepBuilder,
+        constraints: Constraints,
+        processors: Processors | None,
+        results: ResultProcessor,
+    ) -> None:
         self._runner = runner
         self._builder = builder
         self._constraints = constraints
+        self._processors = processors  # None: nobody may bring code
         self._results = results
         self._steps: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
 
@@ -36,10 +45,12 @@ class InFlight:
         return step
 
     def finish_launch(self) -> None:
-        """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in."""
+        """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in. Ends requests
+        whose own code fails."""
         if self._constraints.masks_are_due:
             _, step, handle = self._steps[-1]
-            self._runner.sample(handle, self._constraints.masks(step))
+            changed = None if self._processors is None else self._processors.apply(step, handle)
+            self._runner.sample(handle, self._constraints.masks(step), changed)
             self._constraints.masks_are_due = False
 
     def take_in(self, keep: int = 0) -> int:

@@ -13,11 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxserve.config import ServerArgs
+from jaxserve.logit_processors import TokenRules
 from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
 from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
+from jaxserve.types import UserProcessor
 
 # SGLang's place for requests without a priority: behind all that have one.
 _LEAST_URGENT = -(1 << 63)
@@ -62,8 +64,9 @@ class Intake:
             device_stop_ids=own_stop_ids if sampling.ignore_eos else np.concatenate([self._eos, own_stop_ids]),
             stop_text=self._stop_text(message),
             logprobs=self._logprobs(message),
-            token_ids_logprob=self._token_ids_logprob(message),
             thinking=message.thinking,
+            rules=self._rules(message),
+            processor=self._processor(message),
             queue_entry_s=self._wall_clock(),
             waiting_since_s=self._clock(),
         )
@@ -119,21 +122,29 @@ class Intake:
                 f"top_logprobs_num may be at most {self._spec.max_top_logprobs} (--max-top-logprobs), "
                 f"got {message.top_logprobs_num}."
             )
-        return LogprobBuffer(message.top_logprobs_num, self._token_ids_logprob(message))
+        token_ids = np.array(message.token_ids_logprob, np.int32) if message.token_ids_logprob else None
+        return LogprobBuffer(message.top_logprobs_num, token_ids)
 
-    def _token_ids_logprob(self, message: TokenizedGenerateReqInput) -> np.ndarray | None:
-        if not message.return_logprob or not message.token_ids_logprob:
+    def _rules(self, message: TokenizedGenerateReqInput) -> TokenRules | None:
+        rules = message.logit_rules
+        if rules is None or not rules.makes_masks:
             return None
-        return np.array(message.token_ids_logprob, np.int32)
+        return TokenRules(rules, len(message.input_ids), None if self._pieces is None else self._pieces.decoder)
+
+    def _processor(self, message: TokenizedGenerateReqInput) -> UserProcessor | None:
+        processor = None if message.logit_rules is None else message.logit_rules.user
+        if processor is not None and not self._args.enable_custom_logit_processor:
+            raise ValueError("custom_logit_processor may hold code only with --enable-custom-logit-processor.")
+        return processor
 
     def _set_prompt_answers(self, req: Req, message: TokenizedGenerateReqInput) -> None:
         start = message.logprob_start_len
         if req.logprobs is not None and start >= 0:
             if start > req.prompt_len:
                 raise ValueError(f"logprob_start_len may be at most the prompt's {req.prompt_len} tokens, got {start}.")
-            req.logprob_start_len = start
-            buffer = LogprobBuffer(req.logprobs.top_num, req.token_ids_logprob)
-            req.prompt_logprobs = PromptLogprobs(start, req.prompt_len - 1, buffer)
+            req.prompt_logprobs = PromptLogprobs(
+                start, req.prompt_len - 1, req.logprobs.top_num, num_ids=len(message.token_ids_logprob or ())
+            )
         if message.return_hidden_states:
             if not self._spec.returns_hidden_states:
                 raise ValueError("return_hidden_states needs a server that runs with --enable-return-hidden-states.")

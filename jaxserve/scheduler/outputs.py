@@ -177,8 +177,8 @@ def _announce(req: Req, index: int, message: BatchTokenIDOut) -> None:
     if req.sampling.stop_regex:
         message.stop_patterns[index] = req.sampling.stop_regex
     if req.prompt_logprobs is not None:
-        token_ids = req.prompt_ids[req.logprob_start_len :]
-        message.input_logprobs[index] = InputLogprobs(token_ids=token_ids, logprobs=req.prompt_logprobs.buffer.take())
+        token_ids = req.prompt_ids[req.prompt_logprobs.start :]
+        message.input_logprobs[index] = InputLogprobs(token_ids=token_ids, logprobs=req.prompt_logprobs.take())
 
 
 def _last_tokens(tokens: np.ndarray, rows: np.ndarray, ends: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -14,9 +14,10 @@ import numpy as np
 
 from jaxserve.cache.manager import Lease
 from jaxserve.grammar import Matcher, ThinkingMatcher
+from jaxserve.logit_processors import TokenRules
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.stops import StopMatcher
-from jaxserve.types import FinishReason, SamplingParams, Thinking
+from jaxserve.types import FinishReason, SamplingParams, Thinking, UserProcessor
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
@@ -58,11 +59,11 @@ class Req:
     stop_text: StopMatcher | None = None  # set if there are stop strings or patterns
     logprobs: LogprobBuffer | None = None  # of outputs, set if logprobs are returned
     prompt_logprobs: PromptLogprobs | None = None  # set if those of prompt tokens are returned
-    logprob_start_len: int = -1  # the first prompt token of prompt_logprobs
-    token_ids_logprob: np.ndarray | None = None  # int32: tokens whose logprobs are returned at every place
     hidden_states: HiddenStateBuffer | None = None  # set if they are returned
     thinking: Thinking | None = None  # what comes before its grammar
     matcher: Matcher | ThinkingMatcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
+    rules: TokenRules | None = None  # of its named logit processors
+    processor: UserProcessor | None = None  # its own code
 
     state: RequestState = RequestState.WAITING
     lease: Lease | None = None  # from admission to release
@@ -100,6 +101,11 @@ class Req:
     def fill_ids(self) -> np.ndarray:
         """The prompt and, after a retraction, the outputs so far; valid while WAITING."""
         return self.prompt_ids if not len(self.output_ids) else np.concatenate([self.prompt_ids, self.output_ids])
+
+    @property
+    def token_ids_logprob(self) -> np.ndarray | None:
+        """int32: tokens whose logprobs are returned at every place."""
+        return None if self.logprobs is None else self.logprobs.token_ids
 
     @property
     def recompute_from(self) -> int | None:

@@ -28,11 +28,16 @@ from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-_LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR | RowFlag.THINKING  # requests whose newest token is looked at one by one
+_LOOKED_AT = (
+    RowFlag.STOP_TEXT | RowFlag.GRAMMAR | RowFlag.THINKING | RowFlag.RULES
+)  # requests whose newest token is looked at one by one
 _ANSWERED = RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES  # requests to whose tokens more belongs
 
 _BROKEN_LOGITS = "The model's logits were not numbers (NaN or infinite) for this request."
-_NO_CANDIDATES = "No token is left to sample: the request's grammar, logit_bias and min_new_tokens rule out all of them."
+_NO_CANDIDATES = (
+    "No token is left to sample: the request's grammar, logit processors, logit_bias and min_new_tokens rule out all of them."
+)
+_RULING_OUT = RowFlag.GRAMMAR | RowFlag.ADJUSTING | RowFlag.RULES | RowFlag.PROCESSOR
 
 
 class ResultProcessor:
@@ -142,7 +147,7 @@ class ResultProcessor:
     def _end_without_token(self, rows: np.ndarray, tokens: np.ndarray) -> None:
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             req = self._table.req(row)
-            if token == NO_CANDIDATES and self._table.flags[row] & (RowFlag.GRAMMAR | RowFlag.ADJUSTING):
+            if token == NO_CANDIDATES and self._table.flags[row] & _RULING_OUT:
                 reason = self._constraints.failure(req) or FinishReason.abort(_NO_CANDIDATES, 400, "BadRequestError")
             else:
                 self._residents.discard_prefix(req)

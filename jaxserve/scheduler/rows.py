@@ -40,6 +40,8 @@ class RowFlag:
     SCORES = 512  # logprobs of prompt tokens, or of tokens that the request names
     HIDDEN_STATES = 1024
     THINKING = 2048  # its grammar begins when it has thought: its tokens are looked at, no mask is needed
+    RULES = 4096  # named logit processors: from masks_from on masks are needed
+    PROCESSOR = 8192  # code of the user's own
     UNANNOUNCED = 128  # nothing was sent yet: the next message carries what the detokenizer must know
 
 
@@ -74,6 +76,7 @@ class RowTable:
         self.send_every = np.zeros(max_rows, np.int32)
         self.decode_flags = np.zeros(max_rows, np.uint8)  # as in BatchTokenIDOut
         self.flags = np.zeros(max_rows, np.uint16)  # RowFlag bits
+        self.masks_from = np.zeros(max_rows, np.int32)  # with RowFlag.RULES: shorter sequences may go on with any token
         self.ignores_eos = np.zeros(max_rows, bool)
         self.verify_steps = np.zeros(max_rows, np.int32)  # steps that verified drafts for the request, and drafts it accepted
         self.accepted_drafts = np.zeros(max_rows, np.int32)
@@ -102,6 +105,8 @@ class RowTable:
         self.send_at_len[row] = 1 if is_first_streamed else req.sent_len + self.send_every[row]
         self.decode_flags[row] = decode_flags(req)
         self.flags[row] = _row_flags(req, self.thinks_ahead)
+        if req.rules is not None:
+            self.masks_from[row] = req.rules.free_len(self.tokens[row, :fill_len])
         self.ignores_eos[row] = req.sampling.ignore_eos
         self.verify_steps[row], self.accepted_drafts[row] = req.verify_steps, req.accepted_drafts
         self.own_stop_ids[row] = NO_TOKEN
@@ -130,6 +135,10 @@ class RowTable:
         req = self.reqs[row]
         assert req is not None, f"row {row} holds no request"
         return req
+
+    def known_ids(self, row: int) -> np.ndarray:
+        """The sequence of a row; a view."""
+        return self.tokens[row, : int(self.known_len[row])]
 
     def output_ids(self, row: int, start: int = 0) -> np.ndarray:
         """The known outputs of a row from output `start` on; a view."""
@@ -166,6 +175,10 @@ def _row_flags(req: Req, thinks_ahead: bool) -> int:
     if req.matcher is not None:
         thinks_ahead = thinks_ahead and req.hidden_states is None and req.matcher.is_free_along(())
         flags |= RowFlag.THINKING if thinks_ahead else RowFlag.GRAMMAR
+    if req.rules is not None:
+        flags |= RowFlag.RULES
+    if req.processor is not None:
+        flags |= RowFlag.PROCESSOR
     if req.stop_text is not None:
         flags |= RowFlag.STOP_TEXT
     if not req.announced:

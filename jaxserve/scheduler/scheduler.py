@@ -22,6 +22,7 @@ import numpy as np
 from jaxserve.cache.manager import CacheManager
 from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
+from jaxserve.logit_processors import ProcessorHost
 from jaxserve.messages import (
     SCHEDULER,
     AbortReq,
@@ -50,6 +51,7 @@ from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
+from jaxserve.scheduler.processors import Processors
 from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.requests import GAVE_WAY_MESSAGE, QUEUE_FULL_MESSAGE, UNAVAILABLE, Requests
 from jaxserve.scheduler.residents import Residents
@@ -84,12 +86,13 @@ class Scheduler:
         decoder: StopTextDecoder | None,
         sink: OutputSink,
         grammars: Compiler | None = None,
+        processors: ProcessorHost | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         address: WorkerAddress = WorkerAddress(SCHEDULER),
     ) -> None:
-        """`decoder` and `grammars` may be None: then requests with stop strings, or with a grammar, are refused. `clock` is for
-        time-outs and rates, `wall_clock` for the Unix times in replies."""
+        """`decoder`, `grammars` and `processors` may be None: then requests with stop strings, with a grammar, or with code are
+        refused. `clock` is for time-outs and rates, `wall_clock` for the Unix times in replies."""
         spec = runner.spec
         self.args = args
         self._runner = runner
@@ -145,7 +148,9 @@ class Scheduler:
             finish=self._requests.finish,
             wall_clock=wall_clock,
         )
-        self._in_flight = InFlight(runner, StepBuilder(self._table, spec.num_draft_tokens), constraints, self._results)
+        changes_logits = None if processors is None else Processors(processors, runner, self._table, self._requests.finish)
+        builder = StepBuilder(self._table, spec.num_draft_tokens)
+        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results)
         self._memory = DecodeMemory(
             cache=self.cache,
             table=self._table,
@@ -368,6 +373,7 @@ class Scheduler:
     def finish_launch(self) -> None:
         """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in."""
         self._in_flight.finish_launch()
+        self._outputs.flush()
 
     def process_results(self, keep: int = 0) -> None:
         """Takes in the results of launched steps, oldest first, until `keep` are left in flight. Waits for them."""

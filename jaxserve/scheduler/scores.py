@@ -127,7 +127,7 @@ def plan_scores(table: RowTable, decode_rows: np.ndarray, items: Sequence[Prefil
         slot = last_slot + 1
     query = None
     if scores.count:
-        needs_top = any(part.req.prompt_logprobs.buffer.top_num for part in scores.parts if part.req.prompt_logprobs)
+        needs_top = any(part.req.prompt_logprobs.top_num for part in scores.parts if part.req.prompt_logprobs)
         query = ScoreQuery(np.concatenate(scores.slots), np.concatenate(targets), _padded(token_ids), needs_top)
     return ScorePlan(scores, hidden, query)
 

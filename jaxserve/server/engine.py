@@ -63,7 +63,7 @@ class Engine:
         if server_args is None:
             named = {"model_path": model_path} if model_path else {}
             # One program brings all requests, as many as it has.
-            defaults = {"log_level": "warning", "max_queued_requests": None}
+            defaults = {"log_level": "warning", "max_queued_requests": None, "max_reply_numbers": None}
             server_args = ServerArgs.of({**defaults, **named, **options})
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")
@@ -158,7 +158,8 @@ class Engine:
         return NativeJob(native, self.server_args, self._token_texts.__getitem__)
 
     async def _whole(self, job: NativeJob) -> Reply | list[Reply]:
-        return await job.whole(self._pipeline.manager.generate(job.native.req))
+        manager = self._pipeline.manager
+        return await job.whole(manager.generate(job.native.req), manager.lanes, lambda reply: reply)
 
     # --- control
 

@@ -30,6 +30,7 @@ from jaxserve.messages import (
 )
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
+from jaxserve.server.logit_processors import RulePlan, plan_all, rules_of
 from jaxserve.server.request_checks import (
     ModelLimits,
     cache_namespace,
@@ -46,7 +47,7 @@ from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.tokenizer import Tokenizer
-from jaxserve.types import FinishReason
+from jaxserve.types import FinishReason, LogitRules
 
 # Texts of a batch that a thread tokenizes together.
 _TEXT_CHARS_PER_PART = 64 * 1024
@@ -56,8 +57,18 @@ SEQUENCES_PER_PART = 256
 HEALTH_CHECK_RID = "HEALTH_CHECK"
 
 _RID_BYTES = 16
+_CHARS_PER_TOKEN = 4  # more or less: which lane a text goes to depends on its length
 _CHARS_PER_PATTERN_SET = INLINE_CHARS + 1  # compiling one takes milliseconds at worst: never on the loop
 _ABORTED = FinishReason.abort("The request was aborted.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _PromptPlan:
+    """What was found out about a prompt."""
+
+    room: int  # for so many new tokens
+    rule_plan: RulePlan
+    rules: LogitRules | None
 
 
 class Generation:
@@ -86,6 +97,7 @@ class Generation:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
         runs. The tokenizer is needed for prompts that are texts."""
         check_shape(req, limits)
+        plans = plan_all(req, limits)
         sets = pattern_sets(req)
         received_s, rids = time.time(), self._free_rids(req)
         sink = self._journal.open(req, rids, received_s, sink)
@@ -103,8 +115,9 @@ class Generation:
             prompts = self._with_sessions(req, sequences, prompts, limits, bos_token_id)
             req.prompt_ids = await _check_prompts(prompts, limits)
             rooms = _rooms(req, limits)
+            rules = await self._rules(req, plans, limits, tokenizer)
             self._journal.accepted(sink)
-            await self._send_request(req, sequences, rooms)
+            await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules)])
             yield
         finally:
             self._leave(sequences)
@@ -167,13 +180,33 @@ class Generation:
             check_prompt(prompts[index], limits)
         return prompts
 
+    async def _rules(
+        self, req: GenerateReqInput, plans: list[RulePlan], limits: ModelLimits, tokenizer: Tokenizer | None
+    ) -> list[LogitRules | None]:
+        """Of each prompt. Where thinking is counted, the prompt's text is looked at."""
+        is_open = req.thinking is not None and req.thinking.begin is None
+        rules: list[LogitRules | None] = []
+        for first in range(0, len(plans), SEQUENCES_PER_PART):
+            part = plans[first : first + SEQUENCES_PER_PART]
+            ids = req.prompt_ids[first : first + SEQUENCES_PER_PART]
+
+            def find(part: list[RulePlan] = part, ids: list[np.ndarray] = ids) -> list[LogitRules | None]:
+                pairs = zip(part, ids, strict=True)
+                return [rules_of(plan, prompt, limits.reasoning, tokenizer, is_open=is_open) for plan, prompt in pairs]
+
+            if any(plan.thinking_tokens is not None for plan in part):
+                rules += await self._lanes.run(_CHARS_PER_TOKEN * sum(map(len, ids)), find)
+            else:
+                rules += find()
+        return rules
+
     async def _send_request(
         self,
         req: GenerateReqInput,
         sequences: list[LiveSequence],
-        rooms: list[int],
+        plans: list[_PromptPlan],
     ) -> None:
-        """One message for each part, with one entry per prompt in it. `rooms`: new tokens that each prompt leaves room for."""
+        """One message for each part, with one entry per prompt in it."""
         prompts = req.prompt_ids
         for first in range(0, len(sequences), SEQUENCES_PER_PART):
             if first:
@@ -184,7 +217,7 @@ class Generation:
                 ids = prompts[prompt]
                 wanted = self._wanted(group, len(ids))
                 if wanted:
-                    batch.append(_to_scheduler_form(req, prompt, wanted, ids, rooms[prompt]))
+                    batch.append(_to_scheduler_form(req, prompt, wanted, ids, plans[prompt]))
             if len(batch) == 1:
                 self._send(batch[0])
             elif batch:
@@ -224,10 +257,11 @@ class Generation:
 
 
 def _to_scheduler_form(
-    req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, room: int
+    req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, plan: _PromptPlan
 ) -> TokenizedGenerateReqInput:
     n, options = req.num_samples, req.options[prompt]
-    first, *others = [sample_params(req.sampling_params[prompt], s.index % n, room) for s in sequences]
+    biases = plan.rule_plan.biases
+    first, *others = [sample_params(req.sampling_params[prompt], s.index % n, plan.room, biases) for s in sequences]
     return TokenizedGenerateReqInput(
         rid=sequences[0].rid,
         input_ids=ids,
@@ -241,6 +275,7 @@ def _to_scheduler_form(
         priority=options.priority,
         extra_key=cache_namespace(options.extra_key, options.cache_salt),
         thinking=req.thinking,
+        logit_rules=plan.rules,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],
@@ -271,7 +306,8 @@ async def _check_prompts(prompts: list[list[int]], limits: ModelLimits) -> list[
 def _rooms(req: GenerateReqInput, limits: ModelLimits) -> list[int]:
     """New tokens that each prompt leaves room for."""
     pairs = zip(req.sampling_params, req.prompt_ids, strict=True)
-    return [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
+    rooms = [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
+    return limits.reply.rooms(req, [len(ids) for ids in req.prompt_ids], rooms)
 
 
 def _draw_rids(req: GenerateReqInput) -> list[str]:

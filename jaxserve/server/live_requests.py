@@ -12,10 +12,11 @@ import dataclasses
 import time
 from typing import Any
 
-from jaxserve.messages import BatchStrOut, InputLogprobs, RequestTimes, TokenLogprobs
-from jaxserve.server.requests import GenerationChunk, TokenLogprob
+from jaxserve.messages import BatchStrOut, RequestTimes
+from jaxserve.server.requests import GenerationChunk
 from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
+from jaxserve.server.token_logprobs import logprobs_of_tokens
 from jaxserve.types import FinishReason
 
 
@@ -106,13 +107,12 @@ class LiveTable:
             if sequence.call is None:
                 continue  # its client left
             call, ids = sequence.call, token_ids[start:end]
-            logprobs = _token_logprobs(ids, all_logprobs[i]) if i in all_logprobs else []
+            logprobs = list(logprobs_of_tokens(ids, all_logprobs[i])) if i in all_logprobs else []
             meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
             if has_more:
                 chunk.hidden_states = out.hidden_states.get(i)
-                if i in out.input_logprobs:
-                    chunk.input_logprobs = _input_logprobs(out.input_logprobs[i])
+                chunk.input_logprobs = out.input_logprobs.get(i)
             if hold:
                 self._hold(call, chunk)
             else:
@@ -144,24 +144,6 @@ class LiveTable:
     def end_all(self, reason: FinishReason) -> None:
         for sequence in list(self._live.values()):
             self.end(sequence, reason)
-
-
-def _token_logprobs(ids: list[int], logprobs: TokenLogprobs) -> list[TokenLogprob]:
-    entries = [TokenLogprob(token, value, []) for token, value in zip(ids, logprobs.logprobs.tolist(), strict=True)]
-    if logprobs.top_ids is not None and logprobs.top_logprobs is not None:
-        tops = zip(logprobs.top_ids.tolist(), logprobs.top_logprobs.tolist(), strict=True)
-        for entry, (top_ids, top_values) in zip(entries, tops, strict=True):
-            entry.top = list(zip(top_ids, top_values, strict=True))
-    if logprobs.id_logprobs is not None:
-        for entry, values in zip(entries, logprobs.id_logprobs.tolist(), strict=True):
-            entry.id_logprobs = values
-    return entries
-
-
-def _input_logprobs(logprobs: InputLogprobs) -> list[TokenLogprob]:
-    """An aborted request may have fewer than tokens."""
-    first, *others = [*logprobs.token_ids[: len(logprobs.logprobs.logprobs) + 1].tolist()] or [None]
-    return [] if first is None else [TokenLogprob(first, None, []), *_token_logprobs(others, logprobs.logprobs)]
 
 
 def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens: int) -> dict[str, Any]:

@@ -9,13 +9,15 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from jaxserve.parsers.base import ReasoningFormat
 from jaxserve.server.prompt_encoding import TooManyTokensError
+from jaxserve.server.reply_limits import NO_REPLY_LIMITS, ReplyLimits
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.text.scanner import moves_of
@@ -50,6 +52,9 @@ class ModelLimits:
     makes_text: bool = True  # there is a tokenizer
     max_running: int = 0  # sequences at once
     max_queued: int | None = None  # that wait; None: no limit
+    reply: ReplyLimits = NO_REPLY_LIMITS
+    reasoning: ReasoningFormat | None = None  # how the model thinks, if the server knows it
+    runs_user_code: bool = False
 
     @staticmethod
     def of(
@@ -60,6 +65,9 @@ class ModelLimits:
         follows_grammars: bool,
         makes_text: bool,
         max_queued: int | None,
+        reply: ReplyLimits,
+        reasoning: ReasoningFormat | None,
+        runs_user_code: bool,
     ) -> ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
@@ -71,6 +79,9 @@ class ModelLimits:
             makes_text=makes_text,
             max_running=info["max_rows"],
             max_queued=max_queued,
+            reply=reply,
+            reasoning=reasoning,
+            runs_user_code=runs_user_code,
         )
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:
@@ -157,7 +168,7 @@ def _check_options(options: PromptOptions, limits: ModelLimits) -> None:
         raise RequestError(message, param="token_ids_logprob")
     wrong = next((token for token in token_ids if not 0 <= token < limits.vocab_size), None)
     if wrong is not None:
-        message = f"token_ids_logprob must hold token ids in [0, {limits.vocab_size}), got {wrong}."
+        message = f"token_ids_logprob holds an out-of-vocabulary token id: {wrong} is not in [0, {limits.vocab_size})."
         raise RequestError(message, param="token_ids_logprob")
     if options.priority is not None and abs(options.priority) > _LARGEST_INT32:
         raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {options.priority}.", param="priority")
@@ -315,8 +326,11 @@ def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits,
     return params.max_new_tokens
 
 
-def sample_params(params: SamplingParams, sample: int, max_new_tokens: int) -> SamplingParams:
-    """The parameters of one of n samples. Sample j of a seeded request has the seed plus j."""
+def sample_params(
+    params: SamplingParams, sample: int, max_new_tokens: int, biases: Mapping[int, float] | None = None
+) -> SamplingParams:
+    """The parameters of one of n samples. Sample j of a seeded request has the seed plus j. `biases` come on top of its own;
+    what is left of custom_params goes another way."""
     seed = params.sampling_seed
     if seed is not None:
         seed = (seed + sample + _SEED_RANGE // 2) % _SEED_RANGE - _SEED_RANGE // 2
@@ -329,6 +343,8 @@ def sample_params(params: SamplingParams, sample: int, max_new_tokens: int) -> S
         # Numbers without an upper limit, cut to what fits a message and a device array; larger ones mean the same.
         top_k=min(params.top_k, UNLIMITED_TOP_K),
         stream_interval=params.stream_interval and min(params.stream_interval, _LARGEST_INT32),
+        logit_bias={**params.logit_bias, **biases} if biases else params.logit_bias,
+        custom_params=None,
     )
 
 

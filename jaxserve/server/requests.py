@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from jaxserve.messages import HiddenStates
+from jaxserve.messages import HiddenStates, InputLogprobs
 from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 # HTTP status -> SGLang's name of the error.
@@ -74,6 +74,8 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    custom_logit_processor: str | None = None  # a name, or code
+    max_thinking_tokens: int | None = None
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -139,8 +141,16 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
     finish_reason: FinishReason | None = None
     meta: dict[str, Any] = {}  # last chunk: e2e_latency, queue_time, num_retractions, ...
     weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
-    input_logprobs: list[TokenLogprob] | None = None  # of prompt tokens, once, if they were asked for
+    input_logprobs: InputLogprobs | None = None  # of prompt tokens, once, if they were asked for
     hidden_states: HiddenStates | None = None  # what the chunk's tokens add to them, if they were asked for
+
+    @property
+    def num_numbers(self) -> int:
+        """Logprobs and components of hidden states that it brings."""
+        count = sum(1 + len(entry.top) + len(entry.id_logprobs) for entry in self.logprobs)
+        if self.input_logprobs is not None:
+            count += self.input_logprobs.logprobs.num_numbers
+        return count if self.hidden_states is None else count + self.hidden_states.num_numbers
 
 
 def raise_if_failed(chunk: GenerationChunk) -> None:

@@ -22,6 +22,7 @@ import zmq
 from jaxserve.config import ServerArgs
 from jaxserve.grammar import GrammarCompiler, JsonStyle
 from jaxserve.ipc import Receiver, Sender
+from jaxserve.logit_processors import ProcessorHost
 from jaxserve.messages import SCHEDULER, DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
 from jaxserve.runner import Runner, RunnerSpec
 from jaxserve.scheduler.loop import SchedulerLoop
@@ -125,7 +126,10 @@ def serve(
         transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
         watchdog = Watchdog(args.watchdog_timeout, lambda reason: _give_up(context, reason))
         grammars = _grammar_compiler(args, runner.spec, tokenizer_json) if args.follows_grammars else None
-        scheduler = Scheduler(args, runner, decoder=decoder, sink=transport, grammars=grammars, address=context.address)
+        processors = ProcessorHost(args.custom_logit_processor_timeout_s) if args.enable_custom_logit_processor else None
+        scheduler = Scheduler(
+            args, runner, decoder=decoder, sink=transport, grammars=grammars, processors=processors, address=context.address
+        )
         loop = SchedulerLoop(
             scheduler,
             transport,
@@ -143,6 +147,8 @@ def serve(
         finally:
             if grammars is not None:
                 grammars.close()
+            if processors is not None:
+                processors.close()
             receiver.close()
             to_detokenizer.close()
             to_tokenizer.close()

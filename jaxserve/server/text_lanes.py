@@ -22,6 +22,8 @@ INLINE_CHARS = 2000
 LONG_CHARS = 256 * 1024
 _SHORT_THREADS = 2
 _MOST_LONG_THREADS = 8
+# A number in a reply, such as a logprob, takes about as long to write as so many characters to tokenize.
+CHARS_PER_NUMBER = 10
 # After so much text, freed memory is given back to the system.
 _TRIM_CHARS = 1024 * 1024
 

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import httpx
 
-from scripts.published_tests import launch, modules
+from scripts.published_tests import engines, launch, modules
 
 _REFUSED_CHARS = 300
 # Imported by their helpers, needed by few of the tests here.
@@ -110,6 +110,9 @@ def _all_tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 def main() -> None:
     package, checkout, file, results = sys.argv[1:5]
     modules.install(package, pathlib.Path(checkout) / "python", _OF_THEIR_HELPERS)
+    engines.load_local_models()
+    for name in (package, f"{package}.srt.entrypoints.engine"):
+        setattr(importlib.import_module(name), "Engine", engines.TheirEngine)  # noqa: B010 (a made-up module)
     helpers = importlib.import_module(f"{package}.test.test_utils")
     helpers.popen_launch_server = launch.popen_launch_server
     helpers.STDOUT_FILENAME = str(pathlib.Path(results).with_suffix(".stdout"))  # /tmp's would be another run's too

@@ -1,7 +1,7 @@
 """Our server where a foreign test starts theirs: the same options under the same names, but the demo model (`checkpoint`).
 
-Options that tune a device or a library of theirs mean nothing here and are left out; so are those that switch on a feature some
-tests of a file use, since the other tests of that file need nothing of it. Any other option that we lack is `NotOursError`.
+Options that tune a device, a library or the number of processes mean nothing here and are left out; so are those that switch on
+what is always on here, or a feature that only some tests of a file use. Any other option that we lack is `NotOursError`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import httpx
@@ -22,15 +22,17 @@ from scripts.published_tests.files import LARGE_VOCABULARY, OPTIONS
 from scripts.published_tests.modules import NotOursError, environment, is_port_available
 
 _OF_THEIR_DEVICES = """
-    --attention-backend --cuda-graph-bs-decode --cuda-graph-max-bs --cuda-graph-max-bs-decode --decode-attention-backend
-    --device --disable-cuda-graph --disable-piecewise-cuda-graph --dist-init-addr --download-dir --dp-size --dtype
-    --grammar-backend --mem-fraction-static --nnodes --node-rank --precompile-bs-paddings --precompile-token-paddings
-    --prefill-attention-backend --sampling-backend --tp --tp-size --use-sort-for-toppk-minp
+    --attention-backend --cuda-graph-backend-prefill --cuda-graph-bs-decode --cuda-graph-max-bs --cuda-graph-max-bs-decode
+    --decode-attention-backend --device --disable-cuda-graph --disable-piecewise-cuda-graph --dist-init-addr --download-dir
+    --dp-size --dtype --grammar-backend --mem-fraction-static --nnodes --node-rank --precompile-bs-paddings
+    --precompile-token-paddings --prefill-attention-backend --sampling-backend --tokenizer-worker-num --tp --tp-size
+    --use-sort-for-toppk-minp
 """
 _OF_SOME_TESTS = """
     --enable-custom-logit-processor --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers
-    --enable-return-hidden-states --enable-torch-compile --reasoning-parser --tool-call-parser
+    --enable-torch-compile
 """
+_ALWAYS_ON = "--enable-streaming-session"
 
 
 def _lack(name: str) -> NoReturn:
@@ -42,17 +44,39 @@ _OF_ENVIRONMENT: dict[str, Callable[[Any], list[str]]] = {
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": lambda _: _lack("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"),
     "SGLANG_REQ_RUNNING_TIMEOUT": lambda value: ["--request-running-timeout-s", str(value)],
     "SGLANG_REQ_WAITING_TIMEOUT": lambda value: ["--request-waiting-timeout-s", str(value)],
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": lambda value: [] if str(value) == "True" else ["--logprobs-after-temperature"],
     "SGLANG_TEST_RETRACT": lambda _: _lack("SGLANG_TEST_RETRACT"),
 }
 _SMALL = (
     ("--max-running-requests", "8"),  # steps of many rows and a large vocabulary take seconds on two cores
     ("--json-model-override-args", '{"max_position_embeddings": 16384}'),
 )
-_LEFT_OUT = frozenset((_OF_THEIR_DEVICES + _OF_SOME_TESTS).split())
+_LEFT_OUT = frozenset((_OF_THEIR_DEVICES + _OF_SOME_TESTS + _ALWAYS_ON).split())
 
 
 def known_options() -> set[str]:
     return {name for parameter in serve.params for name in parameter.opts}
+
+
+def _file() -> str:
+    return pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name
+
+
+def served_model() -> str:
+    return os.environ["PUBLISHED_TESTS_MODEL"] if _file() in LARGE_VOCABULARY else demo_model_path()
+
+
+def options_of_file() -> tuple[tuple[str, str], ...]:
+    """What a server of this file is given unless the test says otherwise."""
+    return (*_SMALL, *OPTIONS.get(_file(), ()))
+
+
+def options_of_environment(env: Mapping[str, str]) -> list[str]:
+    """What the environment variables of theirs say that are set. Raises NotOursError."""
+    options: list[str] = []
+    for variable, value in (os.environ | dict(env) | environment.now).items():
+        options += _OF_ENVIRONMENT[variable](value) if variable in _OF_ENVIRONMENT else []
+    return options
 
 
 def translate(theirs: Sequence[Any]) -> list[str]:
@@ -85,27 +109,24 @@ def popen_launch_server(
     **_: Any,
 ) -> subprocess.Popen[bytes]:
     """With the arguments of theirs. The server goes by the name of the model the test asks for."""
-    options = translate(other_args or ())
-    for variable, value in (os.environ | (env or {}) | environment.now).items():
-        options += _OF_ENVIRONMENT[variable](value) if variable in _OF_ENVIRONMENT else []
+    options = translate(other_args or ()) + options_of_environment(env or {})
     port = int(base_url.rpartition(":")[2].rstrip("/"))
     if not is_port_available(port):
         raise RuntimeError(f"port {port} is in use: another run? CUDA_VISIBLE_DEVICES=1 gives this one other ports")
-    file = pathlib.Path(os.environ["PUBLISHED_TESTS_FILE"]).name
-    for option, default in (*_SMALL, *OPTIONS.get(file, ())):
+    for option, default in options_of_file():
         options += [] if option in options else [option, default]
-    path = os.environ["PUBLISHED_TESTS_MODEL"] if file in LARGE_VOCABULARY else demo_model_path()
-    command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", path, "--served-model-name", str(model)]
+    command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", served_model(), "--served-model-name", str(model)]
     command += ["--port", str(port), *(["--api-key", api_key] if api_key else []), *options]
     out, error = return_stdout_stderr or (None, None)
-    with open(pathlib.Path(os.environ["PUBLISHED_TESTS_LOG"]), "ab") as log:
+    log_path = pathlib.Path(os.environ["PUBLISHED_TESTS_LOG"])
+    with log_path.open("ab") as log:
         log.write(f"\n$ {' '.join(command)}\n".encode())
         log.flush()
         process = subprocess.Popen(command, stdout=out or log, stderr=error or log)
     deadline_s = time.monotonic() + timeout
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            raise RuntimeError(f"the server ended at its start with {' '.join(options)}")
+            raise RuntimeError(f"the server ended at its start with {' '.join(options)}: {_last_line(log_path)}")
         try:
             headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
             if httpx.get(base_url + "/ready", headers=headers, timeout=5).status_code == 200:
@@ -115,3 +136,7 @@ def popen_launch_server(
         time.sleep(0.2)
     process.kill()
     raise TimeoutError(f"the server was not ready after {timeout:g} s")
+
+
+def _last_line(log: pathlib.Path) -> str:
+    return next((line for line in reversed(log.read_text(errors="replace").splitlines()) if line.strip()), "")

@@ -32,10 +32,6 @@ FULL_POOL_BYTES = 130 * 10**9  # as much as a server leaves to the KV cache of a
 Prove = Callable[..., Facts]
 
 
-# The copy of the step's hidden states is one launch; in the list of thunks it stands within others, which launch nothing.
-AROUND_A_COPY = 3
-
-
 def blueprint(folder: Path, config: dict[str, Any], tp_size: int, num_layers: int = LAYERS, **options: Any) -> Blueprint:
     write_config(folder, {**config, "num_hidden_layers": num_layers})
     args = ServerArgs(model_path=str(folder), tp_size=tp_size, **options)
@@ -119,7 +115,7 @@ def test_a_layer_of_decode_is_few_launches_and_the_step_one_graph(
     full = plan.lower(bucket, plan.pages_each(FULL_POOL_BYTES // sum(plan.page_bytes)))
     assert prove(full).launches == launches[1]
     thunks = thunks_of(lowered)
-    assert (thunks.graphs, thunks.in_graphs - AROUND_A_COPY, thunks.outside) == (1, launches[1], ())
+    assert (thunks.graphs, thunks.in_graphs, thunks.outside) == (1, launches[1], ())
 
 
 def test_prefill_and_sampling_are_one_graph_each(tmp_path: Path, thunks_of: Callable[[Any], Thunks]) -> None:

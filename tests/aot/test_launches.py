@@ -46,6 +46,10 @@ condition:
     006: kCustomKernel [source | sink] loop_compare_fusion
 000: kCommandBuffer [prev=005 (1) | sink]
     007: kCublasLtMatmul [source | sink] kCublasLtMatmul
+    008: kAsyncStart     [prev=007 (1) | sink] stream=computation_stream[0], async_id=39
+        010: kDynamicSliceFusion [source | sink] params=1, results=1
+            009: kCopy [source | sink] kCopy
+    011: kAsyncDone      [source | sink] async_id=39
 """
 
 
@@ -54,5 +58,5 @@ def test_launches() -> None:
 
 
 def test_thunks() -> None:
-    assert parse_thunks(THUNKS) == Thunks(graphs=2, in_graphs=4, outside=("kAllReduce", "kWhile"))
+    assert parse_thunks(THUNKS) == Thunks(graphs=2, in_graphs=5, outside=("kAllReduce", "kWhile"))
     assert parse_thunks("001: kCustomKernel [source | sink] fusion\n") == Thunks(0, 0, ("kCustomKernel",))

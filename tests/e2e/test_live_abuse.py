@@ -1,4 +1,4 @@
-"""The fuzzing mix of `make fuzz` for a quarter of a minute, so that it does not rot: its own report must find no fault.
+"""`make fuzz` and `make fuzz-api` for a few seconds each, so that they do not rot: their own reports must find no fault.
 
 Whether a witness waits too long is left to the long run: here other tests share the machine.
 """
@@ -36,3 +36,11 @@ def test_a_short_mix_finds_no_fault(tmp_path: pathlib.Path, compilation_cache: s
     assert report["witness"]["alone"]["whole"] > 0
     assert report["witness"]["mixed"]["requests"] > 0
     assert len(report["outcomes"]) > 15, report["outcomes"]
+
+
+def test_a_few_requests_of_the_schema_find_no_fault(tmp_path: pathlib.Path, compilation_cache: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.abuse.api", "--minutes", "0.15", "--out", str(tmp_path)]
+    command += ["--", "--compilation-cache-dir", compilation_cache]
+    result = subprocess.run(command, cwd=_ROOT, env=environment(), capture_output=True, text=True, timeout=400, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "POST /v1/chat/completions" in result.stdout

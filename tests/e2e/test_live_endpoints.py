@@ -141,4 +141,4 @@ def test_scores_are_the_probabilities_of_the_next_token(demo_server: LiveServer)
     shares = demo_server.post("/v1/score", {**body, "apply_softmax": True}).json()["scores"]
     assert [sum(share) for share in shares] == pytest.approx([1, 1])
     wrong = demo_server.post("/v1/score", {**body, "label_token_ids": [10**6]})
-    assert wrong.status_code == 400 and "label_token_ids must hold token ids in" in wrong.json()["error"]["message"]
+    assert wrong.status_code == 400 and "an out-of-vocabulary token id" in wrong.json()["error"]["message"]

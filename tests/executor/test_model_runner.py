@@ -14,11 +14,12 @@ from checkpoints import load_model
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
-from jaxserve.runner import PageUpdates, RowState, ScoreQuery, StepInput, launch
+from jaxserve.runner import NO_TOKEN_ID, EmbeddedTokens, LogitLines, PageUpdates, RowState, ScoreQuery, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 PAGE_SIZE = 1
 NOTHING = np.zeros(0, np.int32)
+PAGES = [field.name for field in dataclasses.fields(PageUpdates)]
 
 
 def ints(*values: int) -> np.ndarray:
@@ -40,6 +41,7 @@ def args(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ServerArgs:
         context_length=300,
         chunked_prefill_size=16,
         enable_return_hidden_states=True,
+        enable_custom_logit_processor=True,
         decode_row_buckets=(4,),
         compilation_cache_dir=str(tmp_path_factory.mktemp("cache")),
     )
@@ -117,6 +119,42 @@ def test_more_page_updates_than_a_step_carries(runner: ModelRunner, model: Path)
     assert run(runner, shared) == oracle(model, prompt, 1)[0]
 
 
+def test_logits_are_read_and_changed_between_the_halves(runner: ModelRunner, model: Path) -> None:
+    prompts = {0: [20, 21, 22], 1: [30, 31], 3: [40, 41, 42, 43]}
+    with torch.inference_mode():
+        expected = {row: load_model(model)(torch.tensor([ids])).logits[0, -1].numpy() for row, ids in prompts.items()}
+    parts = [step(row, 0, ids, [700 + 8 * row + i for i in range(len(ids))]) for row, ids in prompts.items()]
+    whole = dataclasses.replace(
+        parts[0],
+        new_rows=[row_state(row, len(ids)) for row, ids in prompts.items()],
+        sample=np.ones(3, bool),
+        page_updates=PageUpdates(*(np.concatenate([getattr(part.page_updates, name) for part in parts]) for name in PAGES)),
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("rows", "seq_lens", "extend_lens", "input_ids")
+        },
+    )
+    handle = runner.forward(whole)
+    read = runner.read_logits(handle, ints(2, 0))
+    np.testing.assert_allclose(read, [expected[3], expected[0]], atol=2e-4)
+    read[0, 7], read[1] = 100.0, -np.inf
+    read[1, 9] = 0.0
+    runner.sample(handle, changed=LogitLines(ints(2, 0), read))
+    assert runner.fetch(handle).token_ids[:, 0].tolist() == [9, int(expected[1].argmax()), 7]
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 20])
+def test_any_number_of_lines_is_moved(runner: ModelRunner, count: int) -> None:
+    logits = np.random.default_rng(count).normal(size=(4, runner.spec.vocab_size)).astype(np.float32)
+    on_device = jax.device_put(logits, runner._on_all_devices)
+    lines = np.arange(count, dtype=np.int32) % 4
+    np.testing.assert_array_equal(runner._read_logits(on_device, lines), logits[lines])
+    changed = logits[::-1]
+    written = runner._write_logits(on_device, LogitLines(lines[:4], changed[: len(lines[:4])]))
+    np.testing.assert_array_equal(np.asarray(written)[: len(lines[:4])], changed[: len(lines[:4])])
+    assert runner.internal_state()["compiles_after_ready_total"] == 0
+
+
 def test_logprobs_come_only_when_asked_for(runner: ModelRunner) -> None:
     request = step(2, 0, [5, 6, 7], [300, 301, 302], new=row_state(2, 3))
     plain = runner.fetch(launch(runner, request))
@@ -159,6 +197,61 @@ def test_scores_and_hidden_states_of_a_prompt_in_chunks(runner: ModelRunner, mod
     np.testing.assert_allclose(top, np.take_along_axis(expected, order, -1), atol=1e-3)
     np.testing.assert_allclose(np.concatenate([scores.id_logprobs for scores in found]), expected[:, ids], atol=1e-3)
     np.testing.assert_allclose(np.concatenate(hidden), answer.hidden_states[-1][0].numpy(), atol=1e-3)
+
+
+def embedded(request: StepInput, first_slot: int, values: np.ndarray) -> StepInput:
+    """The same step, with so many of its tokens given as embeddings."""
+    ids = request.input_ids.copy()
+    first = first_slot - request.num_decode_rows
+    ids[first : first + len(values)] = NO_TOKEN_ID
+    return dataclasses.replace(request, input_ids=ids, embeds=[EmbeddedTokens(first_slot, values)])
+
+
+def test_a_prompt_of_embeddings_in_chunks(runner: ModelRunner, model: Path) -> None:
+    """The model's own embeddings give what their ids give."""
+    prompt = list(range(70, 95))
+    pages = list(range(700, 730))
+    with torch.inference_mode():
+        table = load_model(model).get_input_embeddings()(torch.tensor(prompt)).numpy()
+    for start, end in ((0, 16), (16, 25)):
+        new = None if start else row_state(2, 25)
+        chunk = step(2, start, [0] * (end - start), pages[start:end], new=new)
+        token = run(runner, embedded(chunk, 0, table[start:end]))
+    tokens = [token, *(run(runner, step(2, 25 + i, [], pages[25 + i : 26 + i], decode=True)) for i in range(4))]
+    assert tokens == oracle(model, prompt, 5)
+
+
+def test_embeddings_of_no_token_beside_a_decode_row_and_ids(runner: ModelRunner, model: Path) -> None:
+    others, prompt = list(range(100, 106)), list(range(30, 34))
+    run(runner, step(0, 0, others, list(range(750, 756)), new=row_state(0, 6)))
+    given = 3 * torch.randn(7, runner.spec.hidden_size, generator=torch.Generator().manual_seed(0))
+    rows, lens = [0, 1, 3], [1, 4, 7]
+    pages, table_rows = list(range(760, 772)), np.repeat(ints(*rows), lens)
+    mixed = StepInput(
+        mode=ForwardMode.MIXED,
+        rows=ints(*rows),
+        seq_lens=ints(7, 4, 7),
+        extend_lens=ints(*lens),
+        num_decode_rows=1,
+        input_ids=ints(*prompt, *[0] * 7),
+        sample=np.ones(3, bool),
+        page_updates=PageUpdates.of(table_rows, ints(6, *range(4), *range(7)), ints(*pages)),
+        new_rows=[row_state(1, 4), row_state(3, 7)],
+        needs_sampling=False,
+        needs_adjusting=False,
+        needs_logprobs=True,
+        needs_top_logprobs=False,
+        hidden_slots=np.arange(5, 12, dtype=np.int32),
+    )
+    output = runner.fetch(launch(runner, embedded(mixed, 5, given.numpy())))
+    with torch.inference_mode():
+        answer = load_model(model)(inputs_embeds=given[None], output_hidden_states=True)
+    logprobs = answer.logits[0, -1].log_softmax(-1)
+    expected = [oracle(model, others, 2)[1], oracle(model, prompt, 1)[0], int(logprobs.argmax())]
+    assert output.token_ids[:, 0].tolist() == expected
+    assert output.logprobs is not None and output.hidden_states is not None
+    assert output.logprobs[2, 0] == pytest.approx(float(logprobs.max()), abs=1e-3)
+    np.testing.assert_allclose(output.hidden_states, answer.hidden_states[-1][0].numpy(), atol=1e-3)
 
 
 def test_the_pool_is_updated_in_place(runner: ModelRunner) -> None:

@@ -18,6 +18,7 @@ def spec(*windows: int | None, **changes: Any) -> RunnerSpec:
         "context_len": 3200,
         "max_step_tokens": 256,
         "vocab_size": 1,
+        "hidden_size": 1,
         "eos_token_ids": (),
         "max_top_logprobs": 0,
     }

@@ -11,7 +11,10 @@ from jaxserve.executor.sampler import SamplingMode
 
 BUCKETS = Buckets.build((16, 64, 256), (1, 4, 16), page_size=16)
 DRAFTING = Buckets.build((16, 64, 256), (1, 4, 16), page_size=16, num_draft_tokens=4)
-SETS = [ProgramSet(BUCKETS, tuple(SamplingMode), drafts=False), ProgramSet(DRAFTING, tuple(SamplingMode), drafts=True)]
+SETS = [
+    ProgramSet(BUCKETS, tuple(SamplingMode), drafts=False),
+    ProgramSet(DRAFTING, tuple(SamplingMode), drafts=True, moves_logits=True),
+]
 
 
 @pytest.mark.parametrize("programs", SETS, ids=["plain", "drafts"])
@@ -43,6 +46,13 @@ def test_what_arrives_is_used_from_then_on(programs: ProgramSet) -> None:
             assert wanted not in present or chosen == wanted
     assert buckets == programs.buckets
     assert all(wanted == chosen for wanted, chosen in sampling.items())
+
+
+def test_logits_are_moved_only_where_users_bring_code() -> None:
+    assert not SETS[0].logit_lines
+    shapes = {bucket.num_rows * bucket.tokens_per_row for bucket in SETS[1].buckets.all}
+    assert {key.num_lines for key in SETS[1].logit_lines if key.writes} == shapes
+    assert {key.num_lines for key in SETS[1].logit_lines if not key.writes} == shapes
 
 
 def test_small_shapes_come_before_large_ones() -> None:

@@ -39,7 +39,7 @@ from jaxserve.scheduler.control.registry import control_of, controls
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
-from jaxserve.types import FinishReason, ForwardMode, SamplingParams, Thinking
+from jaxserve.types import FinishReason, ForwardMode, LogitRules, SamplingParams, Thinking
 
 
 class Clock:
@@ -148,6 +148,7 @@ class Harness:
         step_delay_s: float = 0.0,
         nan_token: int | None = None,
         grammars: Any = None,
+        processors: Any = None,
         runner: Any = None,
         server_args: ServerArgs | None = None,
         **spec: Any,
@@ -162,6 +163,7 @@ class Harness:
             decoder=text_decoder,
             sink=self.transport,
             grammars=grammars,
+            processors=processors,
             clock=self.clock,
             wall_clock=self.clock,
         )
@@ -189,6 +191,7 @@ class Harness:
         priority: int | None = None,
         extra_key: str | None = None,
         thinking: Thinking | None = None,
+        logit_rules: LogitRules | None = None,
         **sampling: Any,
     ) -> str:
         rid = f"r{len(self.sent)}" if rid is None else rid
@@ -205,6 +208,7 @@ class Harness:
             priority=priority,
             extra_key=extra_key,
             thinking=thinking,
+            logit_rules=logit_rules,
         )
         self.sent.setdefault(rid, message)
         self.transport.inbox.append(message)

@@ -68,7 +68,7 @@ def alone(harness: Harness, compiler: GrammarCompiler, rid: str) -> list[int]:
     out: list[int] = []
     while len(out) < sampling.max_new_tokens and not matcher.is_terminated:
         matcher.fill_mask(mask)
-        token = harness.runner._next_token(np.array(history + out, np.int32), seed, mask)
+        token = harness.runner._first_allowed(harness.runner._next_token(np.array(history + out, np.int32), seed), mask)
         if token == EOS:
             out.append(token)
             break

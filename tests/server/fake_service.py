@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.messages import HiddenStates
+from jaxserve.messages import HiddenStates, InputLogprobs, TokenLogprobs
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
 from jaxserve.scheduler.control.close_session import CloseSessionReqOutput
 from jaxserve.scheduler.control.configure_logging import ConfigureLoggingReqOutput
@@ -252,7 +252,11 @@ class FakeService:
         return self.tokenizer.encode("|".join(f"{m['role']}:{m['content']}" for m in messages))
 
 
-def _input_logprobs(ids: list[int], options: PromptOptions) -> list[TokenLogprob]:
-    top = [(BOS, -0.75)][: options.top_logprobs_num]
-    known = [TokenLogprob(token, -1.0, top, [-3.0] * len(options.token_ids_logprob or ())) for token in ids[1:]]
-    return [*(TokenLogprob(token, None, []) for token in ids[:1]), *known]
+def _input_logprobs(ids: list[int], options: PromptOptions) -> InputLogprobs:
+    known, ids_asked = len(ids[1:]), len(options.token_ids_logprob or ())
+    logprobs = TokenLogprobs(logprobs=np.full(known, -1.0, np.float32))
+    if options.top_logprobs_num:
+        logprobs.top_ids, logprobs.top_logprobs = np.full((known, 1), BOS, np.int32), np.full((known, 1), -0.75, np.float32)
+    if ids_asked:
+        logprobs.id_logprobs = np.full((known, ids_asked), -3.0, np.float32)
+    return InputLogprobs(token_ids=np.array(ids, np.int32), logprobs=logprobs)

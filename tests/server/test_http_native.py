@@ -94,7 +94,9 @@ async def test_what_a_reply_tells_of_the_prompt(stream: bool, incremental: bool)
         "return_hidden_states": [True, "last"],
         "stream": stream,
     }
-    async with app_client(FakeService(), incremental_streaming_output=incremental) as client:
+    service = FakeService()
+    service.step_s = 0.02  # chunks that wait are merged
+    async with app_client(service, incremental_streaming_output=incremental) as client:
         reply = await client.post("/generate", json=body)
     replies = events_of(reply.text) if stream else reply.json()
     for index, ids in enumerate(([1, 104, 105], [1, 104, 111])):
@@ -106,7 +108,7 @@ async def test_what_a_reply_tells_of_the_prompt(stream: bool, incremental: bool)
         assert shown == ([expected, [], []] if stream and incremental else [expected] * len(mine))
         assert [meta["output_token_logprobs_length"] for meta in metas] == ([1, 2, 3] if stream else [3])
         assert ["hidden_states" in meta for meta in metas] == [False] * (len(metas) - 1) + [True]
-        assert metas[-1]["hidden_states"] == ([[[1.0, 0.5]], [2.0, 0.5], [3.0, 0.5]] if index == 0 else [[3.0, 0.5]])
+        assert metas[-1]["hidden_states"] == ([[[1.0, 0.5]], [2.0, 0.5], [3.0, 0.5]] if index == 0 else [3.0, 0.5])
         top = [[[-0.75, 1, "<s>"]]] * 2
         assert metas[0].get("input_top_logprobs") == ([None, *top] if index == 0 else None)
         of_ids = [[-3.0, 7, chr(7)], [-3.0, 8, chr(8)]]

@@ -19,7 +19,7 @@ async def ask(service: FakeService | None = None, **body: Any) -> Any:
 async def test_probabilities_of_the_labels() -> None:
     reply = (await ask()).json()
     assert reply["scores"] == [pytest.approx([math.exp(-2.0)] * 2)] * 2
-    assert reply["usage"] == {"prompt_tokens": 4 + 5, "total_tokens": 9}
+    assert reply["usage"] == {"prompt_tokens": 4 + 5, "completion_tokens": 0, "total_tokens": 9}
     assert (await ask(apply_softmax=True)).json()["scores"] == [[0.5, 0.5]] * 2
 
 

@@ -53,7 +53,7 @@ def test_the_options_of_every_prompt_are_checked() -> None:
     cases: dict[str, dict[str, Any]] = {
         "top_logprobs_num must be in [0, 5], got 6.": {"top_logprobs_num": 6},
         "logprob_start_len must be -1 (none) or a place in the prompt, got -2.": {"logprob_start_len": -2},
-        "token_ids_logprob must hold token ids in [0, ": {"token_ids_logprob": (0, 1 << 30)},
+        "token_ids_logprob holds an out-of-vocabulary token id: ": {"token_ids_logprob": (0, 1 << 30)},
         "token_ids_logprob may hold at most 1024 tokens, got 1025.": {"token_ids_logprob": (1,) * 1025},
         "priority must lie within": {"priority": 2**31},
         "extra_key holds a lone surrogate, U+D800 at 1.": {"extra_key": "a\ud800"},

@@ -165,6 +165,9 @@ async def test_what_is_kept(server: Server) -> None:
         with pytest.raises(openai.NotFoundError) as missing:
             await create(server, previous_response_id=lost)
         assert missing.value.param == "previous_response_id"
+    for ask in (create(server, previous_response_id="other"), client.responses.retrieve("other")):
+        with pytest.raises(openai.BadRequestError, match="begin with resp_"):
+            await ask
     await client.responses.delete(response.id)
     with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(response.id)
@@ -341,14 +344,14 @@ def test_the_store_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxserve.server.openai.responses.store.MOST_BYTES", 100)
     store = ResponseStore(50)
     for i in range(20):
-        store.put(f"r{i}", Kept(b"x" * 20, b"y" * 10))
+        store.put(f"resp_{i}", Kept(b"x" * 20, b"y" * 10))
     assert (len(store), store.num_bytes) == (3, 90)
-    store.get("r17")
+    store.get("resp_17")
     store.put("r20", Kept(b"x" * 40, None))
     assert store.num_bytes == 100
-    assert store.get("r17").num_bytes == 30
-    store.put("large", Kept(b"x" * 101, None))
+    assert store.get("resp_17").num_bytes == 30
+    store.put("resp_large", Kept(b"x" * 101, None))
     with pytest.raises(RequestError):
-        store.get("large")
-    store.put("r17", Kept(b"", None))
+        store.get("resp_large")
+    store.put("resp_17", Kept(b"", None))
     assert store.num_bytes == 70

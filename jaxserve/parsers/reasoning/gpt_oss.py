@@ -13,6 +13,8 @@ _TAGS = HEADERS + ENDS
 class GptOssReasoning:
     begin = f"{CHANNEL}analysis{MESSAGE}"
     end = f"{CHANNEL}final{MESSAGE}"
+    other_ends = (f"{CHANNEL}commentary",)
+    closing = f"<|end|><|start|>assistant{end}"
     keeps_special_tokens = True
 
     def is_open(self, prompt_tail: str) -> bool:

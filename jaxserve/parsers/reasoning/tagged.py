@@ -23,6 +23,14 @@ class TaggedFormat:
     # A tag of a call, which some models write amid their thoughts without ending them.
     call_tag: str | None = None
 
+    @property
+    def other_ends(self) -> tuple[str, ...]:
+        return () if self.call_tag is None else (self.call_tag,)
+
+    @property
+    def closing(self) -> str:
+        return f"\n{self.end}"
+
     def is_open(self, prompt_tail: str) -> bool:
         """Also where the message goes on with what the prompt has begun: of the prompt only its own turn counts."""
         turn = _TURN.split(prompt_tail)[-1]

@@ -43,6 +43,10 @@ async def messages(request: Request) -> Response:
     job = await _plan(request, body, f"msg_{new_rid()}")
     # Clients of this protocol ask for as many as Anthropic's models can write.
     job.generate.sampling_params[0].max_new_tokens, job.generate.cuts_new_tokens = body.max_tokens, True
+    if body.thinking is not None and body.thinking.type != "disabled" and job.format.reasoning is not None:
+        most = body.thinking.budget_tokens
+        check(most is None or most >= 0, "thinking.budget_tokens", "at least 0", most)
+        job.generate.options = [msgspec.structs.replace(job.generate.options[0], max_thinking_tokens=most)]
     if body.stream:
         return EventStream(MessageEvents(job, body), functools.partial(job.context.service.stream, job.generate))
     return Response(await unless_disconnected(request.receive, _reply(job, body)), media_type="application/json")

@@ -153,7 +153,7 @@ FIELDS: dict[str, str] = {
     # Anthropic
     "system": "The system prompt: a text, or for Anthropic's also text blocks.",
     "stop_sequences": "Strings that end the text; stop_sequence of the reply names the one that did.",
-    "budget_tokens": "Taken without effect: thinking counts as output and ends with it.",
+    "budget_tokens": "Most tokens of thinking, where the server runs with --reasoning-parser; else without effect.",
     "display": '"omitted" leaves the text of the thinking out of the reply.',
     "type": "What kind of object this is.",
     "name": "Of the tool that must be called.",

@@ -38,24 +38,36 @@ class EventWriter(Protocol):
         """How a failure after the first chunk is told. Nothing follows."""
 
 
-class EventStream(Response):
-    """The status line waits for the first chunk, so a request refused before it began gets an ordinary error reply."""
+class EventReply(Response):
+    """A reply of events. The status line waits for the first chunk, so a request refused before it began gets an ordinary
+    error reply."""
 
+    def __init__(self, writer: EventWriter, media_type: str = "text/event-stream") -> None:
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        # Response set a length for its empty body; a stream has none.
+        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await unless_disconnected(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _begin(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+
+class EventStream(EventReply):
     def __init__(
         self,
         writer: EventWriter,
         open_stream: Callable[[ChunkSink], AbstractAsyncContextManager[None]],
         media_type: str = "text/event-stream",
     ) -> None:
-        super().__init__(media_type=media_type, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        # Response set a length for its empty body; a stream has none.
-        self.raw_headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
-        self._writer = writer
+        super().__init__(writer, media_type)
         self._open_stream = open_stream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientDisconnect):
-            await unless_disconnected(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         wire = prepare_wire(scope, send)
@@ -64,7 +76,7 @@ class EventStream(Response):
             async with self._open_stream(delivery):
                 await delivery.begun.wait()
                 first = delivery.take()  # it may be an error: then the head is another
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await self._begin(send)
                 delivery.open(first)
                 await delivery.done.wait()
         except Exception as error:

@@ -106,7 +106,7 @@ JSON: dict[str, Any] = {
     "/v1/score": {
         "scores": [[0.8, 0.1], [0.2, 0.7]],
         "model": "default",
-        "usage": {"prompt_tokens": 24, "total_tokens": 24},
+        "usage": {"prompt_tokens": 24, "completion_tokens": 0, "total_tokens": 24},
         "object": "scoring",
     },
     "/v1/completions": {

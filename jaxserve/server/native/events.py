@@ -7,10 +7,13 @@ Events that say more are made from the reply.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from jaxserve.server.http.connection import DONE_EVENT, event
 from jaxserve.server.http.envelopes import NATIVE
+from jaxserve.server.long_json import json_parts
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.replies import meta_info
 from jaxserve.server.requests import GenerationChunk, RequestError, raise_if_failed
@@ -23,19 +26,29 @@ class NativeEvents:
 
     def __init__(self, job: NativeJob) -> None:
         self._job = job
-        shows_more = any(options.return_logprob or options.return_hidden_states for options in job.native.req.options)
-        self._replies = job.streamed() if shows_more or job.native.return_prompt_token_ids else None
+        self._replies = job.streamed() if job.shows_more or job.native.return_prompt_token_ids else None
         self._outputs: dict[int, _OutputJson] = {}  # by sequence
 
     def push(self, chunk: GenerationChunk) -> bytes:
         if self._replies is not None:
-            return event(_encode(self._replies.event(chunk)))
+            return b"".join(self.parts(chunk))
         if chunk.finish_reason is not None:
             raise_if_failed(chunk)
         output = self._outputs.get(chunk.index)
         if output is None:
             output = self._outputs[chunk.index] = self._begin(chunk.index)
         return output.event(chunk)
+
+    def parts(self, chunk: GenerationChunk) -> Iterator[bytes]:
+        """Of an event that shows more than the output."""
+        assert self._replies is not None, "an event of outputs alone is short"
+        yield b"data: "
+        yield from json_parts(self._replies.event(chunk))
+        yield b"\n\n"
+
+    def num_numbers(self, chunk: GenerationChunk) -> int:
+        """Of this chunk and, since they may be repeated, of all before it."""
+        return chunk.num_numbers + (0 if self._replies is None else self._replies.num_numbers)
 
     def end(self) -> bytes:
         return DONE_EVENT

@@ -8,15 +8,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.http.block_response import BlockResponse
 from jaxserve.server.http.body import read_json_object
 from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import generate_body
 from jaxserve.server.http.event_stream import EventStream
+from jaxserve.server.http.paced_stream import PacedStream
 from jaxserve.server.http.service import service_of
+from jaxserve.server.long_json import json_blocks, packed
 from jaxserve.server.native.events import NativeEvents
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.request import build_generate_request
@@ -70,9 +72,11 @@ async def generate(request: Request) -> Response:
         service.thinking_end,
         lambda count: service.check_num_sequences(count, 1),
     )
-    job = NativeJob(native, args, request.app.state.token_texts.__getitem__)
+    job = NativeJob(native, args, request.app.state.token_texts.__getitem__, packed)
+    if native.req.stream and job.shows_more:
+        return PacedStream(NativeEvents(job), service.generate(native.req), service.lanes)
     if native.req.stream:
         stream = functools.partial(service.stream, native.req)
         return EventStream(NativeEvents(job), stream)
-    reply = await unless_disconnected(request.receive, job.whole(service.generate(native.req)))
-    return Response(msgspec.json.encode(reply), media_type="application/json")
+    work = job.whole(service.generate(native.req), service.lanes, json_blocks)
+    return BlockResponse(await unless_disconnected(request.receive, work))

@@ -7,15 +7,20 @@ replies to a list say by `index` which sequence they belong to.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator
+import functools
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from typing import TypeVar
 
 from jaxserve.config import ServerArgs
-from jaxserve.server.native.logprobs import TokenText
+from jaxserve.server.native.logprobs import Pack, TokenText
 from jaxserve.server.native.replies import GenerateReply, Reply
 from jaxserve.server.native.request import NativeRequest
 from jaxserve.server.request_checks import without_tokenizer
 from jaxserve.server.requests import GenerationChunk, raise_if_failed
+from jaxserve.server.text_lanes import CHARS_PER_NUMBER, TextLanes
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,19 +28,34 @@ class NativeJob:
     native: NativeRequest
     args: ServerArgs
     token_text: TokenText  # used if logprobs are to come with the tokens' text
+    pack: Pack | None = None  # for long lists in replies; None: they stay as they are
 
     def __post_init__(self) -> None:
         if self.native.return_text_in_logprobs and self.args.skip_tokenizer_init:
             raise without_tokenizer("return_text_in_logprobs", param="return_text_in_logprobs")
 
-    async def whole(self, chunks: AsyncGenerator[GenerationChunk, None]) -> Reply | list[Reply]:
-        """The finished reply, or a list of them if a list was asked for."""
+    @property
+    def shows_more(self) -> bool:
+        """Replies hold logprobs or hidden states."""
+        return any(options.return_logprob or options.return_hidden_states for options in self.native.req.options)
+
+    async def whole(
+        self, chunks: AsyncGenerator[GenerationChunk, None], lanes: TextLanes, shape: Callable[[Reply | list[Reply]], T]
+    ) -> T:
+        """What `shape` makes of the finished reply, or of a list of them if a list was asked for."""
         replies = GrowingReplies(self, with_index=False)
         async with aclosing(chunks):
             async for chunk in chunks:
-                replies.add(chunk)
-        shaped = replies.finished()
-        return shaped if self.native.is_list else shaped[0]
+                if self.shows_more:
+                    await lanes.run(chunk.num_numbers * CHARS_PER_NUMBER, functools.partial(replies.add, chunk))
+                else:
+                    replies.add(chunk)
+
+        def finished() -> T:
+            shaped = replies.finished()
+            return shape(shaped if self.native.is_list else shaped[0])
+
+        return await lanes.run(replies.num_numbers * CHARS_PER_NUMBER, finished)
 
     def streamed(self) -> GrowingReplies:
         return GrowingReplies(self, with_index=self.native.is_list)
@@ -50,6 +70,7 @@ class GrowingReplies:
         self._with_index = with_index
         self._incremental = job.args.incremental_streaming_output
         self._replies: dict[int, GenerateReply] = {}
+        self.num_numbers = 0  # logprobs and components of hidden states so far
 
     def add(self, chunk: GenerationChunk) -> GenerateReply:
         """The reply that has just grown. Raises RequestError if the server failed to serve it."""
@@ -59,6 +80,8 @@ class GrowingReplies:
         if reply is None:
             reply = self._replies[chunk.index] = self._begin(chunk.index)
         reply.add(chunk)
+        if self._job.shows_more:
+            self.num_numbers += chunk.num_numbers
         return reply
 
     def event(self, chunk: GenerationChunk) -> Reply:
@@ -78,4 +101,5 @@ class GrowingReplies:
             token_text=self._job.token_text if native.return_text_in_logprobs else None,
             prompt_ids=None if prompt_ids is None else prompt_ids.tolist(),
             index=index if self._with_index else None,
+            pack=self._job.pack,
         )

@@ -9,11 +9,13 @@ Used by /generate and by the Engine, streaming or not:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.messages import HiddenStates
-from jaxserve.server.native.logprobs import LogprobColumns, TokenText
+from jaxserve.server.native.logprobs import LogprobColumns, Pack, TokenText
 from jaxserve.server.requests import GenerationChunk, PromptOptions
+from jaxserve.server.token_logprobs import logprobs_of_prompt
 
 Reply = dict[str, Any]
 
@@ -42,9 +44,10 @@ class GenerateReply:
         token_text: TokenText | None = None,
         prompt_ids: list[int] | None = None,
         index: int | None = None,
+        pack: Pack | None = None,
     ) -> None:
         """`weight_version` is that of requests that no weights computed; `token_text` is given if logprobs are to come with the
-        tokens' text, `prompt_ids` if they are to be shown."""
+        tokens' text, `prompt_ids` if they are to be shown, `pack` if long lists are not kept as they are."""
         self._options = options
         self._weight_version = weight_version
         self._prompt_ids = prompt_ids
@@ -52,9 +55,10 @@ class GenerateReply:
         self._text = ""
         self._new_texts: list[str] = []  # not yet part of _text
         self._output_ids: list[int] = []
-        self._input_logprobs = LogprobColumns(options, token_text)
-        self._logprobs = LogprobColumns(options, token_text)
-        self._hidden_states: HiddenStates | None = None
+        self._pack: Pack = list if pack is None else pack
+        self._input_logprobs = LogprobColumns(options, token_text, pack)
+        self._logprobs = LogprobColumns(options, token_text, pack)
+        self._hidden_states: list[HiddenStates] = []  # as they came
         self._last: GenerationChunk | None = None
         self._sent_chars = self._sent_ids = self._sent_inputs = self._sent_logprobs = 0
 
@@ -67,10 +71,10 @@ class GenerateReply:
         self._output_ids.extend(chunk.token_ids)
         self._last = chunk
         if self._options.return_logprob:
-            self._input_logprobs.extend(chunk.input_logprobs or ())
+            self._input_logprobs.extend(logprobs_of_prompt(chunk.input_logprobs))
             self._logprobs.extend(chunk.logprobs)
-        if (states := chunk.hidden_states) is not None:
-            self._hidden_states = states if self._hidden_states is None else self._hidden_states.followed_by(states)
+        if chunk.hidden_states is not None:
+            self._hidden_states.append(chunk.hidden_states)
 
     def to_dict(self) -> dict[str, Any]:
         return self._dict(0, 0, 0, 0)
@@ -91,8 +95,9 @@ class GenerateReply:
             meta |= self._input_logprobs.fields("input", first_input)
             meta |= self._logprobs.fields("output", first_logprob)
             meta["output_token_logprobs_length"] = len(self._logprobs)
-        if self._hidden_states is not None and self.is_finished:
-            meta["hidden_states"] = _hidden_states(self._hidden_states, only_last=self._options.return_hidden_states == "last")
+        if self._hidden_states and self.is_finished:
+            only_last = self._options.return_hidden_states == "last"
+            meta["hidden_states"] = shaped_hidden_states(self._hidden_states, self._pack, only_last=only_last)
         reply: dict[str, Any] = {"text": self._text[first_char:], "output_ids": self._output_ids[first_id:], "meta_info": meta}
         if self._prompt_ids is not None:
             reply["prompt_token_ids"] = self._prompt_ids
@@ -101,8 +106,11 @@ class GenerateReply:
         return reply
 
 
-def _hidden_states(states: HiddenStates, *, only_last: bool) -> list[Any]:
-    """SGLang's: a list for the prompt with one vector for each of its tokens, then a vector for each output but the last."""
-    outputs = [] if states.outputs is None else states.outputs.tolist()
-    prompt = [] if states.prompt is None else states.prompt.tolist()
-    return [*prompt, *outputs][-1:] if only_last else [prompt, *outputs]
+def shaped_hidden_states(parts: Sequence[HiddenStates], pack: Pack, *, only_last: bool) -> Any:
+    """SGLang's: a list for the prompt with one vector for each of its tokens, then a vector for each output but the last; or
+    the last vector itself."""
+    prompt = [vector for part in parts if part.prompt is not None for vector in part.prompt]
+    outputs = [vector for part in parts if part.outputs is not None for vector in part.outputs]
+    if only_last:
+        return pack([*prompt, *outputs][-1].tolist())
+    return [[pack(vector.tolist()) for vector in prompt], *(pack(vector.tolist()) for vector in outputs)]

@@ -22,7 +22,7 @@ from jaxserve.server.ollama.foreign_fields import CHAT, GENERATE
 from jaxserve.server.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest, OllamaRequest
 from jaxserve.server.ollama.reply import Lines, Shape, chat_shape, generate_shape
 from jaxserve.server.openai.chat import plan
-from jaxserve.server.openai.collect import Usage, gather
+from jaxserve.server.openai.collect import Usage, gather, shaped
 from jaxserve.server.openai.constraints import requested_grammar
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.conversation import CHARS_PER_PIECE, check_count
@@ -86,7 +86,8 @@ async def _answer(
     if generate.stream:
         return EventStream(lines, functools.partial(context.service.stream, generate), MEDIA_TYPE)
     sequences = await unless_disconnected(request.receive, gather(context.service.generate(generate), usage))
-    return Response(lines.whole(sequences[0]), media_type="application/json")
+    reply = await shaped(context.service.lanes, sequences, lambda sequences: lines.whole(sequences[0]))
+    return Response(reply, media_type="application/json")
 
 
 def _loaded(body: OllamaRequest, context: OpenAIContext, shape: Shape) -> Response:

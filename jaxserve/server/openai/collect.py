@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from jaxserve.messages import HiddenStates, InputLogprobs
 from jaxserve.server.openai.thinking import ThinkingTokens
 from jaxserve.server.requests import GenerationChunk, TokenLogprob, raise_if_failed
+from jaxserve.server.text_lanes import CHARS_PER_NUMBER, TextLanes
+from jaxserve.server.token_logprobs import logprobs_of_prompt
 from jaxserve.types import FinishReason
+
+T = TypeVar("T")
 
 
 class Usage:
@@ -69,8 +75,15 @@ class Sequence:
     texts: list[str] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
-    input_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    input_logprobs: InputLogprobs | None = None  # of the prompt, if they were asked for
+    num_numbers: int = 0  # logprobs and the like
+    hidden_states: HiddenStates | None = None  # the newest
     last: GenerationChunk | None = None
+
+    @property
+    def all_logprobs(self) -> Iterator[TokenLogprob]:
+        """The prompt's, then the outputs'."""
+        return itertools.chain(logprobs_of_prompt(self.input_logprobs), self.logprobs)
 
     @property
     def text(self) -> str:
@@ -94,10 +107,18 @@ async def gather(chunks: AsyncGenerator[GenerationChunk, None], usage: Usage) ->
             sequence = sequences[chunk.index]
             sequence.texts.append(chunk.text)
             sequence.token_ids.extend(chunk.token_ids)
-            sequence.input_logprobs.extend(chunk.input_logprobs or ())
+            sequence.input_logprobs = chunk.input_logprobs or sequence.input_logprobs
             sequence.logprobs.extend(chunk.logprobs)
+            sequence.num_numbers += chunk.num_numbers
+            sequence.hidden_states = chunk.hidden_states or sequence.hidden_states
             sequence.last = chunk
     return [sequences[index] for index in sorted(sequences)]
+
+
+async def shaped(lanes: TextLanes, sequences: list[Sequence], shape: Callable[[list[Sequence]], T]) -> T:
+    """The reply that `shape` makes; in a thread if it is long."""
+    weight = sum(sequence.num_numbers for sequence in sequences) * CHARS_PER_NUMBER
+    return await lanes.run(weight, lambda: shape(sequences))
 
 
 class Ending(NamedTuple):

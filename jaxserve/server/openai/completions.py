@@ -9,32 +9,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from jaxserve.server.http.block_response import BlockResponse
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.event_stream import EventStream
+from jaxserve.server.http.paced_stream import PacedStream
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.openai.best_of import best_sequences
-from jaxserve.server.openai.collect import Ending, Sequence, Usage, gather
+from jaxserve.server.openai.collect import Ending, Sequence, Usage, gather, shaped
 from jaxserve.server.openai.constraints import requested_grammar
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.fim import with_suffix
 from jaxserve.server.openai.foreign_fields import COMPLETION
+from jaxserve.server.openai.hidden_states import asked_states, hidden_states_field
 from jaxserve.server.openai.logprobs import CompletionLogprobs
 from jaxserve.server.openai.params import MAX_CHOICES, check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import CompletionRequest
 from jaxserve.server.openai.replies import whole_reply
 from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter, TextField
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
+from jaxserve.server.token_logprobs import logprobs_of_prompt
 
 DEFAULT_MAX_TOKENS = 16
+# Those of a long prompt come in several events.
+_MOST_LOGPROBS_OF_EVENT = 1024
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(CompletionRequest)
@@ -45,10 +52,12 @@ async def completions(request: Request) -> Response:
     """OpenAI's completions."""
     context = context_of(request)
     job = _Job.plan(await read_struct(request, _decoder, COMPLETION), context)
+    if job.body.stream and job.asks_about_prompts:
+        return PacedStream(_Events(job), context.service.generate(job.generate), context.service.lanes)
     if job.body.stream:
         stream = functools.partial(context.service.stream, job.generate)
         return EventStream(_Events(job), stream)
-    return Response(await unless_disconnected(request.receive, job.reply()), media_type="application/json")
+    return BlockResponse(await unless_disconnected(request.receive, job.reply()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +92,9 @@ class _Job:
             priority=body.priority,
             extra_key=body.extra_key,
             cache_salt=body.cache_salt,
+            custom_logit_processor=body.custom_logit_processor,
+            return_hidden_states=asked_states(body),
+            session_params=body.session_params,
         )
         generate = GenerateReqInput(
             prompts=_filled_in(prompts, body.suffix, service) if body.suffix else prompts,
@@ -98,26 +110,33 @@ class _Job:
         usage = Usage(params.n, args.enable_cache_report)
         return _Job(body, context, generate, reply_id, int(time.time()), usage, echoes, {})
 
-    async def reply(self) -> bytes:
+    @property
+    def asks_about_prompts(self) -> bool:
+        return any(options.logprob_start_len >= 0 for options in self.generate.options)
+
+    async def reply(self) -> list[bytes]:
         chunks = self.context.service.generate(self.generate)
-        sequences = await gather(chunks, self.usage)
+        return await shaped(self.context.service.lanes, await gather(chunks, self.usage), self._shape)
+
+    def _shape(self, sequences: list[Sequence]) -> list[bytes]:
         chosen = best_sequences(sequences, self.generate.num_samples, self.body.num_choices)
         choices = [self._choice(index, sequence) for index, sequence in enumerate(chosen)]
         args = self.context.args
         return whole_reply("text_completion", self.reply_id, self.created_s, choices, sequences, self.usage, self.body, args)
 
     def _choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
-        ending, entries = Ending.of(sequence.finish_reason), [*sequence.input_logprobs, *sequence.logprobs]
-        choice = {
+        ending = Ending.of(sequence.finish_reason)
+        choice: dict[str, Any] = {
             "index": index,
             "text": self.echoes[index // self.body.num_choices] + sequence.text,
-            "logprobs": None if self.body.logprobs is None else self.shape_logprobs(index, entries),
+            "logprobs": None if self.body.logprobs is None else self.shape_logprobs(index, sequence.all_logprobs),
             "finish_reason": ending.finish_reason,
             "matched_stop": ending.matched_stop,
         }
+        choice |= hidden_states_field(self.body, sequence.hidden_states)
         return {**choice, "token_ids": sequence.token_ids} if self.body.return_token_ids else choice
 
-    def shape_logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+    def shape_logprobs(self, index: int, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
         shaper = self.logprobs.get(index)
         if shaper is None:
             shaper = self.logprobs[index] = CompletionLogprobs(self.context.texts, bool(self.body.logprobs))
@@ -128,8 +147,11 @@ class _Events(ChoiceEvents):
     def __init__(self, job: _Job) -> None:
         body, args = job.body, job.context.args
         writer = StreamWriter("text_completion", job.reply_id, job.created_s, body, args)
-        super().__init__(writer, TextField(b'"text":', b""), job.usage, with_ids=bool(body.return_token_ids))
+        super().__init__(writer, TextField(b'"text":', b""), job.usage, body)
         self._job = job
+
+    def _hidden_states_event(self, chunk: GenerationChunk, field: dict[str, Any]) -> bytes:
+        return self._writer.choice(chunk, self._text.json(""), None, None, field, self._usage)
 
     def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
         job, text = self._job, chunk.text
@@ -137,10 +159,16 @@ class _Events(ChoiceEvents):
             text = job.echoes[chunk.index // job.generate.num_samples] + text
         if not (text or chunk.logprobs or chunk.finish_reason or (self._with_ids and chunk.token_ids)):
             return  # a token that completes no character yet
-        entries = [*(chunk.input_logprobs or ()), *chunk.logprobs]
-        logprobs = job.shape_logprobs(chunk.index, entries) if entries else None
+        entries = itertools.chain(logprobs_of_prompt(chunk.input_logprobs), chunk.logprobs)
+        while logprobs := list(itertools.islice(entries, _MOST_LOGPROBS_OF_EVENT)):
+            if len(logprobs) < _MOST_LOGPROBS_OF_EVENT:
+                break
+            part = job.shape_logprobs(chunk.index, logprobs)
+            yield self._writer.choice(chunk, self._text.json(text), part, None, {}, self._usage)
+            text = ""
         ending = None if chunk.finish_reason is None else Ending.of(chunk.finish_reason)
-        yield self._writer.choice(chunk, self._text.json(text), logprobs, ending, self._ids(chunk), self._usage)
+        last = job.shape_logprobs(chunk.index, logprobs) if logprobs else None
+        yield self._writer.choice(chunk, self._text.json(text), last, ending, self._ids(chunk), self._usage)
 
 
 def _check(body: CompletionRequest, max_top_logprobs: int) -> None:

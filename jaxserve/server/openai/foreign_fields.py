@@ -24,8 +24,7 @@ WITHOUT_EFFECT = {
 # Not served yet; accepted with these values only.
 _UNSERVED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("lora_path", "session_id", "session_params",
-         "custom_logit_processor", "custom_params", "watermark", "return_hidden_states", "return_routed_experts",
+        ("lora_path", "session_id", "watermark", "return_routed_experts",
          "routed_experts_start_len", "return_sampling_mask", "return_spec_tokens_details",
          "bootstrap_host", "bootstrap_port", "bootstrap_room", "routed_dp_rank", "data_parallel_rank",
          "disagg_prefill_dp_rank", "images_config", "mm_processor_kwargs", "custom_labels"),

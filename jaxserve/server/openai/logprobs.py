@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from jaxserve.server.long_json import packed
 from jaxserve.server.requests import TokenLogprob
 from jaxserve.server.token_texts import TokenTexts
 
@@ -14,7 +15,7 @@ def chat_logprobs(entries: Iterable[TokenLogprob], texts: TokenTexts) -> dict[st
     content = []
     for entry in entries:
         top = [_chat_token(texts, token_id, logprob) for token_id, logprob in entry.top]
-        content.append({**_chat_token(texts, entry.token_id, entry.logprob), "top_logprobs": top})
+        content.append(packed({**_chat_token(texts, entry.token_id, entry.logprob), "top_logprobs": top}))
     return {"content": content}
 
 
@@ -37,7 +38,7 @@ class CompletionLogprobs:
             tokens.append(text)
             logprobs.append(entry.logprob)
             alternatives = {self._texts[token_id]: logprob for token_id, logprob in reversed(entry.top)}
-            top.append(None if entry.logprob is None else alternatives)
+            top.append(None if entry.logprob is None else packed(alternatives))
             offsets.append(self._text_offset)
             self._text_offset += len(text)
         return {

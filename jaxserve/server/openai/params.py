@@ -80,6 +80,7 @@ def sampling_params(
         "skip_special_tokens": False if keep_special_tokens else request.skip_special_tokens,
         "spaces_between_special_tokens": request.spaces_between_special_tokens,
         "sampling_seed": request.seed,
+        "custom_params": request.custom_params,
         "logit_bias": None if request.logit_bias is None else _token_biases(request.logit_bias),
     }
     if grammar is not None:

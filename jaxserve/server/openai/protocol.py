@@ -6,9 +6,11 @@ Plain data, parsed by msgspec. Null means "not given" everywhere. What is done w
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+from jaxserve.server.requests import SessionParams
 
 # What crosses to the scheduler must fit its messages: 64 bits, and 32 where it fills an array.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -56,8 +58,12 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     extra_key: str | None = None
     cache_salt: str | None = None
     priority: Int32 | None = None
+    custom_logit_processor: str | None = None
+    custom_params: dict[str, Any] | None = None
     return_token_ids: bool | None = None
     return_cached_tokens_details: bool | None = None
+    return_hidden_states: bool | Literal["last"] | None = None
+    session_params: SessionParams | None = None
 
     @property
     def num_choices(self) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Any
 
-import msgspec
-
 from jaxserve.config import ServerArgs
+from jaxserve.server.long_json import json_blocks
 from jaxserve.server.openai.collect import Sequence, Usage
 from jaxserve.server.openai.protocol import OpenAIRequest
 
@@ -21,7 +20,7 @@ def whole_reply(
     usage: Usage,
     request: OpenAIRequest,
     args: ServerArgs,
-) -> bytes:
+) -> list[bytes]:
     """`sequences` are those of the request, not all of which need to be choices."""
     version = next((sequence.last.weight_version for sequence in sequences if sequence.last is not None), "")
     reply: dict[str, Any] = {
@@ -35,4 +34,4 @@ def whole_reply(
     }
     if request.return_cached_tokens_details:
         reply["sglext"] = {"cached_tokens_details": usage.cached_tokens_details()}
-    return msgspec.json.encode(reply)
+    return json_blocks(reply)

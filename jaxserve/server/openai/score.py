@@ -48,7 +48,7 @@ async def v1_score(request: Request) -> Response:
     reply = {
         "scores": result.scores,
         "model": context.args.effective_served_model_name,
-        "usage": {"prompt_tokens": result.prompt_tokens, "total_tokens": result.prompt_tokens},
+        "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": 0, "total_tokens": result.prompt_tokens},
         "object": "scoring",
     }
     return Response(msgspec.json.encode(reply), media_type="application/json")

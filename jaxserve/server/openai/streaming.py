@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from jaxserve.config import ServerArgs
+from jaxserve.messages import HiddenStates
 from jaxserve.server.http.connection import DONE_EVENT, event
 from jaxserve.server.http.envelopes import OPENAI
 from jaxserve.server.openai.collect import Ending, Usage
+from jaxserve.server.openai.hidden_states import hidden_states_field
 from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import GenerationChunk, RequestError, raise_if_failed
 
@@ -109,21 +111,43 @@ class StreamWriter:
 class ChoiceEvents:
     """The events of one request, an EventWriter: `_events` says what is special about its kind of reply."""
 
-    def __init__(self, writer: StreamWriter, text: TextField, usage: Usage, *, with_ids: bool) -> None:
+    def __init__(self, writer: StreamWriter, text: TextField, usage: Usage, request: OpenAIRequest) -> None:
         self._writer = writer
         self._text = text
         self._usage = usage
-        self._with_ids = with_ids  # token ids come with the text
+        self._request = request
+        self._with_ids = bool(request.return_token_ids)  # token ids come with the text
         self._begun: set[int] = set()  # choices that have had an event
+        self._hidden_states: dict[int, HiddenStates] = {}  # the newest of each choice
 
     def push(self, chunk: GenerationChunk) -> bytes:
-        self._usage.add(chunk)
+        self._note(chunk)
         if chunk.index in self._begun and chunk.finish_reason is None and not chunk.logprobs and not self._with_ids:
             return self._writer.text(chunk, chunk.text, self._text, self._usage) if chunk.text else b""
+        return b"".join(self._more(chunk))
+
+    def parts(self, chunk: GenerationChunk) -> Iterator[bytes]:
+        """The same, event by event."""
+        self._note(chunk)
+        return self._more(chunk)
+
+    def _note(self, chunk: GenerationChunk) -> None:
+        self._usage.add(chunk)
+        if chunk.hidden_states is not None:
+            self._hidden_states[chunk.index] = chunk.hidden_states
+
+    def _more(self, chunk: GenerationChunk) -> Iterator[bytes]:
         raise_if_failed(chunk)
         is_first = chunk.index not in self._begun
         self._begun.add(chunk.index)
-        return b"".join(self._events(chunk, is_first))
+        yield from self._events(chunk, is_first)
+        if chunk.finish_reason is not None:
+            field = hidden_states_field(self._request, self._hidden_states.pop(chunk.index, None))
+            if field:
+                yield self._hidden_states_event(chunk, field)
+
+    def num_numbers(self, chunk: GenerationChunk) -> int:
+        return chunk.num_numbers
 
     def end(self) -> bytes:
         return self._writer.end(self._usage)
@@ -133,6 +157,10 @@ class ChoiceEvents:
 
     def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
         """Those of a chunk that says more than a text."""
+        raise NotImplementedError
+
+    def _hidden_states_event(self, chunk: GenerationChunk, field: dict[str, Any]) -> bytes:
+        """What follows the end of a choice, as SGLang's does."""
         raise NotImplementedError
 
     def _ids(self, chunk: GenerationChunk) -> dict[str, Any]:

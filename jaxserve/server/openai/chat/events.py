@@ -19,7 +19,7 @@ from jaxserve.server.openai.chat.reply import meta_info
 from jaxserve.server.openai.collect import Ending
 from jaxserve.server.openai.logprobs import chat_logprobs
 from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter, TextField
-from jaxserve.server.requests import GenerationChunk, raise_if_failed
+from jaxserve.server.requests import GenerationChunk
 
 _encode = msgspec.json.encode
 
@@ -39,7 +39,7 @@ class _Events(ChoiceEvents):
     def __init__(self, job: ChatJob) -> None:
         body, args = job.body, job.context.args
         writer = StreamWriter("chat.completion.chunk", job.reply_id, job.created_s, body, args)
-        super().__init__(writer, TextField(*_CONTENT_DELTA), job.usage, with_ids=bool(body.return_token_ids))
+        super().__init__(writer, TextField(*_CONTENT_DELTA), job.usage, body)
         self._job = job
 
     def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:
@@ -51,6 +51,10 @@ class _Events(ChoiceEvents):
             )
         if chunk.finish_reason is not None:
             yield self._goodbye(chunk, Ending.of(chunk.finish_reason))
+
+    def _hidden_states_event(self, chunk: GenerationChunk, field: dict[str, Any]) -> bytes:
+        delta = b'"delta":' + _encode({"reasoning_content": None, **field})
+        return self._writer.choice(chunk, delta, None, None, {}, self._usage)
 
     def _greeting(self, chunk: GenerationChunk) -> bytes:
         prompt = {"prompt_token_ids": self._job.prompt_ids} if self._job.body.return_prompt_token_ids else {}
@@ -90,11 +94,10 @@ class _ParsedEvents(_Events):
         self._choices: dict[int, _Choice] = {}
 
     def push(self, chunk: GenerationChunk) -> bytes:
-        self._usage.add(chunk)
+        self._note(chunk)
         choice = self._choices.get(chunk.index)
         if choice is None or chunk.finish_reason or chunk.logprobs or self._with_ids or self._holds_reasoning:
-            raise_if_failed(chunk)
-            return b"".join(self._events(chunk, choice is None))
+            return b"".join(self._more(chunk))
         return b"".join([self._delta(chunk, piece, None, {}) for piece in choice.pieces(chunk)])
 
     def _events(self, chunk: GenerationChunk, is_first: bool) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from jaxserve.server.openai.collect import Usage
 from jaxserve.server.openai.constraints import requested_grammar
 from jaxserve.server.openai.context import OpenAIContext
 from jaxserve.server.openai.conversation import Conversation
+from jaxserve.server.openai.hidden_states import asked_states
 from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
 from jaxserve.server.openai.protocol import ChatCompletionRequest
 from jaxserve.server.openai.thinking import Tag, ThinkingTokens, thinking_after, wishes_of
@@ -82,6 +83,9 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
                 priority=body.priority,
                 extra_key=body.extra_key,
                 cache_salt=body.cache_salt,
+                custom_logit_processor=body.custom_logit_processor,
+                return_hidden_states=asked_states(body),
+                session_params=body.session_params,
             )
         ],
         stream=bool(body.stream),

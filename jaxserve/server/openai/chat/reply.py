@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from jaxserve.server.openai.chat.message import Message
 from jaxserve.server.openai.chat.plan import ChatJob
-from jaxserve.server.openai.collect import Ending, Sequence, gather
+from jaxserve.server.openai.collect import Ending, Sequence, gather, shaped
+from jaxserve.server.openai.hidden_states import hidden_states_field
 from jaxserve.server.openai.logprobs import chat_logprobs
 from jaxserve.server.openai.replies import whole_reply
 from jaxserve.server.requests import GenerationChunk
 
 
-async def reply_of(job: ChatJob) -> bytes:
+async def reply_of(job: ChatJob) -> list[bytes]:
     """Reads the request to its end."""
-    sequences = await gather(job.context.service.generate(job.generate), job.usage)
+    service = job.context.service
+    return await shaped(service.lanes, await gather(service.generate(job.generate), job.usage), functools.partial(_reply, job))
+
+
+def _reply(job: ChatJob, sequences: list[Sequence]) -> list[bytes]:
     choices = [_choice(job, index, sequence) for index, sequence in enumerate(sequences)]
     return whole_reply(
         "chat.completion", job.reply_id, job.created_s, choices, sequences, job.usage, job.body, job.context.args
@@ -33,6 +39,7 @@ def _choice(job: ChatJob, index: int, sequence: Sequence) -> dict[str, Any]:
         "logprobs": chat_logprobs(sequence.logprobs, job.context.texts) if body.logprobs else None,
         "finish_reason": ending.finish_reason,
         "matched_stop": ending.matched_stop,
+        **hidden_states_field(body, sequence.hidden_states),
     }
     if body.return_token_ids:
         choice["token_ids"] = sequence.token_ids

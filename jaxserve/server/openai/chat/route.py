@@ -7,6 +7,7 @@ import functools
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from jaxserve.server.http.block_response import BlockResponse
 from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
@@ -29,4 +30,4 @@ async def chat_completions(request: Request) -> Response:
     job = await plan(await read_struct(request, _decoder, CHAT), context)
     if job.body.stream:
         return EventStream(events_of(job), functools.partial(context.service.stream, job.generate))
-    return Response(await unless_disconnected(request.receive, reply_of(job)), media_type="application/json")
+    return BlockResponse(await unless_disconnected(request.receive, reply_of(job)))

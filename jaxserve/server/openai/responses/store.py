@@ -13,6 +13,7 @@ from jaxserve.server.requests import ERR_TYPES, RequestError
 
 # Of all that are kept; conversations are long, and each response holds its whole.
 MOST_BYTES = 256 * 1024 * 1024
+ID_PREFIX = "resp_"
 
 
 class Kept(NamedTuple):
@@ -41,7 +42,10 @@ class ResponseStore:
         return len(self._kept)
 
     def get(self, response_id: str, param: str | None = None) -> Kept:
-        """Raises RequestError if it is not kept."""
+        """Raises RequestError if it is not kept, or could never be."""
+        if not response_id.startswith(ID_PREFIX):
+            message = f"{response_id!r} is not the id of a response: those begin with {ID_PREFIX}."
+            raise RequestError(message, param=param or "response_id")
         kept = self._kept.get(response_id)
         if kept is None:
             message = f"There is no response {response_id!r}: it never was, was not stored, or is no longer kept."
