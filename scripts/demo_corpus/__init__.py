@@ -141,8 +141,8 @@ class Stage:
 # the end what is still weak comes more often, sums above all.
 FEWER_TOOLS = {"tool_call": 2.5, "parallel_tool_calls": 1.5, "tool_answer": 0.5, "tool_conversation": 1.2, "unused_tools": 1}
 STILL_WEAK = {"question": 14, "concept": 11, "supported": 8, "word_fact": 8, "sums_text": 4, "counting": 8, "compare": 2,
-              "picking": 2, "tool_call": 4, "parallel_tool_calls": 2, "addition": 20, "subtraction": 16, "small_talk": 20,
-              "beyond": 18}  # fmt: skip
+              "picking": 2, "tool_call": 4, "parallel_tool_calls": 2, "addition": 20, "subtraction": 16, "small_talk": 26,
+              "beyond": 20}  # fmt: skip
 STAGES = (
     Stage(0, MIX),
     Stage(500, {"copying": 4, "repeated_text": 4, "json_list": 1, "picking": 1, "memory": 1, "json_extraction": 2}),
