@@ -155,16 +155,16 @@ def test_a_format_beside_tools_leaves_both_ways(parsing: openai.OpenAI) -> None:
 
 
 def test_a_format_does_not_hold_while_the_model_thinks(parsing: openai.OpenAI) -> None:
-    thinking = [*QUESTION, {"role": "assistant", "content": "<think>"}]
+    thinking = [*QUESTION, {"role": "assistant", "content": "<think>\n"}]
     asked = {"type": "json_schema", "json_schema": {"name": "length", "schema": SCHEMA}}
     extra = {"continue_final_message": True, "ignore_eos": True}
     reply = parsing.chat.completions.create(
-        model=MODEL, messages=thinking, max_tokens=12, response_format=asked, extra_body=extra
+        model=MODEL, messages=thinking, max_tokens=4, temperature=0, response_format=asked, extra_body=extra
     )
     assert reply.choices[0].finish_reason == "length"
     assert reply.choices[0].message.content == ""
     assert reply.choices[0].message.model_dump()["reasoning_content"]
-    assert reply.usage.model_dump()["reasoning_tokens"] == reply.usage.completion_tokens == 12
+    assert reply.usage.model_dump()["reasoning_tokens"] == reply.usage.completion_tokens == 4
 
 
 def test_what_is_wrong_is_named(plain: openai.OpenAI) -> None:
