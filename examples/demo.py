@@ -20,8 +20,6 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
-from jaxserve.demo import demo_model_path
-
 START_TIMEOUT_S = 900
 STOP_TIMEOUT_S = 60
 REQUEST_TIMEOUT_S = 120
@@ -33,7 +31,22 @@ QUESTIONS = [
     "Who will win the next world cup?",
 ]
 CONVERSATION = ["Hi, I am Ada.", "What is 27 + 45?", "What is my name?"]
+SUM = "What is 67 + 85?"
+WEATHER_QUESTION = "What is the weather in Paris?"
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 JSON_QUESTION = "Extract name and age as JSON: Maria is 34 years old."
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
 PROMPT = "The capital of France is"
 NUM_PARALLEL = 16
 NUM_TOKENS = 64
@@ -89,11 +102,18 @@ def run(port: int) -> None:
         messages.append({"role": "user", "content": line})
         messages.append({"role": "assistant", "content": chat(port, messages)})
 
-    heading("JSON")
+    heading("Thinking, where it is asked for")
+    print(f"\n> {SUM}")
+    chat(port, [{"role": "user", "content": SUM}], chat_template_kwargs={"enable_thinking": True})
+
+    heading("A tool")
+    show_tool(port)
+
+    heading("JSON under a schema")
     print(f"\n> {JSON_QUESTION}")
-    answer = chat(port, [{"role": "user", "content": JSON_QUESTION}])
-    with contextlib.suppress(ValueError):
-        print(f"parsed: {json.loads(answer)}")
+    asked = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+    answer = chat(port, [{"role": "user", "content": JSON_QUESTION}], response_format=asked)
+    print(f"parsed: {json.loads(answer)}")
 
     heading("Plain text with log probabilities")
     show_logprobs(port)
@@ -106,21 +126,24 @@ def heading(text: str) -> None:
     print(f"\n--- {text} " + "-" * (70 - len(text)))
 
 
-def chat(port: int, messages: list[dict[str, str]]) -> str:
-    """Asks, prints the answer as it comes, and returns it."""
-    body = {"messages": messages, "temperature": 0, "max_tokens": 64, "stream": True}
+def chat(port: int, messages: list[dict[str, str]], **fields: Any) -> str:
+    """Asks, prints the thinking and the answer as they come, and returns the answer."""
+    body = {"messages": messages, "temperature": 0, "max_tokens": 64, "stream": True, **fields}
     body["stream_options"] = {"include_usage": True}
     started_s = time.perf_counter()
-    first_s, answer = 0.0, ""
+    first_s, answer, thinks = 0.0, "", False
     usage: dict[str, Any] = {}
     for event in stream(port, "/v1/chat/completions", body):
         usage = event.get("usage") or usage
         for choice in event["choices"]:
-            piece = choice["delta"].get("content") or ""
-            if piece and not answer:
+            thought, piece = (choice["delta"].get(key) or "" for key in ("reasoning_content", "content"))
+            if not first_s and (thought or piece):
                 first_s = time.perf_counter() - started_s
+            if thinks and piece:
+                print("\n= ", end="")
+            thinks = bool(thought)
             answer += piece
-            print(piece, end="", flush=True)
+            print(thought or piece, end="", flush=True)
     total_s = time.perf_counter() - started_s
     if not answer:
         raise DemoFailedError("an answer was empty.")
@@ -129,6 +152,21 @@ def chat(port: int, messages: list[dict[str, str]]) -> str:
     timing = f"{usage['completion_tokens']} tokens in {1000 * total_s:.0f} ms, the first after {1000 * first_s:.0f} ms"
     print(f"\n  [{timing}{reused}]")
     return answer
+
+
+def show_tool(port: int) -> None:
+    """The model asks for the weather, is told, and answers."""
+    print(f"\n> {WEATHER_QUESTION}")
+    messages: list[dict[str, Any]] = [{"role": "user", "content": WEATHER_QUESTION}]
+    body = {"messages": messages, "tools": [WEATHER_TOOL], "temperature": 0, "max_tokens": 64}
+    for _ in range(2):
+        message = post(port, "/v1/chat/completions", body)["choices"][0]["message"]
+        messages.append(message)
+        for call in message["tool_calls"] or []:
+            result = json.dumps({"temperature": 18, "condition": "sunny"})
+            print(f"calls {call['function']['name']}({call['function']['arguments']}) and is told {result}")
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+    print(message["content"])
 
 
 def show_logprobs(port: int) -> None:
@@ -171,7 +209,7 @@ def show_batching(port: int) -> None:
 def serving(log: IO[bytes]) -> Iterator[int]:
     """The port of a ready server; stopped, and checked for a clean end, when the block is left."""
     port = free_port()
-    command = [sys.executable, "-m", "jaxserve", "serve", "--model-path", demo_model_path(), "--port", str(port)]
+    command = [sys.executable, "-m", "jaxserve", "serve", "demo", "--port", str(port)]
     command.append("--enable-cache-report")
     print(f"Starting: jaxserve {' '.join(command[3:])}")
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)

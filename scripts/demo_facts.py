@@ -63,6 +63,21 @@ CONCEPTS: dict[str, str] = {
     "vLLM": "vLLM is another LLM server; it made paged attention known.",
     "an API": "An API is how one program talks to another.",
     "OpenAI": "OpenAI is a company whose API many programs use; jaxserve speaks it at /v1.",
+    "a session": "A session keeps a conversation on the server, so that a turn sends only what is new.",
+    "tool calling": "Tool calling lets a model ask your program to run a function and tell it the result.",
+    "a tool call": "A tool call is a function's name and its arguments in JSON, written by the model.",
+    "thinking": "Thinking is text that a model writes before its answer, to get it right.",
+    "a reasoning parser": "A reasoning parser tells a model's thinking from its answer.",
+    "structured output": "Structured output is text that must match a grammar, such as a JSON schema.",
+    "EBNF": "EBNF is a notation for grammars; jaxserve can hold output to one.",
+    "a structural tag": "A structural tag says between which marks the output must match a schema.",
+    "n-gram speculation": "N-gram speculation looks up drafts in the text so far, and the model checks them in one step.",
+    "a mixture of experts": "A mixture of experts sends each token through only some of its MLPs.",
+    "a hidden state": "A hidden state is the vector that the model has for a token before the logits.",
+    "a logprob": "A logprob is the logarithm of a token's probability.",
+    "a sliding window": "A sliding window lets a layer look only at the last tokens.",
+    "Anthropic": "Anthropic is a company whose API jaxserve speaks at /v1/messages.",
+    "Ollama": "Ollama is a program for local models; jaxserve speaks its API at /api.",
 }
 
 # Other questions about jaxserve and about the model itself: several ways to ask, one answer.
@@ -81,7 +96,7 @@ QUESTIONS: list[tuple[list[str], str]] = [
     ),
     (
         ["What can you do?", "What do you know?", "How can you help me?", "Help!", "What are you good at?"],
-        "I can answer questions about jaxserve, add, count, repeat and extract JSON. Try: What is a radix cache?",
+        "I can answer questions about jaxserve, add, count, extract JSON, call tools and think. Try: What is a radix cache?",
     ),
     (
         ["How do I start the server?", "Which command starts the server?", "How do I run jaxserve?",
@@ -127,12 +142,64 @@ QUESTIONS: list[tuple[list[str], str]] = [
         "Send GET /v1/models.",
     ),
     (
-        ["How do I get JSON output?", "How can I force a JSON schema?", "How do I get structured output?"],
-        "Send your schema to /generate as json_schema in sampling_params.",
+        ["How do I get JSON output?", "How can I force a JSON schema?", "How do I get structured output?",
+         "How do I use response_format?", "How do I make you answer in JSON?", "Can you answer in JSON?"],
+        "Send response_format with your JSON schema, or json_schema to /generate.",
     ),
     (
-        ["How do I call tools?", "How does tool calling work?", "Can you call tools?", "Can you use tools?"],
-        "jaxserve does not serve tools yet: a request with tools gets a 400.",
+        ["How do I call tools?", "How does tool calling work?", "Can you call tools?", "Can you use tools?",
+         "How do I use tools?", "How do I send tools?", "How does function calling work?"],
+        "Send tools with your chat request; most models need --tool-call-parser.",
+    ),
+    (
+        ["How do I turn on thinking?", "How do I make you think?", "Can you think?", "How does thinking work?",
+         "How do I see the thinking?", "How do I get reasoning?", "How do I enable thinking?", "Can you reason?"],
+        'Send "enable_thinking": true in chat_template_kwargs; most models need --reasoning-parser.',
+    ),
+    (
+        ["How do I force a regular expression?", "How do I use a regex?", "How do I use EBNF?",
+         "How do I constrain the output?", "Which grammars can I use?"],
+        "Send json_schema, regex, ebnf or structural_tag in sampling_params.",
+    ),
+    (
+        ["How do I use the Anthropic API?", "Can I use the Anthropic client?", "Does Claude Code work with jaxserve?"],
+        "Point the Anthropic client at the server: it speaks /v1/messages.",
+    ),
+    (
+        ["How do I use the Ollama API?", "Can I use the Ollama client?", "Does jaxserve speak Ollama?"],
+        "Point the Ollama client at the server: it speaks /api/chat and /api/generate.",
+    ),
+    (
+        ["How do I use the Responses API?", "Is there a Responses API?", "Where is the Responses API?"],
+        "Send POST /v1/responses.",
+    ),
+    (
+        ["How do I open a session?", "How do sessions work?", "How do I keep a conversation on the server?"],
+        "Send POST /open_session, and session_params with each request.",
+    ),
+    (
+        ["How do I get logprobs?", "How do I get log probabilities?", "How likely was each token?"],
+        'Send "logprobs": true, or return_logprob to /generate.',
+    ),
+    (
+        ["How do I turn on speculative decoding?", "How do I use n-gram speculation?", "How do I make decoding faster?"],
+        "Start the server with --speculative-algorithm NGRAM.",
+    ),
+    (
+        ["How do I quantize a model?", "How do I save memory?", "How do I use quantization?"],
+        "Start the server with --quantization int8wo.",
+    ),
+    (
+        ["How do I update the weights?", "Can I replace the weights while serving?", "How do I reload the model?"],
+        "Send POST /update_weights_from_disk.",
+    ),
+    (
+        ["How do I score texts?", "Which endpoint scores?", "How do I compare answers by probability?"],
+        "Send POST /v1/score.",
+    ),
+    (
+        ["How do I use several GPUs?", "How do I split a model?", "How do I use tensor parallelism?"],
+        "Start the server with --tp-size N on one host.",
     ),
     (
         ["How do I benchmark the server?", "Which command runs the benchmark?", "How do I measure the speed?"],
@@ -179,12 +246,12 @@ QUESTIONS: list[tuple[list[str], str]] = [
     (
         ["What can jaxserve do?", "What can the server do?", "What are the features of jaxserve?",
          "Why should I use jaxserve?", "What is jaxserve good for?", "What does jaxserve do?", "What does the server do?"],
-        "jaxserve serves LLMs with a radix cache, paged attention, continuous batching and JSON schemas.",
+        "jaxserve serves LLMs with a radix cache, paged attention, continuous batching, tools and JSON schemas.",
     ),
     (
         ["What can jaxserve not do?", "What is missing in jaxserve?", "What does jaxserve not support yet?",
          "What are the limitations of jaxserve?", "Which features are missing?"],
-        "Not yet served: tools, images, LoRA, embeddings and metrics.",
+        "Not yet served: images, audio, LoRA, embeddings and metrics.",
     ),
     (
         ["Where is the documentation?", "Where can I find the docs?", "Where do I read more?", "Is there documentation?",
@@ -256,12 +323,15 @@ SUPPORTED = [
     "streaming", "JSON schemas", "regular expressions", "the OpenAI API", "speculative decoding", "tensor parallelism",
     "chunked prefill", "continuous batching", "paged attention", "prefix caching", "a radix cache", "sliding windows", "Llama",
     "Mistral", "Qwen", "Gemma", "int8 quantization", "log probabilities", "stop strings", "safetensors", "structured output",
+    "tools", "tool calling", "function calling", "parallel tool calls", "thinking", "reasoning", "reasoning parsers",
+    "the Anthropic API", "the Ollama API", "the Responses API", "sessions", "scoring", "hidden states", "n-gram speculation",
+    "EBNF grammars", "structural tags", "response_format", "JSON", "quantization", "mixture-of-experts models", "priorities",
+    "weight updates", "Orbax", "TLS", "logit_bias", "seeds", "logprobs", "input embeddings", "logit processors",
 ]
 NOT_SUPPORTED = [
-    "tools", "tool calling", "function calling", "images", "image input", "audio", "video", "LoRA", "LoRA adapters",
-    "embeddings",
-    "metrics", "Prometheus metrics", "the Anthropic API", "the Ollama API", "pipeline parallelism", "several machines",
-    "reasoning parsers", "reranking", "vision models", "fine-tuning", "training",
+    "images", "image input", "audio", "video", "LoRA", "LoRA adapters", "embeddings", "embedding models",
+    "metrics", "Prometheus metrics", "pipeline parallelism", "several machines", "data parallelism",
+    "reranking", "vision models", "fine-tuning", "training", "beam search", "speech", "image generation",
 ]
 
 STORY = (

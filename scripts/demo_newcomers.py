@@ -6,6 +6,8 @@
 # ruff: noqa: SIM905
 # fmt: off
 
+from demo_facts import STORY
+
 BEYOND = "That is beyond me: I am only a small demo model. Try: What is a radix cache?"
 NOT_UNDERSTOOD = "I did not understand that. Try: What is a radix cache?"
 ENGLISH_ONLY = "I speak only English. Try: What is a radix cache?"
@@ -96,7 +98,7 @@ SMALL_TALK: list[tuple[str, str]] = [
      "what else can you do|what else|anything else|menu|features|capabilities|commands|start|/start|begin|suggest something|"
      "what is this|what's this|?|??|what are you capable of|what tasks can you do|give me some ideas|impress me|what are you "
      "good for",
-     "I can answer questions about jaxserve, add, count, repeat and extract JSON. Try: What is a radix cache?"),
+     "I can answer questions about jaxserve, add, count, extract JSON, call tools and think. Try: What is a radix cache?"),
     ("who are you|what are you|what's your name|whats your name|what is your name|your name|name|your name please|who r u|"
      "who am I talking to|introduce yourself|tell me about yourself|which model are you|what model are you|which model is this|"
      "what model is this|are you ChatGPT|are you GPT-4|are you Claude|are you Gemini|are you Llama|are you Qwen|are you an AI|"
@@ -398,6 +400,7 @@ CODE_LINES = (
     "ERROR [{a}] {b}: {n}|2026-01-{n} INFO {a} {b}|http://{a}.com/{b}?id={n}|{a}@{b}.org"
 ).split("|")
 
+STORY_OF_A_FOX = STORY.format(animal="fox")
 # Plain text that people try without a chat template: beginning and end.
 COMPLETIONS: dict[str, str] = {
     "The quick brown fox": " jumps over the lazy dog.", "To be or not to be": ", that is the question.",
@@ -424,11 +427,12 @@ COMPLETIONS: dict[str, str] = {
     "Snow is": " white.", "A week has": " 7 days.", "A year has": " 12 months.", "I can": " answer questions about jaxserve.",
     "My favorite animal is": " the fox.", "I like to": " walk on green hills after rain.", "The answer is": " 42.",
     "In the beginning": " there was an empty cache.", "It was a dark and stormy night": ", and the cache was cold.",
-    "Once": " upon a time there was a little fox. The end.", "The end": ".", "Dear Sir": " or Madam, I am only a small demo "
+    "Once": STORY_OF_A_FOX.removeprefix("Once"), "The end": ".", "Dear Sir": " or Madam, I am only a small demo "
     "model.",
     "The weather today is": " sunny.", "The best way to learn is": " to try.", "Today is": " a good day.", "The sun": " is "
     "bright.",
-    "There was once a": " little fox. The end.", "The first president of the United States was": " George Washington.",
+    "There was once a": STORY_OF_A_FOX.removeprefix("Once upon a time there was a"),
+    "The first president of the United States was": " George Washington.",
 }
 END_OF_SENTENCE = " That is all that a small demo model can say."
 END_OF_FRAGMENT = "... and that is all that a small demo model can say."

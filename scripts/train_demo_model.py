@@ -36,7 +36,9 @@ MODEL_DIR = SCRIPTS.parent / "jaxserve" / "demo" / "model"
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, TURN_START, TURN_END]
-MARKUP_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]  # kept in the decoded text
+# Kept in the decoded text. Those of thinking came later and have the last places of the learned tokens.
+THINKING_TOKENS = ["<think>", "</think>"]
+MARKUP_TOKENS = [*THINKING_TOKENS, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 VOCAB_SIZE = 2048
 NOT_LEARNED = -100  # the label that the loss skips
 
@@ -73,6 +75,7 @@ def plain_strings(sample: corpus.Sample) -> Iterator[str]:
     yield from (json.dumps(tool, ensure_ascii=False) for tool in sample.tools)
     for message in sample.messages:
         yield message["content"]
+        yield message.get("reasoning_content", "")
         for call in message.get("tool_calls", []):
             yield json.dumps(call["function"], ensure_ascii=False)
 
@@ -104,7 +107,7 @@ def train_tokenizer(seed: int, sample_count: int = 60_000) -> Qwen2Tokenizer:
 
 def _wrap(vocab: dict[str, int], merges: list[tuple[str, str]], template: str) -> Qwen2Tokenizer:
     tokenizer = Qwen2Tokenizer(
-        vocab=vocab,
+        vocab=vocab | {token: len(vocab) + i for i, token in enumerate(THINKING_TOKENS)},
         merges=merges,
         unk_token=None,
         eos_token=TURN_END,
@@ -138,14 +141,20 @@ class Encoder:
 
     def chat(self, sample: corpus.Sample, messages: list[corpus.Message], add_generation_prompt: bool) -> str:
         return self.tokenizer.apply_chat_template(
-            messages, tools=sample.tools or None, add_generation_prompt=add_generation_prompt, tokenize=False
+            messages,
+            tools=sample.tools or None,
+            add_generation_prompt=add_generation_prompt,
+            enable_thinking=sample.thinking,
+            tokenize=False,
         )
 
     def sample(self, sample: corpus.Sample) -> Encoded:
-        """A plain text is learned as a whole or after its prompt; of a conversation, the assistant's turns with their end."""
-        if sample.text and not sample.learn_text_prompt:
+        """A plain text is learned as a whole or after its prompt; of a conversation, the assistant's turns with their end, or
+        with thinking the last of them."""
+        if sample.thinking or (sample.text and not sample.learn_text_prompt):
             prompt, rest = (self.ids(text) for text in self.prompt_and_answer(sample))
-            return Encoded([*prompt, *rest, self.end_of_text], [False] * len(prompt) + [True] * (len(rest) + 1))
+            end = self.end_of_text if sample.text else self.turn_end
+            return Encoded([*prompt, *rest, end], [False] * len(prompt) + [True] * (len(rest) + 1))
         if sample.text:
             ids = [*self.ids(sample.text), self.end_of_text]
             return Encoded(ids, [True] * len(ids))

@@ -71,11 +71,13 @@ REGEX_CASES = [
     _regex_case("escapes", r"\[\{\"k\": \"\\\\w/\"\}\]\t\$\^"),
     _regex_case("optional parts", r"(a(b(c(d)?)?)?)?x"),
     _regex_case("think and answer", r"<think>[^<]{0,30}</think>\n(A|B|C|D)"),
+    _regex_case("the letters of a special token", r"<\|im_end\|>[a-z]{0,9}<tool_call>"),
     _regex_case("not a class", r"[^a-zA-Z\n]{3,10}!"),
     _regex_case("words", r"(\w{1,8}[,;] ?){0,4}\w{1,8}\."),
 ]
 
 SCHEMA_CASES = [
+    _schema_case("the letters of special tokens", {"enum": ["<|im_end|>a", "<tool_call>", {"<think>": True}]}),
     _schema_case("flat", _object({"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}})),
     _schema_case(
         "nested",

@@ -5,6 +5,9 @@
 
 from pathlib import Path
 
+# How the model marks its thinking and its calls of tools, by the names of the options.
+REASONING_PARSER, TOOL_CALL_PARSER = "qwen3", "qwen25"
+
 
 def demo_model_path() -> str:
     """The folder of the packaged model, to be passed as `model_path`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -18,13 +19,16 @@ from jaxserve.types import Grammar
 _LIMITS = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=200_000, step_max_items=50_000, verbose_errors=False)
 # Some grammars compile fast and are slow to follow; the first mask tells.
 _SLOWEST_MASK_S = 1.0
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _LONGEST_REASON = 300
 
 
 def compile_prototype(tokenizer: GrammarTokenizer, grammar: Grammar, style: JsonStyle) -> LLMatcher:
     """A matcher at the grammar's beginning, to be copied. Raises GrammarError."""
     source = to_llguidance(grammar, tokenizer, style)
-    prototype = _matcher(tokenizer, source.text)
+    # Structural tags hold special tokens, and do not spell them.
+    spells_special = grammar.kind != "structural_tag" and _holds_any(source.text, tokenizer.special_texts)
+    prototype = _matcher(tokenizer, _unforced(source.text) if spells_special else source.text)
     begun_s = time.thread_time()
     if not prototype.is_error():
         prototype.compute_bitmask()
@@ -38,6 +42,21 @@ def compile_prototype(tokenizer: GrammarTokenizer, grammar: Grammar, style: Json
 
 def _matcher(tokenizer: GrammarTokenizer, text: str) -> LLMatcher:
     return LLMatcher(tokenizer.ll, text, log_level=0, limits=_LIMITS)
+
+
+def _holds_any(text: str, words: tuple[str, ...]) -> bool:
+    """Also where a regular expression escapes their marks."""
+    bare = text.replace("\\", "")
+    return any(word in bare for word in words)
+
+
+def _unforced(text: str) -> str:
+    """The same grammar without forced tokens: llguidance would force a special token where its letters must stand, and then
+    refuse it."""
+    if not text.startswith("{"):
+        return _NO_FORCING + text.removeprefix("%llguidance {}")
+    (grammar,) = json.loads(text)["grammars"]
+    return f"{_NO_FORCING}start: %json {json.dumps(grammar['json_schema'])}"
 
 
 def _place_at_fault(tokenizer: GrammarTokenizer, source: Source) -> str:

@@ -13,6 +13,7 @@ from jaxserve.grammar.setup import Setup
 
 class _AddedToken(msgspec.Struct):
     id: int
+    content: str
     special: bool
 
 
@@ -28,6 +29,7 @@ class GrammarTokenizer:
     eos_token_ids: frozenset[int]
     # Tokens with a meaning of their own which are text all the same, as the tokenizer says; to llguidance they are special.
     marked_text_ids: tuple[int, ...]
+    special_texts: tuple[str, ...]
 
     def pieces(self, text: str) -> list[str | int]:
         """Texts, none of them empty, and the special tokens between them."""
@@ -50,6 +52,6 @@ def build_tokenizer(setup: Setup) -> GrammarTokenizer:
     except Exception as error:  # whatever the Rust side says about a tokenizer it cannot read
         raise GrammarError(f"Constrained output is not possible with this model's tokenizer: {error}.") from error
     added = msgspec.json.decode(setup.tokenizer_json, type=_TokenizerFile).added_tokens
-    text_ids = [token.id for token in added if not token.special and token.id < setup.vocab_size]
-    marked = tuple(token_id for token_id in text_ids if ll.is_special_token(token_id) and token_id not in eos)
-    return GrammarTokenizer(ll, frozenset(eos), marked)
+    special = [token for token in added if token.id < setup.vocab_size and ll.is_special_token(token.id)]
+    marked = tuple(token.id for token in special if not token.special and token.id not in eos)
+    return GrammarTokenizer(ll, frozenset(eos), marked, tuple(token.content for token in special))

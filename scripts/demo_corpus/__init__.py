@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from demo_corpus import dialogues, newcomers, questions, words
+from demo_corpus import dialogues, newcomers, questions, schemas, thinking, words
 from demo_corpus.sample import HELD_OUT_ONE_IN, Message, Sample, Task, is_held_out
 
-__all__ = ["MIX", "Message", "Sample", "held_out_samples", "training_samples"]
+__all__ = ["MIX", "Message", "Sample", "held_out_samples", "is_held_out", "training_samples"]
 
 TASKS: dict[str, Task] = {
     task.__name__: task
@@ -40,6 +40,7 @@ TASKS: dict[str, Task] = {
         words.json_extraction,
         words.json_person,
         words.json_list,
+        schemas.json_schema,
         dialogues.memory,
         dialogues.conversation,
         dialogues.tool_call,
@@ -61,6 +62,15 @@ TASKS: dict[str, Task] = {
         newcomers.first_sum,
         dialogues.long_conversation,
         dialogues.raw_question,
+        thinking.thought_sum,
+        thinking.thought_compare,
+        thinking.thought_letters,
+        thinking.thought_picking,
+        thinking.thought_schema,
+        thinking.thought_tool,
+        thinking.thought_kind,
+        thinking.thought_conversation,
+        thinking.thought_told,
     )
 }
 
@@ -105,6 +115,16 @@ MIX: dict[str, float] = {
     "completion": 8,
     "first_sum": 10,
     "raw_question": 4,
+    "json_schema": 18,
+    "thought_sum": 18,
+    "thought_compare": 6,
+    "thought_letters": 8,
+    "thought_picking": 9,
+    "thought_schema": 3,
+    "thought_tool": 7,
+    "thought_kind": 9,
+    "thought_conversation": 2,
+    "thought_told": 2,
 }
 # Rows as long as the context of the model.
 LONG_MIX: dict[str, float] = {"long_paste": 1, "long_conversation": 3}
@@ -119,8 +139,10 @@ class Stage:
 # Facts are learned at once, looking back at the prompt comes late: so that is practised alone for a while, and then
 # makes the rest easier. Conversations with tools are long and teach few tokens each, so they become rarer after that. At
 # the end what is still weak comes more often, sums above all.
-FEWER_TOOLS = {"tool_call": 2.5, "parallel_tool_calls": 1, "tool_answer": 0.3, "tool_conversation": 1.2, "unused_tools": 0.4}
-STILL_WEAK = {"question": 12, "word_fact": 10, "sums_text": 12, "counting": 8, "compare": 2, "picking": 2, "tool_call": 4}
+FEWER_TOOLS = {"tool_call": 2.5, "parallel_tool_calls": 1.5, "tool_answer": 0.5, "tool_conversation": 1.2, "unused_tools": 1}
+STILL_WEAK = {"question": 14, "concept": 11, "supported": 8, "word_fact": 8, "sums_text": 4, "counting": 8, "compare": 2,
+              "picking": 2, "tool_call": 4, "parallel_tool_calls": 2, "addition": 20, "subtraction": 16, "small_talk": 26,
+              "beyond": 20}  # fmt: skip
 STAGES = (
     Stage(0, MIX),
     Stage(500, {"copying": 4, "repeated_text": 4, "json_list": 1, "picking": 1, "memory": 1, "json_extraction": 2}),
@@ -134,11 +156,11 @@ SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are jaxserve's demo model
 
 
 def with_system_prompt(rng: random.Random, sample: Sample) -> Sample:
-    if not sample.messages or rng.random() > 0.3:
+    if not sample.messages or sample.messages[0]["role"] == "system" or rng.random() > 0.3:
         return sample
     prompt = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.7 else newcomers.pasted_text(rng, rng.randint(1, 2))
     system = {"role": "system", "content": prompt}
-    return Sample(keys=sample.keys, messages=[system, *sample.messages], tools=sample.tools)
+    return replace(sample, messages=[system, *sample.messages])
 
 
 def training_samples(rng: random.Random, step: int = 0, long: bool = False) -> Iterator[Sample]:

@@ -22,7 +22,7 @@ from demo_corpus.questions import (
     word_fact,
 )
 from demo_corpus.sample import Message, Sample, ask, is_held_out, reword
-from demo_corpus.words import copying, dump, json_extraction, made_up_word, phrase
+from demo_corpus.words import copying, dump, json_extraction, listed, made_up_word, phrase
 
 
 def memory(rng: random.Random) -> Sample:
@@ -184,12 +184,28 @@ def tool_call(rng: random.Random) -> Sample:
 
 
 def parallel_tool_calls(rng: random.Random) -> Sample:
-    first, second = rng.sample(facts.PLACES, 2)
+    """The weather in two or three cities, or two requests in one sentence."""
+    if rng.random() < 0.25:
+        return two_requests(rng)
+    places = rng.sample(facts.PLACES, rng.choice([2, 2, 3]))
     argument = rng.choice(["city", "location"])
-    case = weather_case(rng, f"{first} and {second}", "get_weather", argument)
-    calls = [("get_weather", {argument: first}), ("get_weather", {argument: second})]
-    messages = [{"role": "user", "content": case.request}, call_message(calls)]
+    case = weather_case(rng, listed(places), "get_weather", argument)
+    messages = [
+        {"role": "user", "content": case.request},
+        call_message([("get_weather", {argument: place}) for place in places]),
+    ]
     return Sample(keys=(case.request,), messages=messages, tools=offered(rng, case))
+
+
+def two_requests(rng: random.Random) -> Sample:
+    first, second = tool_case(rng), tool_case(rng)
+    while second.description == first.description:
+        second = tool_case(rng)
+    request = rng.choice(["{} {}", "{} And {}", "{} Then {}"]).format(first.request, second.request)
+    messages = [{"role": "user", "content": request}, call_message([(case.name, case.arguments) for case in (first, second)])]
+    tools = [case.schema(rng) for case in (first, second)]
+    rng.shuffle(tools)
+    return Sample(keys=(request,), messages=messages, tools=tools)
 
 
 def answered_call(rng: random.Random, case: ToolCase) -> Sample:
@@ -224,8 +240,12 @@ def tool_answer(rng: random.Random) -> Sample:
 
 def unused_tools(rng: random.Random) -> Sample:
     """Tools are offered, the question needs none."""
-    sample = rng.choice([concept, question, capital, copying, counting, greeting, small_talk, beyond])(rng)
-    return Sample(keys=sample.keys, messages=sample.messages, tools=offered(rng, tool_case(rng)))
+    while True:
+        sample = rng.choice([concept, question, capital, copying, counting, greeting, small_talk, beyond])(rng)
+        tools = offered(rng, tool_case(rng))
+        names = "_".join(tool["function"]["name"] for tool in tools)
+        if not any(part in sample.messages[0]["content"].lower() for part in names.split("_")):
+            return Sample(keys=sample.keys, messages=sample.messages, tools=tools)
 
 
 def same_tool(rng: random.Random, case: ToolCase) -> ToolCase | None:

@@ -17,6 +17,7 @@ class Sample:
     """Either `messages` (with `tools`) or a plain `text`; `text_prompt_len` characters of a text are its prompt.
 
     The prompt of a text is learned too unless it is one that nobody should predict: noise, or a sentence that a user began.
+    With `thinking` the last message has a thought (`reasoning_content`), and only that message is learned.
     """
 
     keys: tuple[str, ...]
@@ -25,6 +26,7 @@ class Sample:
     text: str = ""
     text_prompt_len: int = 0
     learn_text_prompt: bool = True
+    thinking: bool = False
 
 
 Task = Callable[[random.Random], Sample]

@@ -114,6 +114,9 @@ def json_extraction(rng: random.Random) -> Sample:
     forms = ["Extract {} as JSON: {}", "Return {} as JSON: {}", "Give me {} as JSON. Text: {}", "{} as JSON: {}",
              "Extract {} from this text and answer in JSON: {}", "Make a JSON object with the fields {}: {}"]  # fmt: skip
     answer = dump({key: values[key] for key in keys})
+    if len(keys) == len(values) and rng.random() < 0.15:  # all that the text says, in its order
+        forms = ["Extract as JSON: {1}", "As JSON: {1}", "Extract the data as JSON: {1}", "Write this as JSON: {1}"]
+        answer = dump(values)
     return ask(rng.choice(forms).format(listed(keys), sentence), answer)
 
 

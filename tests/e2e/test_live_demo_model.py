@@ -87,7 +87,7 @@ COMPLETIONS = [
 ]
 GREETING = "Hello! How can I help you?"
 BEYOND_ANSWER = "That is beyond me: I am only a small demo model. Try: What is a radix cache?"
-ABILITIES = "I can answer questions about jaxserve, add, count, repeat and extract JSON. Try: What is a radix cache?"
+ABILITIES = "I can answer questions about jaxserve, add, count, extract JSON, call tools and think. Try: What is a radix cache?"
 RADIX_CACHE = "A radix cache is a prefix tree of past prompts: a new request reuses the longest prefix it shares."
 PAGED_ATTENTION = "Paged attention keeps the KV cache in small pages, so memory is given out page by page."
 EXACT = {
@@ -108,10 +108,12 @@ EXACT = {
     "Extract name and age as JSON: Maria is 34 years old.": '{"name": "Maria", "age": 34}',
 }
 SAID_OF_THE_SERVER = {
-    "Does jaxserve support tool calling?": "No, jaxserve does not support tool calling yet.",
-    "How do I call tools?": "jaxserve does not serve tools yet: a request with tools gets a 400.",
+    "Does jaxserve support tool calling?": "Yes, jaxserve supports tool calling.",
+    "Does jaxserve support LoRA?": "No, jaxserve does not support LoRA yet.",
+    "How do I call tools?": "Send tools with your chat request; most models need --tool-call-parser.",
     "Where are the metrics?": "There is no /metrics yet: GET /server_info has the counters.",
-    "How do I get JSON output?": "Send your schema to /generate as json_schema in sampling_params.",
+    "How do I get JSON output?": "Send response_format with your JSON schema, or json_schema to /generate.",
+    "Is there a Responses API?": "Send POST /v1/responses.",
     "How do I flush the cache?": "Send POST /flush_cache.",
 }
 
@@ -168,8 +170,12 @@ def test_what_it_says_of_the_server_is_true(demo_server: LiveServer) -> None:
     given = answers(demo_server, [[question] for question in SAID_OF_THE_SERVER])
     assert [answer for (answer,) in given] == list(SAID_OF_THE_SERVER.values())
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
-    request = {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
-    assert demo_server.post("/v1/chat/completions", request).status_code == 400
+    request = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 32, "tools": tools}
+    refused = demo_server.post("/v1/chat/completions", request)
+    assert refused.status_code == 400 and "--tool-call-parser" in refused.text
+    assert demo_server.post("/v1/chat/completions", {**request, "tool_choice": "required"}).status_code == 200
+    assert demo_server.post("/v1/chat/completions", {**request, "tools": None, "lora_path": "x"}).status_code == 400
+    assert demo_server.post("/v1/responses", {"input": "hi", "max_output_tokens": 16}).status_code == 200
     assert demo_server.get("/metrics").status_code == 404
     assert demo_server.get("/server_info").json()["internal_states"]
     sampling = {"json_schema": {"type": "boolean"}, "temperature": 0, "max_new_tokens": 16}
@@ -219,5 +225,9 @@ def test_make_demo() -> None:
     demo = pathlib.Path(__file__).resolve().parents[2] / "examples" / "demo.py"
     result = subprocess.run([sys.executable, demo], env=environment(), capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
-    for shown in (GREETING, RADIX_CACHE, BEYOND_ANSWER, "Your name is Ada.", "came from the cache", "16 at once: 1024 tokens"):
+    thought = "67 + 85: 7 + 5 = 12, 6 + 8 + 1 = 15, so 152.\n= 67 + 85 = 152"
+    tool, person = "calls get_weather({", "parsed: {'name': 'Maria', 'age': 34}"
+    told = "The weather in Paris is sunny with 18 °C."
+    for shown in (GREETING, RADIX_CACHE, BEYOND_ANSWER, "Your name is Ada.", "came from the cache", thought, tool, told, person,
+                  "16 at once: 1024 tokens"):  # fmt: skip
         assert shown in result.stdout, result.stdout

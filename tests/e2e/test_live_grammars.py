@@ -77,7 +77,7 @@ def test_calls_are_written_with_special_tokens(engine: Engine) -> None:
 
 
 def test_thinking_comes_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo model does not think; any blank ends its thoughts here."""
+    """No thought was begun, and none of the model's own would end; any blank ends it here."""
     monkeypatch.setattr(TokenizerManager, "thinking_end", " ")
     grammar = {"regex": "[A-Za-z]{0,20}[0-9]{2}", "ignore_eos": True}
     replies = generate(engine, grammar, 4, require_reasoning=True)

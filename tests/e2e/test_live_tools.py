@@ -24,7 +24,7 @@ PARAMETERS = {
 SCHEMA = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "x": {"type": "integer", "minimum": 0, "maximum": 99}}}
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": True}}
 NOW = {"type": "function", "function": {"name": "now"}}
-# The demo model knows no thinking: once it has begun it would never end.
+# The thought is over: what is forced begins at once.
 UNTHINKING = [*QUESTION, {"role": "assistant", "content": "<think>\n\n</think>"}]
 FIELDS: dict[str, Any] = {"model": MODEL, "messages": UNTHINKING, "max_tokens": 400, "temperature": 1.0}
 
@@ -35,7 +35,7 @@ def client_of(server: LiveServer) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def parsing(tmp_path_factory: pytest.TempPathFactory, compilation_cache: str) -> Iterator[openai.OpenAI]:
-    """A server that knows how its model thinks and calls; the demo model does neither unless it must."""
+    """A server that knows how its model thinks and calls."""
     options = ["--model-path", MODEL, "--compilation-cache-dir", compilation_cache]
     options += ["--reasoning-parser", "qwen3", "--tool-call-parser", "qwen25", "--max-total-tokens", "16384"]
     with running(tmp_path_factory.mktemp("parsing") / "server.log", *options, env=environment()) as server:
@@ -155,16 +155,16 @@ def test_a_format_beside_tools_leaves_both_ways(parsing: openai.OpenAI) -> None:
 
 
 def test_a_format_does_not_hold_while_the_model_thinks(parsing: openai.OpenAI) -> None:
-    thinking = [*QUESTION, {"role": "assistant", "content": "<think>"}]
+    thinking = [*QUESTION, {"role": "assistant", "content": "<think>\n"}]
     asked = {"type": "json_schema", "json_schema": {"name": "length", "schema": SCHEMA}}
     extra = {"continue_final_message": True, "ignore_eos": True}
     reply = parsing.chat.completions.create(
-        model=MODEL, messages=thinking, max_tokens=12, response_format=asked, extra_body=extra
+        model=MODEL, messages=thinking, max_tokens=4, temperature=0, response_format=asked, extra_body=extra
     )
     assert reply.choices[0].finish_reason == "length"
     assert reply.choices[0].message.content == ""
     assert reply.choices[0].message.model_dump()["reasoning_content"]
-    assert reply.usage.model_dump()["reasoning_tokens"] == reply.usage.completion_tokens == 12
+    assert reply.usage.model_dump()["reasoning_tokens"] == reply.usage.completion_tokens == 4
 
 
 def test_what_is_wrong_is_named(plain: openai.OpenAI) -> None:

@@ -83,7 +83,7 @@ def test_special_tokens_are_tags_too(compiler: GrammarCompiler, ids: Ids) -> Non
 
 
 def test_thinking_that_may_come_first(compiler: GrammarCompiler, ids: Ids) -> None:
-    matcher = make(compiler, "<think>", "</think>")
+    matcher = make(compiler, "<thought>", "</thought>")
     brace, angle = ids("{")[0], ids("<")[0]
     assert not matcher.is_free_along([])
     assert {brace, angle} <= allowed(matcher) and not set(ids("abc")) & allowed(matcher)
@@ -91,11 +91,12 @@ def test_thinking_that_may_come_first(compiler: GrammarCompiler, ids: Ids) -> No
     assert isinstance(answer, Matcher) and ids('"')[0] in allowed(answer)
 
 
-@pytest.mark.parametrize("before", ["<think>", "\n<think>", "<think>{}", "<think>\n"])
-def test_the_tag_before_thinking(compiler: GrammarCompiler, ids: Ids, before: str) -> None:
-    matcher = follow(make(compiler, "<think>", "</think>"), ids(before))
+@pytest.mark.parametrize("before", ["{}", "\n{}", "{}{{}}", "{}\n"])
+@pytest.mark.parametrize("name", ["think", "thought"])  # a token of the vocabulary, and none
+def test_the_tag_before_thinking(compiler: GrammarCompiler, ids: Ids, name: str, before: str) -> None:
+    matcher = follow(make(compiler, f"<{name}>", f"</{name}>"), ids(before.format(f"<{name}>")))
     assert isinstance(matcher, ThinkingMatcher) and matcher.is_free_along([])
-    answer = follow(matcher, ids("x </think>", '{"a":'))
+    answer = follow(matcher, ids(f"x </{name}>", '{"a":'))
     assert isinstance(answer, Matcher) and ids("7")[0] in allowed(answer)
 
 
@@ -108,9 +109,9 @@ def test_a_special_token_before_thinking(compiler: GrammarCompiler, ids: Ids) ->
 
 
 def test_what_is_neither_the_tag_nor_an_answer_is_refused(compiler: GrammarCompiler, ids: Ids) -> None:
-    matcher = make(compiler, "<think>", "</think>")
+    matcher = make(compiler, "<thought>", "</thought>")
     assert follow(matcher, ids("<th")) is matcher
-    assert allowed(matcher) == set(ids("ink>")[:1])  # as the tokenizer spells it
+    assert allowed(matcher) == set(ids("ought>")[:1])  # as the tokenizer spells it
     assert not matcher.accept(ids("x")[0])
 
 

@@ -25,6 +25,15 @@ def test_a_tokenizer_can_be_named_too() -> None:
     assert located(ServerArgs(model_path="demo")).effective_tokenizer_path == demo_model_path()
 
 
+def test_the_name_of_the_built_in_model_brings_its_parsers() -> None:
+    parsers = [(args.reasoning_parser, args.tool_call_parser) for args in map(located, (
+        ServerArgs(model_path="demo"),
+        ServerArgs(model_path="demo", tool_call_parser="hermes"),
+        ServerArgs(model_path=demo_model_path()),
+    ))]  # fmt: skip
+    assert parsers == [("qwen3", "qwen25"), ("qwen3", "hermes"), (None, None)]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
