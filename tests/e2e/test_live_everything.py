@@ -31,7 +31,8 @@ OPTIONS = {
     "prefill-token-buckets": "64",
     "max-prefill-tokens": "64",
 }
-SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+NUMBER = {"type": "integer", "minimum": 0, "maximum": 999}
+SCHEMA = {"type": "object", "properties": {"n": NUMBER}, "required": ["n"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA, "strict": True}}
 HELLO = [{"role": "user", "content": "What is jaxserve?"}]
 ANSWERED = [*HELLO, {"role": "assistant", "content": "<think>\n\n</think>"}]
@@ -81,7 +82,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any], Any]] = {
     "stops": ("/generate", {"text": "Once", "sampling_params": {**SAMPLING, "stop": ["e"], "stop_regex": ["[xyz]"]}}, None),
     "schema": (
         "/generate",
-        {"text": "x", "sampling_params": {"max_new_tokens": 60, "json_schema": json.dumps(SCHEMA)}},
+        {"text": "x", "sampling_params": {"max_new_tokens": 300, "json_schema": json.dumps(SCHEMA)}},
         lambda reply: jsonschema.validate(json.loads(reply["text"]), SCHEMA) is None,
     ),
     "regex": (
