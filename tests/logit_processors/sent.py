@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-import pytest
+import dill
 import user_code
 
 from jaxserve.logit_processors.names import user_code as code_of
@@ -14,7 +14,6 @@ from jaxserve.types import UserProcessor
 
 def as_text(kind: type) -> str:
     """What `to_str` writes where the class is defined in a script: the class itself, not where to find it."""
-    dill = pytest.importorskip("dill")
     module = sys.modules[kind.__module__]
     with_value = dill.settings["byref"]
     kind.__module__ = "__main__"

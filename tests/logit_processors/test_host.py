@@ -10,6 +10,7 @@ import time
 import types
 from collections.abc import Iterator
 
+import dill
 import numpy as np
 import pytest
 from sent import as_text, sent
@@ -19,7 +20,6 @@ from jaxserve.logit_processors import CustomLogitProcessor, ProcessorError, Proc
 from jaxserve.logit_processors.names import SGLANG_MODULE, name_of, user_code
 from jaxserve.types import UserProcessor
 
-dill = pytest.importorskip("dill")
 PROMPT, OUTPUTS = np.array([7, 8], np.int32), np.array([3, 4, 5], np.int32)
 
 

@@ -204,7 +204,6 @@ def test_code_is_refused_where_the_operator_does_not_allow_it() -> None:
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 4])
 def test_real_code_in_its_process(num_draft_tokens: int) -> None:
-    pytest.importorskip("dill")
     host = ProcessorHost(timeout_s=5.0)
     harness = Harness(OWN_CODE, processors=host, moves_logits=True, num_draft_tokens=num_draft_tokens, **SMALL)
     echo = harness.submit([5, 6, 7], 20, logit_rules=LogitRules(user=sent("Echo")))
