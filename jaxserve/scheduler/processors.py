@@ -39,7 +39,7 @@ class Processors:
         drafts = [known_drafts(table, step, int(rows[place])) for place in places]
         lines = [place * per_row + np.arange(len(tokens) + 1) for place, tokens in zip(places, drafts, strict=True)]
         logits = self._runner.read_logits(handle, np.concatenate(lines).astype(np.int32))
-        changed: list[LogitLines] = []
+        changed: list[tuple[np.ndarray, np.ndarray]] = []  # lines of a row, and their logits
         ended_process: set[bytes] = set()  # codes
         first = 0
         for place, tokens, of_row in zip(places, drafts, lines, strict=True):
@@ -48,12 +48,11 @@ class Processors:
             req = table.req(int(rows[place]))
             result = self._call(req, tokens, own, ended_process)
             if result is not None:
-                changed.append(LogitLines(of_row.astype(np.int32), result))
+                changed.append((of_row, result))
         if not changed:
             return None
-        return LogitLines(
-            np.concatenate([part.lines for part in changed]), np.concatenate([part.logits for part in changed])
-        )  # fmt: skip
+        all_lines, all_logits = map(np.concatenate, zip(*changed, strict=True))
+        return LogitLines(all_lines.astype(np.int32), all_logits)
 
     def _call(self, req: Req, drafts: list[int], logits: np.ndarray, ended_process: set[bytes]) -> np.ndarray | None:
         processor = req.processor

@@ -28,9 +28,8 @@ from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
-_LOOKED_AT = (
-    RowFlag.STOP_TEXT | RowFlag.GRAMMAR | RowFlag.THINKING | RowFlag.RULES
-)  # requests whose newest token is looked at one by one
+# Requests whose newest token is looked at one by one.
+_LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR | RowFlag.THINKING | RowFlag.RULES
 _ANSWERED = RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES  # requests to whose tokens more belongs
 
 _BROKEN_LOGITS = "The model's logits were not numbers (NaN or infinite) for this request."
