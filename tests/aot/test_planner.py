@@ -39,8 +39,8 @@ def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
     buckets = [step.bucket.name for step in made.steps]
     assert buckets == ["extend T=64 R=4", "decode R=4"]
     names = [program.name for program in made.others]
-    assert len(names) == len(SamplingMode) + len(LINE_COUNTS) + 4
-    assert {"sample greedy R=4", "sample everything R=4", "page table", "row tables", "kv pool"} <= set(names)
+    assert len(names) == len(SamplingMode) + len(LINE_COUNTS) + 5
+    assert {"sample greedy R=4", "sample everything R=4", "page table", "row tables", "input embeds", "kv pool"} <= set(names)
     for step in made.steps:
         program = step.program
         assert program is not None and program.error is None and program.compile_s > 0

@@ -68,7 +68,7 @@ async def test_many_tools() -> None:
 async def test_lists_are_counted_before_they_are_read(field: str, value: Any, most: str) -> None:
     async with app_client(FakeService()) as client:
         chat = await client.post("/v1/chat/completions", json={"messages": [EMPTY], field: value})
-        with mock.patch.object(native_request, "_convert", wraps=native_request._convert) as convert:
+        with mock.patch.object(native_request, "convert", wraps=native_request.convert) as convert:
             native = await client.post("/generate", json={"text": "a", "sampling_params": {field: value}})
     for reply in (chat, native):
         assert reply.status_code == 400 and f"{field} may hold at most {most}" in reply.text, reply.text

@@ -18,7 +18,15 @@ from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.types import LogitRules, NoRepeatNgram, SamplingParams
 
 QWEN3 = REASONING_FORMATS["qwen3"]
-LIMITS = ModelLimits(1000, 2048, 1000, 5, False, reasoning=QWEN3)
+LIMITS = ModelLimits(
+    context_len=1000,
+    vocab_size=2048,
+    hidden_size=8,
+    max_total_tokens=1000,
+    max_top_logprobs=5,
+    allow_auto_truncate=False,
+    reasoning=QWEN3,
+)
 CODE = '{"callable": "80044b032e"}'  # a pickle of 3
 
 

@@ -101,7 +101,7 @@ def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
         ({"text": "a", "stream": "yes"}, "stream must be true or false, got a string.", "stream"),
         ({"text": "a", "rid": 7}, "rid must be a string or a list, got an integer.", "rid"),
         ({"text": "a", "lora_path": "x"}, "lora_path is not supported yet.", "lora_path"),
-        ({"text": "a", "input_embeds": np.zeros((2, 2))}, "input_embeds is not supported yet.", "input_embeds"),
+        ({"text": "a", "input_embeds": np.zeros((2, 2))}, "Exactly one of text, input_ids and input_embeds", "text"),
         ({"text": "a", "steram": False}, "steram is not a field this server knows.", "steram"),
         ({"text": "a", "logprob_start_len": "x"}, "logprob_start_len must be an integer", "logprob_start_len"),
         ({"text": "a", "sampling_params": 5}, "sampling_params must be an object or a list of objects.", "sampling_params"),

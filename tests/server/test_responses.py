@@ -178,7 +178,7 @@ async def test_what_is_kept(server: Server) -> None:
 
 
 async def test_in_the_background(server: Server) -> None:
-    server.service.script, server.service.step_s = ["Yes", "."], 0.02
+    server.service.script, server.service.step_s = ["Yes", "."], 0.2
     client = server.client
     response = await create(server, background=True)
     assert (response.status, response.output) == ("queued", [])
