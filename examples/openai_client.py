@@ -13,11 +13,24 @@ from typing import Any
 import openai
 
 QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
-CITY = {
+PERSON_QUESTION = [{"role": "user", "content": "Extract name and age as JSON: Maria is 34 years old."}]
+PERSON = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "is_capital": {"type": "boolean"}},
-    "required": ["city", "is_capital"],
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["name", "age"],
     "additionalProperties": False,
+}
+WEATHER_QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER = {
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
 }
 
 
@@ -42,16 +55,16 @@ def complete(client: openai.OpenAI, model: str) -> None:
 
 def constrained(client: openai.OpenAI, model: str) -> None:
     """The answer matches a JSON schema."""
-    asked: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}}
-    reply = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=100, response_format=asked)
+    asked: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    reply = client.chat.completions.create(model=model, messages=PERSON_QUESTION, max_tokens=100, response_format=asked)
     print("constrained:", json.loads(reply.choices[0].message.content or ""))
 
 
 def call(client: openai.OpenAI, model: str) -> None:
     """A call of a tool that must come; whether to call can be left to the model with --tool-call-parser."""
-    tool: Any = {"type": "function", "function": {"name": "show_city", "parameters": CITY, "strict": True}}
+    tool: Any = {"type": "function", "function": WEATHER}
     reply = client.chat.completions.create(
-        model=model, messages=QUESTION, max_tokens=100, tools=[tool], tool_choice="required", parallel_tool_calls=False
+        model=model, messages=WEATHER_QUESTION, max_tokens=100, tools=[tool], tool_choice="required", parallel_tool_calls=False
     )
     for wanted in reply.choices[0].message.tool_calls or []:
         if wanted.type == "function":

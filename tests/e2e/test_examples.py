@@ -46,8 +46,8 @@ def test_openai_client(demo_server: LiveServer) -> None:
     assert set(answers) == {"chat", "stream", "completion", "constrained", "call"}
     assert answers["stream"].strip()
     assert answers["chat"].startswith(answers["stream"].strip())
-    assert answers["constrained"].startswith("{'city': ")
-    assert answers["call"].startswith("show_city {'city': ")
+    assert answers["constrained"].startswith("{'name': ")
+    assert answers["call"].startswith("get_weather {'city': ")
 
 
 def test_async_many(demo_server: LiveServer) -> None:
