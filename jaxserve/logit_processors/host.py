@@ -7,6 +7,7 @@ next call finds a new process. That is started at once, so that nobody waits for
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import signal
@@ -52,7 +53,7 @@ class ProcessorHost:
     ) -> np.ndarray:
         """What the processor makes of `logits` float32 [lines, V]: those of the request's next token and of the tokens behind
         each of its drafts, which `output_ids` ends with. Raises ProcessorError."""
-        digest = hashlib.blake2b(processor.code, digest_size=16).digest()
+        digest = _digest(processor.code)
         self._make_ready()
         if digest not in self._known:
             if len(self._known) >= _MOST_CODES:
@@ -130,6 +131,12 @@ class ProcessorHost:
                 start_new_session=True,
                 env=os.environ | threads,
             )
+
+
+@functools.lru_cache(_MOST_CODES)
+def _digest(code: bytes) -> bytes:
+    """Asked for in every step of every request."""
+    return hashlib.blake2b(code, digest_size=16).digest()
 
 
 def _bytes(ids: np.ndarray) -> bytes:

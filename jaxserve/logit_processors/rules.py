@@ -66,8 +66,9 @@ def _keep_only(mask: np.ndarray, token_id: int) -> None:
 
 
 def _rule_out(mask: np.ndarray, ids: np.ndarray, rule: NoRepeatNgram) -> None:
-    has_id = ids >= 0  # the others are embeddings, which repeat nothing
-    banned = repeating_tokens(ids[has_id], rule.ngram_size, rule.window_size)
+    if len(ids) and ids[0] < 0:  # a prompt of embeddings, which repeat nothing
+        ids = ids[ids >= 0]
+    banned = repeating_tokens(ids, rule.ngram_size, rule.window_size)
     banned = banned[~np.isin(banned, rule.whitelist_token_ids)].astype(np.uint32)
     np.bitwise_and.at(mask.view(np.uint32), banned // 32, ~(np.uint32(1) << banned % np.uint32(32)))
 

@@ -7,6 +7,7 @@ fused matrices whose columns stand in another order for that many devices are re
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -42,11 +43,19 @@ def save_params(model_path: Path, params: ParamTree) -> None:
     from orbax.checkpoint import StandardCheckpointer
 
     folder = (model_path / FOLDER).absolute()
+    logging.getLogger("asyncio").addFilter(_is_no_echo)
     try:
         with StandardCheckpointer() as checkpointer:
             checkpointer.save(folder, _nested(_named(params)))
     except Exception as error:  # whatever Orbax, TensorStore and the file system raise
         raise CheckpointError(f"{folder} cannot be written: {_reason(error)}") from error
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """False for what asyncio says of the tensors behind the one whose failure is raised: Orbax writes many at once and looks at
+    the first error, and the others are told when they are collected, whenever that is. So the filter stays."""
+    error = record.exc_info[1] if record.exc_info else None
+    return f"{FOLDER}.orbax-checkpoint-tmp" not in str(error)
 
 
 def check_orbax(model_path: Path, single: Mapping[str, ArrayInfo]) -> None:

@@ -57,7 +57,9 @@ class Constraints:
         rules = self._table.req(row).rules
         assert rules is not None
         drafts = known_drafts(self._table, step, row)
-        ids = np.concatenate([self._table.known_ids(row), np.array(drafts, np.int32)])
+        ids = self._table.known_ids(row)
+        if drafts:  # else nothing is copied: the sequence may be long
+            ids = np.concatenate([ids, np.array(drafts, np.int32)])
         for count in range(len(drafts) + 1):
             rules.restrict(ids[: len(ids) - len(drafts) + count], masks[count])
 

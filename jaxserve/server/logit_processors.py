@@ -14,6 +14,7 @@ from jaxserve.logit_processors import names
 from jaxserve.parsers.base import ReasoningFormat
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
+from jaxserve.server.thinking_tokens import tag_of
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.types import MAX_LOGIT_BIAS, LogitRules, NoRepeatNgram, SamplingParams, ThinkingBudget, ThinkingTag, UserProcessor
 
@@ -129,7 +130,7 @@ def _budget(
 ) -> ThinkingBudget | None:
     """None: the prompt has ended its thinking."""
     tail = tokenizer.decode(prompt_tail, skip_special_tokens=False)
-    begins = None if reasoning.begin is None else _tag(reasoning.begin, tokenizer)
+    begins = None if reasoning.begin is None else tag_of(reasoning.begin, tokenizer)
     spent = 0
     if is_open or reasoning.is_open(tail):
         if begins is not None and begins.text in tail:
@@ -142,16 +143,11 @@ def _budget(
     return ThinkingBudget(
         num_tokens,
         begins,
-        [_tag(text, tokenizer) for text in (reasoning.end, *reasoning.other_ends)],
+        [tag_of(text, tokenizer) for text in (reasoning.end, *reasoning.other_ends)],
         closing=tokenizer.encode(reasoning.closing, add_special_tokens=False),
         closing_behind_newline=tokenizer.encode(reasoning.closing.removeprefix("\n"), add_special_tokens=False),
         spent=spent,
     )
-
-
-def _tag(text: str, tokenizer: Tokenizer) -> ThinkingTag:
-    ids = tokenizer.encode(text.strip(), add_special_tokens=False)
-    return ThinkingTag(text.strip(), ids[0] if len(ids) == 1 else None)
 
 
 def _num_tokens(thoughts: str, begin: ThinkingTag, prompt_tail: list[int], tokenizer: Tokenizer) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-# What `json_blocks` makes, at least, but for the last.
+# Of a long reply, at least, but for its last.
 _BLOCK_BYTES = 256 * 1024
 # Elements of a longer list are encoded so many at a time.
 _SLICE = 32
@@ -58,5 +58,6 @@ def blocks_of(parts: Iterable[bytes]) -> list[bytes]:
     return [*blocks, b"".join(waiting)] if waiting else blocks
 
 
-def json_blocks(value: Any) -> list[bytes]:
-    return blocks_of(json_parts(value))
+def json_blocks(value: Any, *, is_long: bool) -> list[bytes]:
+    """What is not long is encoded at once, many times as fast."""
+    return blocks_of(json_parts(value)) if is_long else [msgspec.json.encode(value)]

@@ -8,19 +8,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from jaxserve.types import Thinking
+from jaxserve.types import Thinking, ThinkingTag
 
 # A model that thinks says so at once, perhaps behind some white space.
 _MOST_BEFORE_THINKING = 16
+
+
+class TextTokenizer(Protocol):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
 class Texts(Protocol):
     """http.service.GenerationService is one."""
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> TextTokenizer: ...
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str: ...
 
@@ -33,6 +37,11 @@ def counter_of(thinking: Thinking | None, texts: Texts) -> Callable[[], Thinking
     return functools.partial(ThinkingTokens, begin, Tag.of(thinking.end, texts))
 
 
+def tag_of(text: str, tokenizer: TextTokenizer) -> ThinkingTag:
+    ids = tokenizer.encode(text.strip(), add_special_tokens=False)
+    return ThinkingTag(text.strip(), ids[0] if len(ids) == 1 else None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Tag:
     """A tag of thinking in tokens."""
@@ -43,8 +52,7 @@ class Tag:
 
     @staticmethod
     def of(text: str, texts: Texts) -> Tag:
-        ids = texts.tokenizer.encode(text.strip(), add_special_tokens=False)
-        return Tag(text.strip(), ids[0] if len(ids) == 1 else None, texts.decode)
+        return Tag(*tag_of(text, texts.tokenizer), texts.decode)
 
     @property
     def most_tokens(self) -> int:

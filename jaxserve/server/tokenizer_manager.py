@@ -35,7 +35,7 @@ from jaxserve.messages import (
     WorkerProgress,
     WorkerReady,
 )
-from jaxserve.models import ModelConfig, generation_defaults
+from jaxserve.models import generation_defaults
 from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
@@ -132,6 +132,7 @@ class TokenizerManager:
 
     def set_model(self, scheduler_info: dict[str, Any]) -> None:
         """What the scheduler said with its WorkerReady."""
+        hidden_size = scheduler_info["hidden_size"] if self.args.enable_return_hidden_states else 0  # else none are shown
         self._limits = ModelLimits.of(
             scheduler_info,
             max_top_logprobs=self.args.max_top_logprobs,
@@ -139,18 +140,12 @@ class TokenizerManager:
             follows_grammars=self.args.follows_grammars,
             makes_text=not self.args.skip_tokenizer_init,
             max_queued=self.args.max_queued_requests,
-            reply=ReplyLimits(self.args.max_reply_numbers, self._hidden_size()),
+            reply=ReplyLimits(self.args.max_reply_numbers, hidden_size),
             reasoning=None if self.args.reasoning_parser is None else REASONING_FORMATS[self.args.reasoning_parser],
             runs_user_code=self.args.enable_custom_logit_processor,
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
         self.resolved_options = {k: v for k, v in resolved.items() if given[k] in (None, "auto")}
-
-    def _hidden_size(self) -> int:
-        if not self.args.enable_return_hidden_states:
-            return 0
-        overrides = json.loads(self.args.json_model_override_args)
-        return ModelConfig.from_pretrained(self.args.model_path, overrides).hidden_size
 
     def set_max_queued(self, max_queued: int | None) -> None:
         """As a control request changed it."""

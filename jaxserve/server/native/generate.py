@@ -106,5 +106,6 @@ async def generate(request: Request) -> Response:
     if native.req.stream:
         stream = functools.partial(service.stream, native.req)
         return EventStream(NativeEvents(job), stream)
-    work = job.whole(service.generate(native.req), service.lanes, json_blocks)
+    shape = functools.partial(json_blocks, is_long=job.shows_more)
+    work = job.whole(service.generate(native.req), service.lanes, shape)
     return BlockResponse(await unless_disconnected(request.receive, work))

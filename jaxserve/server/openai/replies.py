@@ -34,4 +34,4 @@ def whole_reply(
     }
     if request.return_cached_tokens_details:
         reply["sglext"] = {"cached_tokens_details": usage.cached_tokens_details()}
-    return json_blocks(reply)
+    return json_blocks(reply, is_long=any(sequence.num_numbers for sequence in sequences))
