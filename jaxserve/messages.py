@@ -155,10 +155,6 @@ class HiddenStates(Message):
     def num_numbers(self) -> int:
         return sum(part.size for part in (self.prompt, self.outputs) if part is not None)
 
-    def followed_by(self, later: HiddenStates) -> HiddenStates:
-        outputs = [part for part in (self.outputs, later.outputs) if part is not None]
-        return HiddenStates(prompt=self.prompt, outputs=np.concatenate(outputs) if outputs else None)
-
 
 class RequestTimes(Message):
     """Unix times of a finished request's life in the scheduler, and what happened to it there."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -121,6 +122,9 @@ def _wrap(vocab: dict[str, int], merges: list[tuple[str, str]], template: str) -
     return tokenizer
 
 
+# What a grammar spells of JSON: how it begins, and the names of the fields.
+_JSON_NAME = re.compile(r'^[\[{]*"[^"\\]*":|^[\[{]+"?|"[^"\\]*":')
+
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +155,8 @@ class Encoder:
     def sample(self, sample: corpus.Sample) -> Encoded:
         """A plain text is learned as a whole or after its prompt; of a conversation, the assistant's turns with their end, or
         with thinking the last of them."""
+        if not sample.learn_json_names:
+            return self.values_of_json(sample)
         if sample.thinking or (sample.text and not sample.learn_text_prompt):
             prompt, rest = (self.ids(text) for text in self.prompt_and_answer(sample))
             end = self.end_of_text if sample.text else self.turn_end
@@ -168,6 +174,14 @@ class Encoder:
             else:
                 answering = ids[i + 1 - len(self.answer_start) : i + 1] == self.answer_start
         return Encoded(ids, learned)
+
+    def values_of_json(self, sample: corpus.Sample) -> Encoded:
+        prompt, answer = self.prompt_and_answer(sample)
+        encoded = self.tokenizer(answer, add_special_tokens=False, return_offsets_mapping=True)
+        given = {place for name in _JSON_NAME.finditer(answer) for place in range(*name.span())}
+        learned = [begin not in given for begin, _ in encoded["offset_mapping"]]
+        before = self.ids(prompt)
+        return Encoded([*before, *encoded["input_ids"], self.turn_end], [False] * len(before) + learned + [True])
 
     def prompt_and_answer(self, sample: corpus.Sample) -> tuple[str, str]:
         """The prompt as the model reads it and the answer expected of it, both as text."""

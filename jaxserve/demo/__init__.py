@@ -5,8 +5,9 @@
 
 from pathlib import Path
 
-# How the model marks its thinking and its calls of tools, by the names of the options.
-REASONING_PARSER, TOOL_CALL_PARSER = "qwen3", "qwen25"
+# What the name `demo` brings where it is not given: how the model marks its thinking and its calls of tools, and that
+# it writes JSON with single blanks; allowed more, it would wander.
+DEFAULTS = {"reasoning_parser": "qwen3", "tool_call_parser": "qwen25", "constrained_json_whitespace_pattern": " "}
 
 
 def demo_model_path() -> str:

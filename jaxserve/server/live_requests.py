@@ -111,7 +111,7 @@ class LiveTable:
             meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
             if has_more:
-                chunk.hidden_states = out.hidden_states.get(i)
+                chunk.hidden_states = [out.hidden_states[i]] if i in out.hidden_states else []
                 chunk.input_logprobs = out.input_logprobs.get(i)
             if hold:
                 self._hold(call, chunk)

@@ -161,7 +161,7 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
     meta: dict[str, Any] = {}  # last chunk: e2e_latency, queue_time, num_retractions, ...
     weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
     input_logprobs: InputLogprobs | None = None  # of prompt tokens, once, if they were asked for
-    hidden_states: HiddenStates | None = None  # what the chunk's tokens add to them, if they were asked for
+    hidden_states: list[HiddenStates] = []  # what the chunk's tokens add to them, as it came, if they were asked for
 
     @property
     def num_numbers(self) -> int:
@@ -169,7 +169,7 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
         count = sum(1 + len(entry.top) + len(entry.id_logprobs) for entry in self.logprobs)
         if self.input_logprobs is not None:
             count += self.input_logprobs.logprobs.num_numbers
-        return count if self.hidden_states is None else count + self.hidden_states.num_numbers
+        return count + sum(states.num_numbers for states in self.hidden_states)
 
 
 def raise_if_failed(chunk: GenerationChunk) -> None:

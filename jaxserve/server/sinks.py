@@ -66,9 +66,7 @@ def _merge(into: GenerationChunk, later: GenerationChunk) -> None:
     into.weight_version = later.weight_version
     if later.input_logprobs is not None:
         into.input_logprobs = later.input_logprobs
-    if later.hidden_states is not None:
-        states = later.hidden_states
-        into.hidden_states = states if into.hidden_states is None else into.hidden_states.followed_by(states)
+    into.hidden_states.extend(later.hidden_states)
 
 
 class WaitingChunks:

@@ -17,7 +17,8 @@ class Sample:
     """Either `messages` (with `tools`) or a plain `text`; `text_prompt_len` characters of a text are its prompt.
 
     The prompt of a text is learned too unless it is one that nobody should predict: noise, or a sentence that a user began.
-    With `thinking` the last message has a thought (`reasoning_content`), and only that message is learned.
+    With `thinking` the last message has a thought (`reasoning_content`), and only that message is learned. Without
+    `learn_json_names` the last message is JSON of which the names of the fields are not learned, nor how it begins.
     """
 
     keys: tuple[str, ...]
@@ -27,6 +28,7 @@ class Sample:
     text_prompt_len: int = 0
     learn_text_prompt: bool = True
     thinking: bool = False
+    learn_json_names: bool = True
 
 
 Task = Callable[[random.Random], Sample]

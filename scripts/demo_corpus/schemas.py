@@ -1,4 +1,5 @@
-"""JSON in the shape of a schema that the prompt shows: records, records in records, lists of them, enums, what is missing."""
+"""JSON in the shape of a schema, which the prompt shows or the server alone knows: records, records in records, lists of them,
+enums, what is missing."""
 
 from __future__ import annotations
 
@@ -186,3 +187,13 @@ def json_schema(rng: random.Random) -> Sample:
     found = record(rng)
     messages = [*asked(rng, found), {"role": "assistant", "content": dump(found.value)}]
     return Sample(keys=(found.text,), messages=messages)
+
+
+def json_unshown(rng: random.Random) -> Sample:
+    """The schema is the server's alone, whose grammar spells the names of the fields: of the answer the values are learned."""
+    found = record(rng)
+    forms = ["{}", "{}", "{}", "{} Answer in JSON.", "Extract the data: {}", "Extract the data as JSON: {}", "Text: {}",
+             "Answer in JSON: {}", "Parse this: {}", "{} Give me that as JSON."]  # fmt: skip
+    asked = rng.choice(forms).format(found.text)
+    messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": dump(found.value)}]
+    return Sample(keys=(found.text,), messages=messages, learn_json_names=False)

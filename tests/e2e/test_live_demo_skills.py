@@ -213,6 +213,19 @@ def test_json_in_the_shape_that_the_prompt_shows(server: LiveServer) -> None:
     assert num_free >= 12 and num_held >= 14 and num_ended >= 36
 
 
+def test_texts_in_shapes_that_only_the_server_knows(server: LiveServer) -> None:
+    """As most programs ask: the text alone, the schema as the format of the answer."""
+    asked = [record for _, record in records(NUM_ASKED)]
+    told = each(lambda record: chat(server, record.text, **as_response_format(record.schema)), asked)
+    assert [choice["finish_reason"] for choice in told] == ["stop"] * NUM_ASKED
+    values = [json.loads(choice["message"]["content"]) for choice in told]
+    for value, record in zip(values, asked, strict=True):
+        jsonschema.validate(value, record.schema)
+    num_right = sum(value == record.value for value, record in zip(values, asked, strict=True))
+    print(f"of {NUM_ASKED}: {num_right} right")
+    assert num_right >= 12
+
+
 def test_json_in_a_shape_that_only_the_server_knows(server: LiveServer) -> None:
     person = {
         "type": "object",

@@ -200,7 +200,7 @@ class FakeService:
             chunk.input_logprobs = _input_logprobs(prompt[options.logprob_start_len :], options)
         if options.return_hidden_states:
             states = np.array([[step, 0.5]], np.float32)
-            chunk.hidden_states = HiddenStates(prompt=states) if step == 1 else HiddenStates(outputs=states)
+            chunk.hidden_states = [HiddenStates(prompt=states) if step == 1 else HiddenStates(outputs=states)]
         return chunk
 
     def _scripted(

@@ -31,8 +31,8 @@ class LongPrompts(FakeService):
         chunk = super()._chunk(req, index, rid, prompt, step)
         if chunk.input_logprobs is not None:
             chunk.input_logprobs = _logprobs(PROMPT_LEN)
-        if step == 1 and chunk.hidden_states is not None:
-            chunk.hidden_states = HiddenStates(prompt=np.full((HIDDEN_LEN, HIDDEN_SIZE), 1 / 3, np.float32))
+        if step == 1 and chunk.hidden_states:
+            chunk.hidden_states = [HiddenStates(prompt=np.full((HIDDEN_LEN, HIDDEN_SIZE), 1 / 3, np.float32))]
         return chunk
 
 

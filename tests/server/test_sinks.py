@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import msgspec
+import numpy as np
+
+from jaxserve.messages import HiddenStates
 from jaxserve.server.requests import GenerationChunk, TokenLogprob
 from jaxserve.server.sinks import ChunkMerger, WaitingChunks
 from jaxserve.types import FinishReason
@@ -16,13 +20,16 @@ def chunk(text: str, token: int, *, index: int = 0, reason: FinishReason | None 
 
 def test_chunks_of_a_sequence_merge_until_they_are_taken() -> None:
     merger = ChunkMerger()
+    states = [HiddenStates(outputs=np.full((1, 2), token, np.float32)) for token in range(3)]
     for token in range(3):
         merger.add(chunk(f"a{token}", token))
+        merger.add(msgspec.structs.replace(chunk("", token, index=2), hidden_states=[states[token]]))
         merger.add(chunk(f"b{token}", token, index=1))
-    first, second = merger.take()
+    first, third, second = merger.take()
     assert (first.text, second.text) == ("a0a1a2", "b0b1b2")
     assert (first.token_ids, first.completion_tokens) == ([0, 1, 2], 2)
     assert [entry.token_id for entry in first.logprobs] == [0, 1, 2]
+    assert third.hidden_states == states
     assert not merger
     merger.add(chunk("B", 9, index=1, reason=FinishReason.stop(1)))
     assert [(c.rid, c.text, c.finish_reason) for c in merger.take()] == [("r1", "B", FinishReason.stop(1))]

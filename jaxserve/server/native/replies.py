@@ -81,8 +81,7 @@ class GenerateReply:
         if self._options.return_logprob:
             self._input_logprobs.extend(logprobs_of_prompt(chunk.input_logprobs))
             self._logprobs.extend(chunk.logprobs)
-        if chunk.hidden_states is not None:
-            self._hidden_states.append(chunk.hidden_states)
+        self._hidden_states.extend(chunk.hidden_states)
 
     def to_dict(self) -> dict[str, Any]:
         return self._dict(0, 0, 0, 0)

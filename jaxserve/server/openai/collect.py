@@ -110,7 +110,8 @@ async def gather(chunks: AsyncGenerator[GenerationChunk, None], usage: Usage) ->
             sequence.input_logprobs = chunk.input_logprobs or sequence.input_logprobs
             sequence.logprobs.extend(chunk.logprobs)
             sequence.num_numbers += chunk.num_numbers
-            sequence.hidden_states = chunk.hidden_states or sequence.hidden_states
+            if chunk.hidden_states:
+                sequence.hidden_states = chunk.hidden_states[-1]
             sequence.last = chunk
     return [sequences[index] for index in sorted(sequences)]
 

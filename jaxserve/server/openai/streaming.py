@@ -133,8 +133,8 @@ class ChoiceEvents:
 
     def _note(self, chunk: GenerationChunk) -> None:
         self._usage.add(chunk)
-        if chunk.hidden_states is not None:
-            self._hidden_states[chunk.index] = chunk.hidden_states
+        if chunk.hidden_states:
+            self._hidden_states[chunk.index] = chunk.hidden_states[-1]
 
     def _more(self, chunk: GenerationChunk) -> Iterator[bytes]:
         raise_if_failed(chunk)
