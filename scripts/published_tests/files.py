@@ -177,7 +177,7 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"uses pandas|uses \S*run_eval|fetches from openaipublic|MMLU|mmlu", MODEL),  # scores
     (r"uses \S+ReasoningParser", MODEL),  # for the token that ends thinking, which the demo model's vocabulary lacks
     (r"uses \S+ of SGLang itself|'TheirEngine' object has no attribute 'tokenizer_manager'", THEIRS),
-    (r"There is no endpoint", FEATURE),
+    (r"There is no endpoint|test_generate_from_file", FEATURE),
     (r"concurrent answers correct|'391' not found|'yellow' not found|looks like gibberish", MODEL),
     # The demo model never thinks, nor calls a tool unless it must; forced, it calls one and says more than there is room for.
     (r"enable_thinking.* unexpectedly None|reasoning content is not included|separate_reasoning_true.*len\(", MODEL),
@@ -193,7 +193,6 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"test_structural_tag.*Tagged date call not found", MODEL),
     (r"test_conflicting_defs_\w+: .*BadRequestError not raised", PURPOSE),  # each tool's $defs are its own
     (r"Failed to download image|VLM\.test_\w+: .*fetches from|modalities is not supported", FEATURE),  # vision
-    (r"test_input_embeddings", MODEL),  # whose embeddings it takes, and which it would fetch
     (r"ForSequenceClassification' is not supported", FEATURE),
     (r"is not supported|unknown field|does not serve", FEATURE),
     # Fields of their replies about their own machinery.

@@ -30,8 +30,7 @@ _OF_THEIR_DEVICES = """
     --use-sort-for-toppk-minp
 """
 _OF_SOME_TESTS = """
-    --enable-custom-logit-processor --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers
-    --enable-torch-compile
+    --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers --enable-torch-compile
 """
 _ALWAYS_ON = "--enable-streaming-session"
 _OLDER_NAMES = {"--stream-output": "--incremental-streaming-output"}

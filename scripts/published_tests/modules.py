@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from jaxserve.logit_processors import CustomLogitProcessor
+
 
 class NotOursError(Exception):
     """A test uses a part of SGLang itself, not only its server."""
@@ -130,6 +132,7 @@ _REAL: dict[str, dict[str, Any]] = {
     "srt.utils.hf_transformers_utils": {"get_tokenizer": _tokenizer},
     "srt.hf_transformers_utils": {"get_tokenizer": _tokenizer},
     "srt.environ": {"envs": environment},
+    "srt.sampling.custom_logit_processor": {"CustomLogitProcessor": CustomLogitProcessor},
     "utils": {"is_in_ci": lambda: False, "normalize_base_url": lambda url, *_: url},
 }
 

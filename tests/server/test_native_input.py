@@ -83,7 +83,7 @@ def test_the_servers_defaults_stand_below_the_requests() -> None:
 
 
 def test_fields_without_effect_and_switched_off_features_are_accepted() -> None:
-    build(text="a", log_metrics=True, lora_path=None, return_hidden_states=False, logprob_start_len=-1)
+    build(text="a", model="some", log_metrics=True, lora_path=None, return_hidden_states=False, logprob_start_len=-1)
     build(text="a", return_logprob=False, logprob_start_len=0)
     build(text=["a", "b"], logprob_start_len=[0, 0])
 

@@ -23,6 +23,7 @@ GENERATE = ForeignFields(
         "custom_labels": "labels of SGLang's metrics",
         "external_trace_header": "where SGLang's traces belong",
         "session_id": "for SGLang's cache of sessions; prefixes are found without it here",
+        "model": "for routers before the server, which serves one; requests in OpenAI's form have it checked",
         "routing_key": "for routers before the server",
         "conversation_id": "for routers before the server",
     },
