@@ -5,9 +5,14 @@
 
 from pathlib import Path
 
-# What the name `demo` brings where it is not given: how the model marks its thinking and its calls of tools, and that
-# it writes JSON with single blanks; allowed more, it would wander.
-DEFAULTS = {"reasoning_parser": "qwen3", "tool_call_parser": "qwen25", "constrained_json_whitespace_pattern": " "}
+# Options that the name `demo` brings where they are not given: how the model marks its thinking and its calls of tools; that it
+# thinks only when asked to; and that it writes JSON with single blanks: allowed more, it would wander.
+DEFAULTS = {
+    "reasoning_parser": "qwen3",
+    "tool_call_parser": "qwen25",
+    "default_chat_template_kwargs": '{"enable_thinking": false}',
+    "constrained_json_whitespace_pattern": " ",
+}
 
 
 def demo_model_path() -> str:

@@ -279,6 +279,10 @@ async def test_a_grammar_begins_behind_the_thinking() -> None:
         ):
             await whole(service, client, ["x"], messages=[{"role": "user", "content": content}], **grammar)
             assert service.requests[-1].thinking == thinking
+        for content, thinking in (("hello", None), ("<think>\n", Thinking(None, "</think>"))):  # what the prompt says is so
+            asked = {"messages": [{"role": "user", "content": content}], "reasoning_effort": "none", **grammar}
+            await whole(service, client, ["x"], **asked)
+            assert service.requests[-1].thinking == thinking
         await whole(service, client, ["x"])
         assert service.requests[-1].thinking is None
 

@@ -26,19 +26,23 @@ def test_a_tokenizer_can_be_named_too() -> None:
 
 
 def test_the_name_of_the_built_in_model_brings_its_parsers_and_its_white_space() -> None:
+    quiet = '{"enable_thinking": false}'
     brought = [
-        (args.reasoning_parser, args.tool_call_parser, args.constrained_json_whitespace_pattern)
+        (
+            args.reasoning_parser, args.tool_call_parser, args.constrained_json_whitespace_pattern,
+            args.default_chat_template_kwargs,
+        )
         for args in map(located, (
             ServerArgs(model_path="demo"),
             ServerArgs(model_path="demo", tool_call_parser="hermes"),
             ServerArgs(model_path="demo", constrained_json_whitespace_pattern="[ ]{0,2}"),
-            ServerArgs(model_path="demo", constrained_json_disable_any_whitespace=True),
+            ServerArgs(model_path="demo", constrained_json_disable_any_whitespace=True, default_chat_template_kwargs="{}"),
             ServerArgs(model_path=demo_model_path()),
         ))
     ]  # fmt: skip
     assert brought == [
-        ("qwen3", "qwen25", " "), ("qwen3", "hermes", " "), ("qwen3", "qwen25", "[ ]{0,2}"),
-        ("qwen3", "qwen25", None), (None, None, None),
+        ("qwen3", "qwen25", " ", quiet), ("qwen3", "hermes", " ", quiet), ("qwen3", "qwen25", "[ ]{0,2}", quiet),
+        ("qwen3", "qwen25", None, "{}"), (None, None, None, None),
     ]  # fmt: skip
 
 

@@ -65,6 +65,11 @@ class Conversation:
             weight,
         )
 
+    @property
+    def forgoes_thinking(self) -> bool:
+        """So the request says, or the server's defaults. Not every template passes that on to the model."""
+        return any(self.template_kwargs.get(name) is False for name in _THINKING_KWARGS)
+
     async def render(self, service: GenerationService) -> list[int]:
         """The prompt's token ids."""
         render = functools.partial(

@@ -71,6 +71,8 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
     if message_format.reasoning is not None:
         continued = conversation.continue_final_message
         thinking = thinking_after(prompt_ids, service, message_format.reasoning, continued=continued)
+    may_think = thinking is not None and (thinking.begin is None or not conversation.forgoes_thinking)
+    is_behind_thinking = params.grammar is not None and may_think and not _covers_thinking(body, message_format, conversation)
     reply_id = rid_of(body) or f"chatcmpl-{new_rid()}"
     generate = GenerateReqInput(
         input_ids=[prompt_ids],
@@ -89,7 +91,7 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
             )
         ],
         stream=bool(body.stream),
-        thinking=thinking if params.grammar is not None and not _covers_thinking(body, message_format, conversation) else None,
+        thinking=thinking if is_behind_thinking else None,
     )
     return ChatJob(
         body,
