@@ -3,8 +3,8 @@
     pattern --re's own parser--> its parse tree --> nodes of a Thompson automaton
 
 A node consumes a character that passes a test, branches, or asserts something about the two characters around a position. Back
-references, look-arounds, atomic groups and possessive repeats need more than that and are refused; so is `$` as the end of the
-text, since a text that is still being written has none. Repeats are written out, so the number of nodes is bounded.
+references, look-arounds, atomic groups and possessive repeats need more than that and are refused. `$` and `\\Z` hold at the
+end of what is written so far, that is, wherever a match may end. Repeats are written out, so the number of nodes is bounded.
 `jaxserve.text.scanner` runs the automaton.
 """
 
@@ -217,10 +217,7 @@ def _assertion(at: Any, flags: int) -> Assertion:
     if at in (ops.AT_BOUNDARY, ops.AT_NON_BOUNDARY):
         word_kinds = (ASCII_WORD,) if flags & re.ASCII else (ASCII_WORD, OTHER_WORD)
         return functools.partial(_is_boundary, word_kinds, at is ops.AT_BOUNDARY)
-    raise _UnsupportedError(
-        r"the end of the text ($ or \Z), which nobody knows while the text is being written; leave it out, or use (?m)$ for "
-        "the end of a line"
-    )
+    return lambda before, after: after is None  # the end of the text
 
 
 def _is_boundary(word_kinds: tuple[int, ...], wanted: bool, before: int, after: int | None) -> bool:

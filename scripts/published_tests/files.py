@@ -215,7 +215,6 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"assert has_new_server", PURPOSE),  # waits for a line of uvicorn's log; our log has its own words
     # Asks for an unknown model.
     (r'test_response_prefill: .*model \\?"meta-llama/Llama-3.1-8B-Instruct\\?" does not exist', PURPOSE),
-    (r"test_finish_stop_regex_str", PURPOSE),  # `matched_stop` is what the pattern matched, and `$` is not among our patterns
     (r"test_finish_stop_(eos|str): .*Expected matched_stop", MODEL),  # a Llama's end; an answer of many lines
     (r"'context_length_exceeded' != 400", PURPOSE),  # the code is OpenAI's
     # The sentences are SGLang's.

@@ -204,7 +204,7 @@ def text_of_messages(
     return text
 
 
-SOME_PATTERNS = ["b", "bc", "b.d", "a.*c", "[^a]a+", "(ab|bcd)e", r"\bab\b", "(?s)c.*e", "é", "(?m)a$", "d|cde|abcdef"]
+SOME_PATTERNS = ["b", "bc", "b.d", "a.*c", "[^a]a+", "(ab|bcd)e", r"\bab\b", "(?s)c.*e", "é", "(?m)a$", "[de]$", "d|cde|abcdef"]
 
 
 @settings(max_examples=400, deadline=None)
