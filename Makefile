@@ -58,7 +58,7 @@ serve: $(STAMP)  ## serve the built-in model until Ctrl-C
 	@$(BIN)/jaxserve serve demo
 
 test: $(DEV_STAMP)  ## run the tests that need no Python 3.12
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not matrix" --ignore tests/accelerator $(TESTS)
+	$(BIN)/python -m pytest --hypothesis-profile ci -n $(JOBS) --dist loadfile -m "not matrix" --ignore tests/accelerator $(TESTS)
 
 fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
 	$(BIN)/python -m benchmarks.abuse --minutes $(MINUTES) --seed $(SEED)

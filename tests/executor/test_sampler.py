@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.executor import sampler
@@ -44,12 +44,14 @@ def kept_by_sorting(probs: np.ndarray, top_k: int, top_p: float, min_p: float) -
     keep = np.zeros(len(probs), bool)
     keep[order[: len(probs) if top_k == -1 else top_k]] = True
     left = np.where(keep, probs, 0.0).astype(np.float64)
-    before = np.cumsum(left[order]) - left[order]
-    keep[order] &= before < top_p * left.sum()
+    if top_p < 1.0:  # else all are kept, also where the sum no longer feels them
+        before = np.cumsum(left[order]) - left[order]
+        keep[order] &= before < top_p * left.sum()
     return keep & (probs >= min_p * probs.max())
 
 
 @settings(max_examples=60, deadline=None)
+@example(seed=400, top_k=-1, top_p=1.0, min_p=0.0, scale=5.0)
 @given(
     seed=st.integers(0, 10_000),
     top_k=st.one_of(st.just(-1), st.integers(1, V + 5)),
