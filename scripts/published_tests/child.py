@@ -129,6 +129,9 @@ def main() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["published"] = module
         spec.loader.exec_module(module)
+        # As when the file is run by itself: what its tests pickle goes with its code, not by a name that no server can import.
+        module.__name__ = "__main__"
+        sys.modules["__main__"] = module
         suite = unittest.defaultTestLoader.loadTestsFromModule(module)
         out.write(json.dumps({"planned": [_name(test) for test in _all_tests(suite)]}) + "\n")
         out.flush()
