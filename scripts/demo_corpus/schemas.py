@@ -41,7 +41,7 @@ def of_value(rng: random.Random, key: str, value: object) -> Schema:
     else:
         schema = {"type": "string"}
         if key in ENUMS and rng.random() < 0.4:
-            choices = list({str(value), *rng.sample(ENUMS[key], rng.randint(1, 3))})
+            choices = list(dict.fromkeys([str(value), *rng.sample(ENUMS[key], rng.randint(1, 3))]))
             rng.shuffle(choices)
             schema = {"type": "string", "enum": choices} if rng.random() < 0.7 else {"enum": choices}
     if rng.random() < 0.04:
