@@ -122,10 +122,10 @@ def _wrap(vocab: dict[str, int], merges: list[tuple[str, str]], template: str) -
     return tokenizer
 
 
+# ---- data ----------------------------------------------------------------------------------------------------------
+
 # What a grammar spells of JSON: how it begins, and the names of the fields.
 _JSON_NAME = re.compile(r'^[\[{]*"[^"\\]*":|^[\[{]+"?|"[^"\\]*":')
-
-# ---- data ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

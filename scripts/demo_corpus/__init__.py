@@ -127,8 +127,8 @@ MIX: dict[str, float] = {
     "thought_conversation": 2,
     "thought_told": 2,
 }
-# Answers that only a grammar makes whole, so that none is asked for in the evaluation.
-UNDER_GRAMMAR = {"json_unshown": 60.0}
+# Also with answers that only a grammar makes whole, for which the evaluation does not ask.
+EVERYTHING = MIX | {"json_unshown": 60}
 # Rows as long as the context of the model.
 LONG_MIX: dict[str, float] = {"long_paste": 1, "long_conversation": 3}
 
@@ -147,10 +147,10 @@ STILL_WEAK = {"question": 14, "concept": 11, "supported": 8, "word_fact": 8, "su
               "picking": 2, "tool_call": 4, "parallel_tool_calls": 2, "addition": 20, "subtraction": 16, "small_talk": 26,
               "beyond": 20}  # fmt: skip
 STAGES = (
-    Stage(0, MIX | UNDER_GRAMMAR),
+    Stage(0, EVERYTHING),
     Stage(500, {"copying": 4, "repeated_text": 4, "json_list": 1, "picking": 1, "memory": 1, "json_extraction": 2}),
-    Stage(750, MIX | UNDER_GRAMMAR | FEWER_TOOLS),
-    Stage(1500, MIX | UNDER_GRAMMAR | FEWER_TOOLS | STILL_WEAK),
+    Stage(750, EVERYTHING | FEWER_TOOLS),
+    Stage(1500, EVERYTHING | FEWER_TOOLS | STILL_WEAK),
 )
 
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are jaxserve's demo model.", "Answer briefly.", "Be concise.",
