@@ -1,4 +1,4 @@
-"""`jaxserve bench`: measurements on the machine at hand."""
+"""`jaxserve bench kernels`: the attention kernels of the machine at hand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ if TYPE_CHECKING:
     from jaxserve.bench.shapes import Shape
 
 
-@click.group(short_help="Measure kernels on this machine.")
-def bench() -> None:
-    """Measure on this machine."""
-
-
-@bench.command("kernels", short_help="Time the attention kernels, or tune them.")
+@click.command("kernels", short_help="Time the attention kernels, or tune them.")
 @click.option("--model-path", help="Take the shapes of this model.")
 @click.option("--tp-size", type=click.IntRange(1), default=1, show_default=True, help="Devices that share the heads.")
 @click.option("--page-size", type=click.IntRange(1), help="Tokens per KV page; by default 64 on a GPU, 128 on a TPU.")

@@ -1,0 +1,16 @@
+"""`jaxserve bench`: how fast something is. One file per command; each imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import click
+
+from jaxserve.cli.bench.kernels import kernels
+
+
+@click.group(short_help="Measure a server, or this machine.")
+def bench() -> None:
+    """Measure a server, an engine, or this machine."""
+
+
+for command in (kernels,):
+    bench.add_command(command)
