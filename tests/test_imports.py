@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "ipc": {"messages", "types"},
     "kernels": {"types"},
     "models": {"demo", "kernels", "progress", "types"},
-    "bench": {"kernels", "models"},
+    "bench": {"aot", "config", "executor", "kernels", "messages", "models", "progress", "runner", "scheduler", "server", "types"},
     "cache": {"runner", "types"},
     "grammar": {"types"},
     "logit_processors": {"types"},

@@ -5,6 +5,9 @@ from __future__ import annotations
 import click
 
 from jaxserve.cli.bench.kernels import kernels
+from jaxserve.cli.bench.latency import latency
+from jaxserve.cli.bench.scheduler import scheduler
+from jaxserve.cli.bench.startup import startup
 
 
 @click.group(short_help="Measure a server, or this machine.")
@@ -12,5 +15,5 @@ def bench() -> None:
     """Measure a server, an engine, or this machine."""
 
 
-for command in (kernels,):
+for command in (latency, startup, scheduler, kernels):
     bench.add_command(command)
