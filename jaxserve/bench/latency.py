@@ -84,6 +84,7 @@ class LatencyBench:
     """A runner that is ready. Raises ValueError or OSError with a sentence for what a user can mend."""
 
     def __init__(self, args: ServerArgs, cases: Sequence[Case], *, show_progress: bool = True) -> None:
+        self._model = args.effective_served_model_name
         blueprint = draw_blueprint(args)
         _check(blueprint, cases)
         self._built: BuiltRunner = build_runner(args, show_progress=show_progress)
@@ -97,7 +98,7 @@ class LatencyBench:
         """What a record says of the runner and the machine."""
         args, device = self._built.args, jax.devices()[0]
         return {
-            "model": args.model_path,
+            "model": self._model,
             "device": device.device_kind,
             "roofline": None if self.roofline is None else self.roofline.source,
             "server_args": args.public_dict(),

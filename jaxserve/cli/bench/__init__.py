@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from jaxserve.cli.bench.compare import compare
 from jaxserve.cli.bench.kernels import kernels
 from jaxserve.cli.bench.latency import latency
 from jaxserve.cli.bench.scheduler import scheduler
@@ -15,5 +16,5 @@ def bench() -> None:
     """Measure a server, an engine, or this machine."""
 
 
-for command in (latency, startup, scheduler, kernels):
+for command in (latency, startup, scheduler, kernels, compare):
     bench.add_command(command)

@@ -75,9 +75,8 @@ def latency(
         bench = LatencyBench(located(args), cases)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(
-        f"Least times: {bench.roofline.source}" if bench.roofline else "This device's peaks are not known: no least times."
-    )
+    peaks = bench.roofline.source if bench.roofline else "unknown, this device is not in the table of chips"
+    click.echo(f"Least times: {peaks}")
     click.echo(_HEADER)
     for case in cases:
         _one(bench, case, rounds, output_file)
