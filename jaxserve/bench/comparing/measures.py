@@ -50,7 +50,7 @@ def _gaps(record: Record) -> list[np.ndarray]:
     return [np.array(one, float) for one, error in zip(gaps, errors, strict=False) if one and not error]
 
 
-_LATENCY_SAMPLES: dict[str, Samples] = {
+LATENCY_SAMPLES: dict[str, Samples] = {
     "e2e_latency": _per_request("e2e_latencies"),
     "ttft": _per_request("ttfts"),
     "tpot": _tpot,
@@ -62,7 +62,7 @@ def _serving(metric: Metric) -> Measure:
     for name in LATENCIES:
         for statistic in (*STATISTICS, "max"):
             if metric.key == f"{statistic}_{name}_ms":
-                return Measure(metric, statistic, _LATENCY_SAMPLES[name])
+                return Measure(metric, statistic, LATENCY_SAMPLES[name])
     return Measure(metric)
 
 
