@@ -27,7 +27,7 @@ def sweep(path: Path, rates: tuple[Any, ...] = (4, 1, "inf"), **fields: Any) -> 
 
 
 def details() -> dict[str, Any]:
-    return {"ttfts": [0.1, 0.2, 0.0], "e2e_latencies": [0.3, 0.6, 0.0], "output_lens": [3, 5, 0], 
+    return {"ttfts": [0.1, 0.2, 0.0], "e2e_latencies": [0.3, 0.6, 0.0], "output_lens": [3, 5, 0],
             "itls": [[0.1, 0.1], [0.1] * 4, []],
             "errors": ["", "", "HTTP 503"]}  # fmt: skip
 
