@@ -7,6 +7,7 @@ import click
 from jaxserve.cli.bench.compare import compare
 from jaxserve.cli.bench.kernels import kernels
 from jaxserve.cli.bench.latency import latency
+from jaxserve.cli.bench.offline import offline
 from jaxserve.cli.bench.plot import plot
 from jaxserve.cli.bench.scheduler import scheduler
 from jaxserve.cli.bench.startup import startup
@@ -17,5 +18,5 @@ def bench() -> None:
     """Measure a server, an engine, or this machine."""
 
 
-for command in (latency, startup, scheduler, kernels, compare, plot):
+for command in (offline, latency, startup, scheduler, kernels, compare, plot):
     bench.add_command(command)
