@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from jaxserve.cli.bench.kernels import kernels
+from jaxserve.cli.bench.serving import serving
 
 
 @click.group(short_help="Measure a server, or this machine.")
@@ -12,5 +13,5 @@ def bench() -> None:
     """Measure a server, an engine, or this machine."""
 
 
-for command in (kernels,):
+for command in (serving, kernels):
     bench.add_command(command)
