@@ -10,6 +10,7 @@ from jaxserve.cli.bench.latency import latency
 from jaxserve.cli.bench.offline import offline
 from jaxserve.cli.bench.plot import plot
 from jaxserve.cli.bench.scheduler import scheduler
+from jaxserve.cli.bench.serving import serving
 from jaxserve.cli.bench.startup import startup
 
 
@@ -18,5 +19,5 @@ def bench() -> None:
     """Measure a server, an engine, or this machine."""
 
 
-for command in (offline, latency, startup, scheduler, kernels, compare, plot):
+for command in (serving, offline, latency, startup, scheduler, kernels, compare, plot):
     bench.add_command(command)
