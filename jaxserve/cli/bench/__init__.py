@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from jaxserve.cli.bench.kernels import kernels
+from jaxserve.cli.bench.trace import trace
 
 
 @click.group(short_help="Measure a server, or this machine.")
@@ -12,5 +13,5 @@ def bench() -> None:
     """Measure a server, an engine, or this machine."""
 
 
-for command in (kernels,):
+for command in (kernels, trace):
     bench.add_command(command)
