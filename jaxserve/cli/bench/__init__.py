@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from jaxserve.cli.bench.kernels import kernels
+from jaxserve.cli.bench.replay import replay
 from jaxserve.cli.bench.trace import trace
 
 
@@ -13,5 +14,5 @@ def bench() -> None:
     """Measure a server, an engine, or this machine."""
 
 
-for command in (kernels, trace):
+for command in (kernels, trace, replay):
     bench.add_command(command)
