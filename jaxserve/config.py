@@ -123,6 +123,7 @@ class ServerArgs:
         "between them, or * for all.",
     )
     fastapi_root_path: str = arg("", "Path before all of the server's, as /llm, where a proxy leaves it in place.")
+    disable_web: bool = arg(False, "Serve no /playground and no /dashboard.")
     ssl_keyfile: str | None = arg(None, "TLS private key file.")
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
     ssl_ca_certs: str | None = arg(None, "Certificates above it, sent along where the certificate file lacks them.")

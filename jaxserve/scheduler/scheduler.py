@@ -120,7 +120,7 @@ class Scheduler:
         )
         self._compiling = GrammarQueue(grammars)
         self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
-        self._residents = Residents(self.cache, self._table)
+        self._residents = Residents(self.cache, self._table, wall_clock)
         self._running = RunningBatch(self._table)
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
         self._turns = Turns(args.prefill_decode_interval)
@@ -128,7 +128,7 @@ class Scheduler:
         self._outputs = OutputSender(self._table, sink.send_output, wall_clock, args.weight_version, spec.num_draft_tokens)
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._requests = Requests(
-            self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters
+            self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters, wall_clock
         )
         self._jumps = Jumps(
             self._table,
@@ -421,12 +421,14 @@ class Scheduler:
     def _book_prefill(self, batch: ScheduleBatch) -> None:
         """What launching a prefill step changes at once: prompts are shared, complete ones go on to decode."""
         complete: list[int] = []
+        now = self._wall_clock()
         for item in batch.items:
             req = item.req
             assert req.lease is not None
             self.cache.commit(req.lease, self._table.tokens[item.row, : item.end])
-            if not req.first_scheduled_s:
-                req.first_scheduled_s = self._wall_clock()
+            req.times.chunk_launched(now, item.end - item.start)
+            if not req.times.first_scheduled_s:
+                req.times.first_scheduled_s = now
                 req.running_since_s = self.clock()
             if item.is_last:
                 req.move_to(RequestState.DECODE)

@@ -36,6 +36,7 @@ from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
+from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason, SamplingParams
 
 CONTEXT_LEN = 100
@@ -81,6 +82,7 @@ class FakeService:
         self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.template_arguments = TemplateArguments()
         self.num_live = 0
+        self.timelines: list[RequestTimeline] = []
         self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
@@ -119,6 +121,9 @@ class FakeService:
     @property
     def is_ready(self) -> bool:
         return self.status == "ready" and not self.is_paused
+
+    def recent_requests(self) -> list[RequestTimeline]:
+        return self.timelines
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:
         self.asked_for.append((num_prompts, n))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import click
 
+from jaxserve.cli.bench.compare import compare
 from jaxserve.cli.bench.kernels import kernels
+from jaxserve.cli.bench.latency import latency
 from jaxserve.cli.bench.replay import replay
+from jaxserve.cli.bench.scheduler import scheduler
+from jaxserve.cli.bench.startup import startup
 from jaxserve.cli.bench.trace import trace
 
 
@@ -14,5 +18,5 @@ def bench() -> None:
     """Measure a server, an engine, or this machine."""
 
 
-for command in (kernels, trace, replay):
+for command in (latency, startup, scheduler, kernels, compare, trace, replay):
     bench.add_command(command)
