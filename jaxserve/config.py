@@ -147,6 +147,11 @@ class ServerArgs:
     uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = arg(
         None, "Paths that the access log leaves out, by their beginnings, with commas between them."
     )
+    profile_dir: str | None = arg(
+        None,
+        "Where /start_profile puts traces unless told; default: JAXSERVE_PROFILER_DIR in the environment, else a folder of the "
+        "user's under the temporary one.",
+    )
     crash_dump_folder: str | None = arg(
         None,
         "Write what ran and what ended in the last five minutes to a file in this folder when a worker dies, or on SIGQUIT.",

@@ -23,7 +23,7 @@ const TILES = [
   ["Waiting", (now) => count(now.sum("num_queue_reqs"))],
   ["Output tokens", (now, last) => rateText(last, now, "realtime_tokens_total", { mode: "decode" })],
   ["Prompt tokens", (now, last) => rateText(last, now, "realtime_tokens_total", { mode: "prefill_compute" })],
-  ["KV memory in use", (now) => percent(now.max("token_usage"))],
+  ["KV cache usage", (now) => percent(now.max("token_usage"))],
   ["Cache hit rate", (now) => percent(now.max("cache_hit_rate"))],
   ["Requests ended", (now) => count(now.sum("num_requests_total"))],
   ["Retractions", (now) => count(now.sum("num_retracted_requests_total"))],
@@ -57,7 +57,7 @@ const labels = (...names) => names.map((label) => ({ label }));
 const charts = {
   requests: chart("chart-requests", "Requests", labels("running", "waiting"), { least: 4, format: short }),
   throughput: chart("chart-throughput", "Tokens per second", labels("output", "prompt, computed", "prompt, from the cache"), { least: 10, format: short }),
-  usage: chart("chart-usage", "Shares", labels("KV memory in use", "cache hit rate"), { format: percent, scaleFormat: (share) => `${Math.round(100 * share)} %` }),
+  usage: chart("chart-usage", "Shares", labels("KV cache usage", "cache hit rate"), { format: percent, scaleFormat: (share) => `${Math.round(100 * share)} %` }),
   latency: chart("chart-latency", "Latency, of the last 10 seconds", labels("first token P50", "first token P99", "between tokens P50", "between tokens P99"), { least: 0.01, format: duration }),
   steps: chart("chart-steps", "Steps per second", labels("decode", "prefill", "mixed"), { least: 4, format: short }),
 };
