@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,9 @@ class _ConstantRunner:
 
     def execute(self, command: Command) -> Future[None]:
         raise CommandError("This runner has neither weights nor memory.")
+
+    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def tend(self) -> int:
         return 0
