@@ -82,7 +82,7 @@ def run_serving(options: ServingOptions, target: Target, model: str, tokens: Tok
 
 async def _run(options: ServingOptions, target: Target, load: Load, tasks: list[Task], timeline: Timeline, say: Say) -> Run:
     await _warm_up(load, tasks[0], options.warmup_requests, say)
-    if options.flush_cache and (reason := target.flush_cache(vllm=options.backend.startswith("vllm"))):
+    if options.flush_cache and (reason := target.flush_cache()):
         raise RunError(f"--flush-cache: the server does not empty its cache ({reason}).")
     if options.profile and (reason := target.post("/start_profile", options.profile_body())):
         raise RunError(f"--profile: the server does not start a profile ({reason}).")
