@@ -31,7 +31,7 @@ DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
-.PHONY: help setup demo serve test fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs device-dry-run clean
+.PHONY: help setup demo serve test fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs device-dry-run docs docs-serve clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -111,6 +111,18 @@ device-dry-run: device-wheels .venv-device/.installed  ## run every section of b
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	@touch $@
 
+docs: .venv-docs/.installed  ## write the documentation as a site into site/, which needs no server
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet
+	@echo "site/index.html"
+
+docs-serve: .venv-docs/.installed  ## show the documentation at http://127.0.0.1:8000 while it is written
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs serve --dev-addr 127.0.0.1:8000
+
+.venv-docs/.installed: pyproject.toml
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE 'mkdocs-material[^"]*' pyproject.toml | head -1)"
+	@touch $@
+
 lint: $(DEV_STAMP)  ## ruff: style and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -119,4 +131,4 @@ types: $(DEV_STAMP)  ## mypy
 	$(BIN)/mypy
 
 clean:           ## remove what setup and tests left behind
-	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device $(DEVICE_WHEELS) .device-programs .device-dry-run .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device .venv-docs $(DEVICE_WHEELS) .device-programs .device-dry-run site .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info

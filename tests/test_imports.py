@@ -12,35 +12,38 @@ ROOT = pathlib.Path(jaxserve.__file__).parent
 # What each part of the package may import from jaxserve. Top-level modules count as packages of their own.
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
+    "timeline": set(),
     "parsers": set(),
     "config": {"parsers"},
     "demo": set(),
     "progress": set(),
     "text": set(),
     "cuda_toolkit": set(),
-    "messages": {"types"},
+    "messages": {"timeline", "types"},
     "runner": {"types"},
     "dispatcher": {"messages"},
     "ipc": {"messages", "types"},
     "kernels": {"types"},
     "models": {"demo", "kernels", "progress", "types"},
-    "bench": {"demo", "kernels", "models", "progress"},
+    "bench": {"aot", "config", "demo", "types", "messages", "runner", "executor", "kernels", "models", "scheduler", "server",
+              "progress"},
     "cache": {"runner", "types"},
     "grammar": {"types"},
     "logit_processors": {"types"},
     "aot": {"config", "executor", "kernels", "models"},
     "executor": {"config", "types", "runner", "kernels", "models", "progress"},
-    "scheduler": {"config", "types", "messages", "dispatcher", "runner", "cache", "grammar", "logit_processors", "text"},
-    "server": {"config", "types", "messages", "dispatcher", "runner", "ipc", "models", "demo", "scheduler", "executor",
-               "grammar", "logit_processors", "parsers", "progress", "text"},
+    "scheduler": {"config", "types", "timeline", "messages", "dispatcher", "runner", "cache", "grammar", "logit_processors",
+                  "text"},
+    "server": {"config", "types", "timeline", "messages", "dispatcher", "runner", "ipc", "models", "demo", "scheduler",
+               "executor", "grammar", "logit_processors", "parsers", "progress", "text"},
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor", "progress"},
     "__main__": {"cli"},
     "__init__": {"config", "cuda_toolkit", "types", "server"},
 }  # fmt: skip
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "logit_processors", "parsers",
-               "scheduler", "text"}  # fmt: skip
+WITHOUT_JAX = {"types", "timeline", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "logit_processors",
+               "parsers", "scheduler", "text"}  # fmt: skip
 
 # Of bench, what needs no JAX.
 LIGHT = {"record", "serving"}

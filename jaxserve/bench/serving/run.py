@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxserve.bench.record import Record, header
+from jaxserve.bench.record import LOAD_FIELDS, Record, header
 from jaxserve.bench.serving.apis import PATHS
 from jaxserve.bench.serving.ceiling import ceiling_per_process
 from jaxserve.bench.serving.clients import Run, num_processes, run_clients
@@ -26,10 +26,6 @@ _WARMUP_TOKENS = 32
 # From here on the client may be part of what is measured.
 _NEAR = 0.5
 _LAG_MS = 10.0
-# Options that stand in the record, as in SGLang's.
-_OPTION_FIELDS = ("tag", "backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len",
-                  "random_input_len", "random_output_len", "random_range_ratio", "num_prompts", "seed",
-                  "temperature")  # fmt: skip
 
 Say = Callable[[str], object]
 
@@ -67,7 +63,7 @@ def run_serving(options: ServingOptions, target: Target, model: str, tokens: Tok
     timeline = Timeline(target)
     run = asyncio.run(_run(options, target, load, tasks, timeline, say))
     streamed, slo_ms = load.stream, options.slo_ms
-    record = header("serving") | {name: getattr(options, name) for name in _OPTION_FIELDS}
+    record = header("serving") | {name: getattr(options, name) for name in ("tag", *LOAD_FIELDS)}
     record |= {"model": load.model, "base_url": target.base, "interrupted": run.interrupted}
     record |= run_fields(run.outcomes, run.start_s, tokens, slo_ms, streamed=streamed)
     record["client"] = _client_field(run, ceiling)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import DONE, USAGE, Reply, ScriptedServer, chat, completion, native, serving, sse
+from stub_server import DONE, USAGE, Reply, ScriptedServer, chat, completion, native, serving, sse
 
 from jaxserve.bench.record import read_records
 from jaxserve.cli.main import run
