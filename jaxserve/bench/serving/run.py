@@ -61,7 +61,10 @@ def run_serving(options: ServingOptions, target: Target, model: str, tokens: Tok
     if options.client_ceiling != "off" and load.stream:
         ceiling = load.num_processes * ceiling_per_process(load, anew=options.client_ceiling == "measure")
     timeline = Timeline(target)
-    run = asyncio.run(_run(options, target, load, tasks, timeline, say))
+    try:
+        run = asyncio.run(_run(options, target, load, tasks, timeline, say))
+    except asyncio.CancelledError:  # by a second Ctrl-C
+        raise KeyboardInterrupt from None
     streamed, slo_ms = load.stream, options.slo_ms
     record = header("serving") | {name: getattr(options, name) for name in ("tag", *LOAD_FIELDS)}
     record |= {"model": load.model, "base_url": target.base, "interrupted": run.interrupted}
