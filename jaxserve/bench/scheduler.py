@@ -25,6 +25,7 @@ from jaxserve.types import ForwardMode, SamplingParams
 _PROMPT_LEN = 64
 _CONTEXT_MARGIN = 100
 _UNCOUNTED_STEPS = 10
+_NO_TRACE = nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,8 @@ class _ConstantRunner:
     def execute(self, command: Command) -> Future[None]:
         raise CommandError("This runner has neither weights nor memory.")
 
-    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
-        return nullcontext()
+    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[None]:
+        return _NO_TRACE
 
     def tend(self) -> int:
         return 0
