@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason, LogitRules, SamplingParams, Thinking
 
 T = TypeVar("T")
@@ -154,19 +155,6 @@ class HiddenStates(Message):
     @property
     def num_numbers(self) -> int:
         return sum(part.size for part in (self.prompt, self.outputs) if part is not None)
-
-
-class RequestTimes(Message):
-    """Unix times of a finished request's life in the scheduler, and what happened to it there."""
-
-    queue_entry_s: float
-    first_scheduled_s: float
-    first_token_s: float
-    finished_s: float
-    num_retractions: int = 0
-    verify_steps: int = 0  # steps that verified drafts for it
-    proposed_drafts: int = 0  # in those steps, as many as fit
-    accepted_drafts: int = 0
 
 
 # Bits of BatchTokenIDOut.decode_flags.

@@ -13,6 +13,7 @@ from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.processors import Processors
 from jaxserve.scheduler.results import ResultProcessor
+from jaxserve.scheduler.spans import Spans
 
 
 class InFlight:
@@ -23,12 +24,14 @@ class InFlight:
         constraints: Constraints,
         processors: Processors | None,
         results: ResultProcessor,
+        spans: Spans,
     ) -> None:
         self._runner = runner
         self._builder = builder
         self._constraints = constraints
         self._processors = processors  # None: nobody may bring code
         self._results = results
+        self._spans = spans
         self._steps: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
 
     def __len__(self) -> int:
@@ -49,8 +52,9 @@ class InFlight:
         whose own code fails."""
         if self._constraints.masks_are_due:
             _, step, handle = self._steps[-1]
-            changed = None if self._processors is None else self._processors.apply(step, handle)
-            self._runner.sample(handle, self._constraints.masks(step), changed)
+            with self._spans("masks and sampling"):
+                changed = None if self._processors is None else self._processors.apply(step, handle)
+                self._runner.sample(handle, self._constraints.masks(step), changed)
             self._constraints.masks_are_due = False
 
     def take_in(self, keep: int = 0) -> int:
@@ -58,7 +62,9 @@ class InFlight:
         num_tokens = 0
         while len(self._steps) > keep:
             batch, step, handle = self._steps[0]
-            output = self._runner.fetch(handle)
+            with self._spans("wait"):
+                output = self._runner.fetch(handle)
             self._steps.popleft()
-            num_tokens += self._results.process(batch, step, output)
+            with self._spans("process"):
+                num_tokens += self._results.process(batch, step, output)
         return num_tokens

@@ -19,6 +19,7 @@ from jaxserve.runner import NO_TOKEN_ID, RunnerSpec
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
+from jaxserve.timeline import RequestTimes
 from jaxserve.types import SamplingParams, UserProcessor
 
 # SGLang's place for requests without a priority: behind all that have one.
@@ -70,7 +71,7 @@ class Intake:
             thinking=message.thinking,
             rules=self._rules(message),
             processor=self._processor(message),
-            queue_entry_s=self._wall_clock(),
+            times=RequestTimes(queue_entry_s=self._wall_clock()),
             waiting_since_s=self._clock(),
         )
         self._set_priority(req, message.priority)

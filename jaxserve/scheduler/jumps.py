@@ -112,6 +112,7 @@ class Jumps:
         if not count and not is_to_redo:
             return 0
         self.num_jumps += 1
+        req.times.num_jumps += 1
         computed_len = min(int(table.kv_len[row]), known_len)
         table.known_len[row] = known_len + count
         if matcher.is_terminated:

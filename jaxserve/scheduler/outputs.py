@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.messages import BatchTokenIDOut, HiddenStates, InputLogprobs, RequestTimes, TokenLogprobs
+from jaxserve.messages import BatchTokenIDOut, HiddenStates, InputLogprobs, TokenLogprobs
 from jaxserve.scheduler.req import NO_TOKENS, Req
 from jaxserve.scheduler.rows import RowFlag, RowTable, decode_flags
+from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason
 
 _MORE_THAN_TOKENS = RowFlag.UNANNOUNCED | RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES
@@ -79,7 +80,7 @@ class OutputSender:
     def add_rejected(self, rid: str, prompt_len: int, reason: FinishReason) -> None:
         """A message that never became a request."""
         now = self._wall_clock()
-        times = RequestTimes(queue_entry_s=now, first_scheduled_s=0.0, first_token_s=0.0, finished_s=now)
+        times = RequestTimes(queue_entry_s=now, finished_s=now)
         self._ended.append(_Ended(rid, NO_TOKENS, 0, prompt_len, 0, 0, reason, times))
 
     def flush(self) -> None:
@@ -157,16 +158,11 @@ class OutputSender:
         verify_steps, accepted_drafts = req.verify_steps, req.accepted_drafts
         if req.lease is not None:
             verify_steps, accepted_drafts = int(self._table.verify_steps[req.row]), int(self._table.accepted_drafts[req.row])
-        return RequestTimes(
-            queue_entry_s=req.queue_entry_s,
-            first_scheduled_s=req.first_scheduled_s,
-            first_token_s=req.first_token_s,
-            finished_s=self._wall_clock(),
-            num_retractions=req.num_retractions,
-            verify_steps=verify_steps,
-            proposed_drafts=verify_steps * self._drafts_per_step,
-            accepted_drafts=accepted_drafts,
-        )
+        times = req.times
+        times.ended(self._wall_clock())
+        times.verify_steps, times.accepted_drafts = verify_steps, accepted_drafts
+        times.proposed_drafts = verify_steps * self._drafts_per_step
+        return times
 
 
 def _announce(req: Req, index: int, message: BatchTokenIDOut) -> None:

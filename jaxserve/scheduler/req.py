@@ -17,6 +17,7 @@ from jaxserve.grammar import Matcher, ThinkingMatcher
 from jaxserve.logit_processors import TokenRules
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.stops import StopMatcher
+from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason, SamplingParams, Thinking, UserProcessor
 
 NO_TOKENS = np.zeros(0, np.int32)
@@ -75,13 +76,10 @@ class Req:
     cached_len: int = 0  # prompt tokens that came from the tree at the first admission
     finish_reason: FinishReason | None = None
     has_begun: bool = False  # was admitted before
-    num_retractions: int = 0
     verify_steps: int = 0  # steps that verified drafts, valid while WAITING; and the drafts accepted in them
     accepted_drafts: int = 0
 
-    queue_entry_s: float = 0.0  # Unix times, for the reply
-    first_scheduled_s: float = 0.0  # 0: not yet
-    first_token_s: float = 0.0
+    times: RequestTimes = dataclasses.field(default_factory=RequestTimes)  # what is told of it, complete with its end
     waiting_since_s: float = 0.0  # the scheduler's own clock, for time-outs
     running_since_s: float = 0.0  # of the first admission
 

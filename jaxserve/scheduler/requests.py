@@ -6,7 +6,7 @@ Whatever goes wrong with one of them ends that one. Which of them runs, and with
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxserve.messages import TokenizedGenerateReqInput
 from jaxserve.scheduler.grammar_queue import GrammarQueue
@@ -34,6 +34,7 @@ class Requests:
         residents: Residents,
         outputs: OutputSender,
         counters: Counters,
+        wall_clock: Callable[[], float],
     ) -> None:
         self._intake = intake
         self._compiling = compiling
@@ -41,6 +42,7 @@ class Requests:
         self._residents = residents
         self._outputs = outputs
         self._counters = counters
+        self._wall_clock = wall_clock
         self.is_closed = False  # no more are taken
         self.unavailable = ""  # why none are taken for now
         self.live: dict[str, Req] = {}  # by rid: compiling, waiting or resident, not finished
@@ -87,6 +89,7 @@ class Requests:
         """Those whose grammar is ready go on to the waiting queue."""
         compiled = self._compiling.poll()
         for req in compiled.ready:
+            req.times.grammar_ready_s = self._wall_clock()
             self._waiting.push(req)
         for req, reason in compiled.failed:
             self.finish(req, reason)

@@ -7,6 +7,8 @@ released when that step's result arrives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jaxserve.cache.manager import CacheManager, Lease
@@ -16,9 +18,10 @@ from jaxserve.types import FinishReason
 
 
 class Residents:
-    def __init__(self, cache: CacheManager, table: RowTable) -> None:
+    def __init__(self, cache: CacheManager, table: RowTable, wall_clock: Callable[[], float]) -> None:
         self._cache = cache
         self._table = table
+        self._wall_clock = wall_clock
         self._reqs: dict[int, Req] = {}  # by row, in order of admission
         self.num_changes = 0  # rises whenever pages or rows may have become available
 
@@ -53,7 +56,7 @@ class Residents:
 
     def retract(self, req: Req) -> None:
         """Takes row and pages away; the request keeps its outputs and goes back to WAITING."""
-        req.num_retractions += 1
+        req.times.retracted(self._wall_clock())
         self.send_back(req)
 
     def send_back(self, req: Req, computed_len: int = 0) -> None:

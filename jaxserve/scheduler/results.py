@@ -229,8 +229,10 @@ class ResultProcessor:
     def _note_prefilled(self, batch: ScheduleBatch) -> None:
         now = self._wall_clock()
         for item in batch.items:
-            if item.is_last and not item.req.first_token_s:
-                item.req.first_token_s = now
+            times = item.req.times
+            times.chunk_done(now)
+            if item.is_last and not times.first_token_s:
+                times.first_token_s = now
 
     def _finish_without_tokens(self, batch: ScheduleBatch) -> None:
         """max_new_tokens = 0: the prompt was computed (and is cached now), nothing more was asked for."""

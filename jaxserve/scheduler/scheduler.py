@@ -52,11 +52,13 @@ from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
 from jaxserve.scheduler.processors import Processors
+from jaxserve.scheduler.profiler import Profiler
 from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.requests import GAVE_WAY_MESSAGE, QUEUE_FULL_MESSAGE, UNAVAILABLE, Requests
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
+from jaxserve.scheduler.spans import Spans
 from jaxserve.scheduler.step_log import Load, StepLog
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.time_limits import TIMER_INTERVAL_S, TimeLimits
@@ -118,7 +120,7 @@ class Scheduler:
         )
         self._compiling = GrammarQueue(grammars)
         self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
-        self._residents = Residents(self.cache, self._table)
+        self._residents = Residents(self.cache, self._table, wall_clock)
         self._running = RunningBatch(self._table)
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
         self._turns = Turns(args.prefill_decode_interval)
@@ -126,7 +128,7 @@ class Scheduler:
         self._outputs = OutputSender(self._table, sink.send_output, wall_clock, args.weight_version, spec.num_draft_tokens)
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._requests = Requests(
-            self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters
+            self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters, wall_clock
         )
         self._jumps = Jumps(
             self._table,
@@ -150,7 +152,9 @@ class Scheduler:
         )
         changes_logits = None if processors is None else Processors(processors, runner, self._table, self._requests.finish)
         builder = StepBuilder(self._table, spec.num_draft_tokens)
-        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results)
+        self.spans = Spans(runner.annotate)
+        self.profiler = Profiler(runner, self.pace, self.spans, self.process_results)
+        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.spans)
         self._memory = DecodeMemory(
             cache=self.cache,
             table=self._table,
@@ -259,6 +263,7 @@ class Scheduler:
             "is_paused": self.pace.is_paused,
             "released_memory": list(self.commands.released),
             "forward_sleep_time": self.pace.forward_sleep_s or None,
+            "profile": self.profiler.folder,
             **changeable(self.args),
             **vars(self._log.counters),
             "runner": self._runner.internal_state(),
@@ -358,7 +363,8 @@ class Scheduler:
 
     def launch(self, batch: ScheduleBatch) -> None:
         """Its forward pass, and its sampling too unless that must wait for `finish_launch`."""
-        step = self._in_flight.launch(batch, self.cache.drain_page_updates())
+        with self.profiler.launching(batch):
+            step = self._in_flight.launch(batch, self.cache.drain_page_updates())
         self.pace.launched()
         self._residents.launched(batch.rows)
         self._table.kv_len[batch.rows] = step.seq_lens
@@ -415,12 +421,14 @@ class Scheduler:
     def _book_prefill(self, batch: ScheduleBatch) -> None:
         """What launching a prefill step changes at once: prompts are shared, complete ones go on to decode."""
         complete: list[int] = []
+        now = self._wall_clock()
         for item in batch.items:
             req = item.req
             assert req.lease is not None
             self.cache.commit(req.lease, self._table.tokens[item.row, : item.end])
-            if not req.first_scheduled_s:
-                req.first_scheduled_s = self._wall_clock()
+            req.times.chunk_launched(now, item.end - item.start)
+            if not req.times.first_scheduled_s:
+                req.times.first_scheduled_s = now
                 req.running_since_s = self.clock()
             if item.is_last:
                 req.move_to(RequestState.DECODE)
@@ -446,6 +454,7 @@ class Scheduler:
     def check_timers(self) -> None:
         """Time-outs of requests, and control requests that wait; cheap, meant for every round of the loop."""
         self._control.serve()
+        self.profiler.tend()
         self.tend_runner()
         if len(self._compiling):
             self._requests.collect_compiled()

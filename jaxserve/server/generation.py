@@ -31,7 +31,7 @@ from jaxserve.messages import (
 )
 from jaxserve.runner import NO_TOKEN_ID
 from jaxserve.server.journal.journal import Journal
-from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
+from jaxserve.server.live_requests import CallFacts, LiveCall, LiveSequence, LiveTable
 from jaxserve.server.logit_processors import RulePlan, plan_all, rules_of
 from jaxserve.server.request_checks import (
     ModelLimits,
@@ -48,7 +48,9 @@ from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
 from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
+from jaxserve.server.timelines import Timelines
 from jaxserve.server.tokenizer import Tokenizer
+from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason, LogitRules
 
 # Texts of a batch that a thread tokenizes together.
@@ -79,7 +81,8 @@ class Generation:
         self._lanes = lanes
         self._send = send
         self._journal = journal
-        self._live = LiveTable()
+        self.timelines = Timelines()
+        self._live = LiveTable(self.timelines.observe)
         self._embeds_bytes = 0  # of requests that have not ended
         self._most_embeds_bytes = psutil.virtual_memory().total // 4
         self.sessions = Sessions()
@@ -106,8 +109,9 @@ class Generation:
         kept_bytes = self._check_room(req)
         received_s, rids = time.time(), self._free_rids(req)
         sink = self._journal.open(req, rids, received_s, sink)
-        call = LiveCall(sink, req.num_sequences, received_s=received_s)
-        sequences = [LiveSequence(rid, index, call) for index, rid in enumerate(rids)]
+        facts = CallFacts(received_s, num_samples=req.num_samples, is_stream=req.stream, is_observed=not req.is_health_check)
+        call = LiveCall(sink, req.num_sequences, facts)
+        sequences = [LiveSequence(rid, index, facts, call) for index, rid in enumerate(rids)]
         for sequence in sequences:
             self._live.add(sequence)
         self._embeds_bytes += kept_bytes
@@ -127,6 +131,7 @@ class Generation:
             rules = await self._rules(req, plans, limits, tokenizer)
             self._journal.accepted(sink)
             text_tail = [] if tokenizer is None else tokenizer.text_tail
+            facts.sent_s = time.time()
             await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules)], text_tail)
             yield
         finally:
@@ -159,6 +164,10 @@ class Generation:
         """Of the requests whose rid starts so, those that the scheduler has not heard of end when they are tokenized."""
         for sequence in self._live.unsent(rid_prefix):
             sequence.aborted = True
+
+    def recent_requests(self) -> list[RequestTimeline]:
+        """Time lines of the newest that have ended, and of all that have not."""
+        return [*self.timelines.recent, *self._live.timelines()]
 
     def ages(self) -> list[tuple[str, float]]:
         """The rids of what has not ended, and for how many seconds each has been here."""

@@ -10,23 +10,37 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
-from jaxserve.messages import BatchStrOut, RequestTimes
+from jaxserve.messages import BatchStrOut
 from jaxserve.server.requests import GenerationChunk
 from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
+from jaxserve.server.timelines import meta_of
 from jaxserve.server.token_logprobs import logprobs_of_tokens
+from jaxserve.timeline import RequestTimeline, RequestTimes
 from jaxserve.types import FinishReason
+
+
+@dataclasses.dataclass(slots=True)
+class CallFacts:
+    """Of one request, for whoever observes."""
+
+    received_s: float  # Unix time
+    sent_s: float = 0.0  # to the scheduler
+    num_samples: int = 1
+    is_stream: bool = False
+    is_observed: bool = True  # the server's own probes are not
 
 
 class LiveCall:
     """One request: where its chunks go."""
 
-    __slots__ = ("_sink", "_unfinished", "received_s")
+    __slots__ = ("_sink", "_unfinished", "facts")
 
-    def __init__(self, sink: ChunkSink, num_sequences: int, *, received_s: float) -> None:
-        self.received_s = received_s  # Unix time
+    def __init__(self, sink: ChunkSink, num_sequences: int, facts: CallFacts) -> None:
+        self.facts = facts
         self._sink = sink
         self._unfinished = num_sequences  # sequences whose last chunk has not arrived
 
@@ -43,14 +57,31 @@ class LiveCall:
 class LiveSequence:
     rid: str
     index: int  # in its request
+    facts: CallFacts
     call: LiveCall | None  # None: nobody waits any more, the terminal message is still to come
     sent: bool = False  # the scheduler knows it
     aborted: bool = False  # before it was sent
     turn: Turn | None = None  # of a session
+    first_text_s: float = 0.0  # Unix time of its first chunk
+    completion_tokens: int = 0  # so far
+
+    def timeline(self) -> RequestTimeline:
+        facts = self.facts
+        return RequestTimeline(
+            rid=self.rid,
+            received_s=facts.received_s,
+            sent_s=facts.sent_s,
+            first_text_s=self.first_text_s,
+            num_samples=facts.num_samples,
+            is_stream=facts.is_stream,
+            completion_tokens=self.completion_tokens,
+        )
 
 
 class LiveTable:
-    def __init__(self) -> None:
+    def __init__(self, observe: Callable[[RequestTimeline], None] = lambda timeline: None) -> None:
+        """`observe` is given the time line of each sequence that has ended."""
+        self._observe = observe
         self._live: dict[str, LiveSequence] = {}
         self._held: dict[LiveCall, ChunkMerger] = {}  # chunks that wait for `release`
 
@@ -77,8 +108,12 @@ class LiveTable:
     def ages(self) -> list[tuple[str, float]]:
         """Of the sequences that somebody waits for, the oldest first, in seconds."""
         now_s = time.time()
-        waiting = [(s.rid, now_s - s.call.received_s) for s in self._live.values() if s.call is not None]
+        waiting = [(s.rid, now_s - s.facts.received_s) for s in self._live.values() if s.call is not None]
         return sorted(waiting, key=lambda one: -one[1])
+
+    def timelines(self) -> list[RequestTimeline]:
+        """Of those that have not ended, the oldest first."""
+        return [sequence.timeline() for sequence in self._live.values() if sequence.facts.is_observed]
 
     def unsent(self, rid_prefix: str) -> list[LiveSequence]:
         return [s for rid, s in self._live.items() if not s.sent and rid.startswith(rid_prefix)]
@@ -90,7 +125,7 @@ class LiveTable:
         """
         live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
         has_more = bool(out.input_logprobs or out.hidden_states)
-        token_ids = out.token_ids.tolist()
+        token_ids, now_s = out.token_ids.tolist(), time.time()
         rows = zip(
             out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
             out.cached_tokens.tolist(), strict=True,
@@ -102,13 +137,20 @@ class LiveTable:
             sequence = live.get(rid) if reason is None else live.pop(rid, None)
             if sequence is None:
                 continue
+            if completion and not sequence.completion_tokens:
+                sequence.first_text_s = now_s
+            sequence.completion_tokens = completion
+            meta: dict[str, Any] = {}
+            if reason is not None:
+                timeline = sequence.timeline()
+                timeline.prompt_tokens, timeline.cached_tokens = prompt, cached
+                meta = self._end(sequence, timeline, out.times.get(i), reason)
             if sequence.turn is not None:
                 sequence.turn.take_in(token_ids[start:end], reason)
             if sequence.call is None:
                 continue  # its client left
             call, ids = sequence.call, token_ids[start:end]
             logprobs = list(logprobs_of_tokens(ids, all_logprobs[i])) if i in all_logprobs else []
-            meta = {} if reason is None else _final_meta(call.received_s, out.times.get(i), completion)
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
             if has_more:
                 chunk.hidden_states = [out.hidden_states[i]] if i in out.hidden_states else []
@@ -117,6 +159,16 @@ class LiveTable:
                 self._hold(call, chunk)
             else:
                 call.push(chunk)
+
+    def _end(
+        self, sequence: LiveSequence, timeline: RequestTimeline, times: RequestTimes | None, reason: FinishReason
+    ) -> dict[str, Any]:
+        """Completes its time line. Returns what its reply says of it."""
+        timeline.answered_s, timeline.scheduler = time.time(), times
+        timeline.finish, timeline.status_code = reason.type, reason.status_code
+        if sequence.facts.is_observed:
+            self._observe(timeline)
+        return meta_of(timeline)
 
     def _hold(self, call: LiveCall, chunk: GenerationChunk) -> None:
         merger = self._held.get(call)
@@ -135,38 +187,14 @@ class LiveTable:
         """Ends a sequence from this side, without the scheduler."""
         self.release()  # what is held comes before the end
         self._live.pop(sequence.rid, None)
+        timeline = sequence.timeline()
+        timeline.prompt_tokens = prompt_tokens
+        meta = self._end(sequence, timeline, None, reason)
         if sequence.turn is not None:
             sequence.turn.take_in([], reason)
         if sequence.call is not None:
-            meta = _final_meta(sequence.call.received_s, None, 0)
             sequence.call.push(GenerationChunk(sequence.index, sequence.rid, "", [], [], prompt_tokens, 0, 0, reason, meta))
 
     def end_all(self, reason: FinishReason) -> None:
         for sequence in list(self._live.values()):
             self.end(sequence, reason)
-
-
-def _final_meta(received_s: float, times: RequestTimes | None, completion_tokens: int) -> dict[str, Any]:
-    """SGLang's keys of meta_info about times and drafts, as far as the request got."""
-    now_s = time.time()
-    meta: dict[str, Any] = {
-        "e2e_latency": now_s - received_s,
-        "num_retractions": times.num_retractions if times else 0,
-        "request_received_ts": received_s,
-        "response_sent_to_client_ts": now_s,
-    }
-    if times is None:
-        return meta
-    if times.first_scheduled_s:
-        meta["queue_time"] = max(0.0, times.first_scheduled_s - times.queue_entry_s)
-    if times.first_token_s:
-        meta["first_token_latency"] = max(0.0, times.first_token_s - received_s)
-        decode_s = times.finished_s - times.first_token_s
-        if completion_tokens > 1 and decode_s > 0:
-            meta["decode_throughput"] = (completion_tokens - 1) / decode_s
-    if times.verify_steps:
-        meta["spec_verify_ct"] = times.verify_steps
-        meta["spec_accept_length"] = completion_tokens / times.verify_steps
-        meta["spec_accept_rate"] = times.accepted_drafts / times.proposed_drafts
-        meta["spec_accept_token_num"], meta["spec_draft_token_num"] = times.accepted_drafts, times.proposed_drafts
-    return meta

@@ -51,8 +51,10 @@ from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestE
 from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
+from jaxserve.server.timelines import log_times
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.server.worker_link import WorkerLink
+from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason, SamplingParams
 
 Status = Literal["starting", "ready", "draining", "failed"]
@@ -84,6 +86,9 @@ class TokenizerManager:
         self.template_arguments = TemplateArguments.of(args)
         self.journal = Journal(args, self._decode_prompt)
         self._generation = Generation(lambda message: self._link.send(scheduler, message), self.lanes, self.journal)
+        self.timelines = self._generation.timelines
+        if args.enable_request_time_stats_logging:
+            self.timelines.observers.append(log_times)
         self._controls = ControlClient(self, self._link)
         self._dispatch = Dispatcher(
             {
@@ -161,6 +166,10 @@ class TokenizerManager:
     def live_requests(self) -> list[tuple[str, float]]:
         """The rids of what has not ended, the oldest first, and for how many seconds each has been here."""
         return self._generation.ages()
+
+    def recent_requests(self) -> list[RequestTimeline]:
+        """Time lines of the newest requests that have ended, and of all that have not."""
+        return self._generation.recent_requests()
 
     def fail(self, reason: str) -> None:
         """The workers are gone: everything that waits ends now, and nothing new is taken. `reason` is a sentence that clients

@@ -23,7 +23,6 @@ from jaxserve.messages import (
     HiddenStates,
     InputLogprobs,
     Message,
-    RequestTimes,
     ShutdownReq,
     TokenizedGenerateReqInput,
     TokenizerInput,
@@ -40,6 +39,7 @@ from jaxserve.scheduler.control.registry import control_of, controls
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stops import StopTextDecoder
+from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason, ForwardMode, LogitRules, SamplingParams, Thinking
 
 

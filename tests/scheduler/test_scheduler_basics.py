@@ -132,6 +132,35 @@ def test_times_are_in_order(make_harness: Callable[..., Harness]) -> None:
     times = harness.answer(rid).times
     assert times is not None and times.num_retractions == 0
     assert 0 < times.queue_entry_s <= times.first_scheduled_s < times.first_token_s < times.finished_s
+    assert times.grammar_ready_s == 0 and not times.retractions_s
+    (chunk,) = times.chunks
+    assert (chunk.start_s, chunk.end_s, chunk.num_tokens) == (times.first_scheduled_s, times.first_token_s, 5)
+
+
+def test_every_chunk_of_a_prompt_has_its_time(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness({"chunked_prefill_size": 8, "disable_radix_cache": True}, context_len=1024, num_pages=1024)
+    few, many = harness.submit(prompt_of(20), max_new=2), harness.submit(prompt_of(8 * 70), max_new=2)
+    harness.run()
+    times = harness.answer(few).times
+    assert times is not None and [chunk.num_tokens for chunk in times.chunks] == [8, 8, 4]
+    moments = [moment for chunk in times.chunks for moment in (chunk.start_s, chunk.end_s)]
+    assert moments[0] == times.first_scheduled_s and moments[-1] == times.first_token_s and min(moments) > 0
+    assert all(chunk.start_s < chunk.end_s for chunk in times.chunks)
+    times = harness.answer(many).times  # bounded: what comes late is added up
+    assert times is not None and len(times.chunks) == 64 < times.num_chunks
+    assert sum(chunk.num_tokens for chunk in times.chunks) == 8 * 70
+    assert times.chunks[-1].end_s == times.first_token_s
+
+
+def test_an_abort_in_the_middle_of_a_prompt_ends_its_chunks(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness({"chunked_prefill_size": 8})
+    rid = harness.submit(prompt_of(40), max_new=2)
+    harness.turn(3)
+    harness.abort(rid)
+    harness.run()
+    times = harness.answer(rid).times
+    assert times is not None and times.first_token_s == 0
+    assert times.chunks and all(0 < chunk.end_s <= times.finished_s for chunk in times.chunks)
 
 
 def test_slow_device(make_harness: Callable[..., Harness]) -> None:

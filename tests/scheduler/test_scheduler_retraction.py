@@ -37,6 +37,9 @@ def test_retracted_requests_get_the_same_tokens(make_harness: Callable[..., Harn
     retracted = [answer.times.num_retractions for answer in harness.transport.answers.values() if answer.times]
     assert sum(retracted) > 0
     assert harness.scheduler.internal_state()["num_retractions"] == sum(retracted)
+    for times in (answer.times for answer in harness.transport.answers.values() if answer.times):
+        assert len(times.retractions_s) == times.num_retractions < times.num_chunks  # each is computed again
+        assert all(times.first_scheduled_s < moment < times.finished_s for moment in times.retractions_s)
 
 
 def test_seeds_and_penalties_survive_a_retraction(make_harness: Callable[..., Harness]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.waiting import WaitingQueue
+from jaxserve.timeline import RequestTimes
 from jaxserve.types import SamplingParams
 
 _arrivals = itertools.count()
@@ -24,7 +25,7 @@ def make_req(rid: str, urgency: int = 0, length: int = 4, num_retractions: int =
         max_new_tokens=4,
         urgency=urgency,
         arrival=next(_arrivals),
-        num_retractions=num_retractions,
+        times=RequestTimes(num_retractions=num_retractions),
     )
 
 

@@ -27,6 +27,8 @@ from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOc
 from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccupationReqOutput
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
+from jaxserve.scheduler.control.start_profile import ProfileReqOutput
+from jaxserve.scheduler.control.stop_profile import StopProfileReqOutput
 from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.chat_templates import TemplateArguments
@@ -34,6 +36,7 @@ from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
+from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason, SamplingParams
 
 CONTEXT_LEN = 100
@@ -79,6 +82,7 @@ class FakeService:
         self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.template_arguments = TemplateArguments()
         self.num_live = 0
+        self.timelines: list[RequestTimeline] = []
         self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
         self.templated: list[dict[str, Any]] = []  # arguments of apply_chat_template
@@ -93,6 +97,8 @@ class FakeService:
             "pause_generation": [PauseGenerationReqOutput()],
             "continue_generation": [ContinueGenerationReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
+            "start_profile": [ProfileReqOutput("Profiling to /p.", "/p")],
+            "stop_profile": [StopProfileReqOutput("The profile is in /p.", "/p")],
             "open_session": [OpenSessionReqOutput("mine")],
             "close_session": [CloseSessionReqOutput()],
             "configure_logging": [ConfigureLoggingReqOutput("info")],
@@ -115,6 +121,9 @@ class FakeService:
     @property
     def is_ready(self) -> bool:
         return self.status == "ready" and not self.is_paused
+
+    def recent_requests(self) -> list[RequestTimeline]:
+        return self.timelines
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:
         self.asked_for.append((num_prompts, n))

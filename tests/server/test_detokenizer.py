@@ -21,7 +21,6 @@ from jaxserve.messages import (
     BatchStrOut,
     BatchTokenIDOut,
     ControlRequest,
-    RequestTimes,
     ShutdownReq,
     TokenLogprobs,
     WorkerAddress,
@@ -34,6 +33,7 @@ from jaxserve.server.detokenizer import Detokenizer, serve
 from jaxserve.server.scheduler_process import TailDecoder
 from jaxserve.server.stops import StopStringFilter, stop_filter
 from jaxserve.server.tokenizer import RustDecoder
+from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason
 
 

@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from jaxserve.messages import BatchStrOut, RequestTimes, TokenLogprobs
-from jaxserve.server.live_requests import LiveCall, LiveSequence, LiveTable
+from jaxserve.messages import BatchStrOut, TokenLogprobs
+from jaxserve.server.live_requests import CallFacts, LiveCall, LiveSequence, LiveTable
 from jaxserve.server.requests import GenerationChunk
+from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason
 
 
@@ -30,7 +31,7 @@ class Recorded:
         self._chunks: list[GenerationChunk] = []
 
     def call(self, num_sequences: int, *, received_s: float = 0.0) -> LiveCall:
-        return LiveCall(self, num_sequences, received_s=received_s)
+        return LiveCall(self, num_sequences, CallFacts(received_s))
 
     def push(self, chunk: GenerationChunk) -> None:
         assert not self.num_ends
@@ -47,7 +48,7 @@ class Recorded:
 def table_of(call: LiveCall, *rids: str) -> LiveTable:
     table = LiveTable()
     for index, rid in enumerate(rids):
-        table.add(LiveSequence(rid, index, call, sent=True))
+        table.add(LiveSequence(rid, index, call.facts, call, sent=True))
     return table
 
 
@@ -88,7 +89,7 @@ async def test_held_chunks_are_merged_and_released_in_order() -> None:
 async def test_unknown_and_abandoned_rows_are_dropped() -> None:
     sink = Recorded()
     table = table_of(sink.call(1), "a")
-    sequence = LiveSequence("gone", 0, None, sent=True)
+    sequence = LiveSequence("gone", 0, CallFacts(0.0), None, sent=True)
     table.add(sequence)
     table.route(out(["x", "gone", "a"], ["x", "g", "a"], finished={1: FinishReason.abort("bye")}))
     assert [c.text for c in sink.take()] == ["a"]
@@ -99,7 +100,7 @@ async def test_unknown_and_abandoned_rows_are_dropped() -> None:
 async def test_a_rid_cannot_be_live_twice() -> None:
     table = table_of(Recorded().call(1), "a")
     with pytest.raises(AssertionError, match="already live"):
-        table.add(LiveSequence("a", 0, None))
+        table.add(LiveSequence("a", 0, CallFacts(0.0), None))
 
 
 async def test_times_and_logprobs_reach_the_chunk() -> None:
@@ -132,7 +133,8 @@ async def test_routing_costs_little() -> None:
     sinks = [Recorded() for _ in range(256)]
     table = LiveTable()
     for i, sink in enumerate(sinks):
-        table.add(LiveSequence(f"r{i}", 0, sink.call(1), sent=True))
+        call = sink.call(1)
+        table.add(LiveSequence(f"r{i}", 0, call.facts, call, sent=True))
     message = out([f"r{i}" for i in range(256)], ["x"] * 256)
     costs_s = []
     for _ in range(20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 from pipeline_harness import collect, refused, request, running, until
@@ -11,6 +12,8 @@ from jaxserve.ipc import Sender
 from jaxserve.messages import encode
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.server.timelines import log_times
+from jaxserve.timeline import RequestTimeline
 from jaxserve.types import SamplingParams
 
 
@@ -25,8 +28,51 @@ async def test_a_request_comes_back_whole(pipeline: Pipeline) -> None:
     assert last.completion_tokens == 8
     assert last.prompt_tokens == len(pipeline.manager.encode("Hello there"))
     assert {"e2e_latency", "queue_time", "num_retractions", "first_token_latency"} <= set(last.meta)
+    names = ("request_received_ts", "api_server_dispatch_finish_ts", "forward_entry_time", "prefill_finished_time",
+             "request_finished_ts", "response_sent_to_client_ts")  # fmt: skip
+    moments = [last.meta[name] for name in names]
+    assert moments == sorted(moments)
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
     assert pipeline.manager.num_live == 0
+
+
+async def test_observers_get_the_time_line_of_each_sequence(pipeline: Pipeline, caplog: pytest.LogCaptureFixture) -> None:
+    manager, seen = pipeline.manager, list[RequestTimeline]()
+    observers = [seen.append, lambda timeline: 1 / 0, log_times]
+    manager.timelines.observers += observers
+    try:
+        with caplog.at_level(logging.INFO):
+            await collect(pipeline, request(n=2, ignore_eos=True, stream=True, rids=["seen"]))
+    finally:
+        for observer in observers:
+            manager.timelines.observers.remove(observer)
+    assert sorted(one.rid for one in seen) == ["seen_0", "seen_1"]
+    for one in seen:
+        times = one.scheduler
+        assert times is not None and times.chunks
+        moments = [one.received_s, one.sent_s, times.queue_entry_s, times.first_scheduled_s, times.first_token_s]
+        moments += [one.first_text_s, one.answered_s]
+        assert moments == sorted(moments) and moments[0] > 0
+        assert (one.finish, one.completion_tokens, one.num_samples, one.is_stream) == ("length", 8, 2, True)
+    assert seen == manager.recent_requests()[-2:]
+    assert len([line for line in caplog.messages if "could not be observed" in line]) == 2
+    lines = [line for line in caplog.messages if line.startswith("Request times: rid='seen_0'")]
+    assert len(lines) == 1 and "queue_time=" in lines[0] and "decode=" in lines[0]
+
+
+async def test_who_leaves_is_observed_and_probes_are_not(pipeline: Pipeline) -> None:
+    manager = pipeline.manager
+    before = len(manager.recent_requests())
+    chunks = manager.generate(request(ignore_eos=True, max_new_tokens=100, rids=["left"]))
+    await anext(chunks)
+    (live,) = [one for one in manager.recent_requests() if one.rid == "left"]
+    assert live.answered_s == 0 and live.completion_tokens > 0 and live.first_text_s > 0
+    await chunks.aclose()
+    await until(lambda: not manager.num_live)
+    (left,) = [one for one in manager.recent_requests() if one.rid == "left"]
+    assert left.finish == "abort" and left.status_code is None and left.answered_s > left.first_text_s
+    await manager.generate_one_token()
+    assert len(manager.recent_requests()) == before + 1
 
 
 async def test_text_and_its_ids_are_the_same_request(pipeline: Pipeline) -> None:

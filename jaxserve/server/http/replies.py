@@ -75,6 +75,8 @@ TEXTS: dict[str, str] = {
     "/abort_request": "",
     "/close_session": "",
     "/configure_logging": "Logging configured; the level is info.\n",
+    "/start_profile": "Profiling to /tmp/jaxserve-profiles-1000/2026-11-23_17-15-47.\n",
+    "/stop_profile": "The profile is in /tmp/jaxserve-profiles-1000/2026-11-23_17-15-47.\n",
     "/flush_cache": "Cache flushed.\n",
     "/freeze_gc": "Garbage collection frozen.\n",
 }

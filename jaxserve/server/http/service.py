@@ -19,6 +19,7 @@ from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import TextLanes
+from jaxserve.timeline import RequestTimeline
 
 
 class TextTokenizer(Protocol):
@@ -74,6 +75,9 @@ class GenerationService(Protocol):
     @property
     def num_live(self) -> int:
         """Sequences that have not ended yet."""
+
+    def recent_requests(self) -> list[RequestTimeline]:
+        """Time lines of the newest requests that have ended, and of all that have not."""
 
     @property
     def generation_defaults(self) -> dict[str, Any]:

@@ -29,7 +29,6 @@ class JournalSettings:
     log_requests_level: int = 2
     log_requests_format: str = "text"
     log_requests_target: tuple[str, ...] = ()
-    log_times: bool = False
     dump_requests_folder: str = ""  # empty: none
     dump_requests_threshold: int = 1000
     crash_dump_folder: str = ""  # empty: none
@@ -41,7 +40,6 @@ class JournalSettings:
             log_requests_level=args.log_requests_level,
             log_requests_format=args.log_requests_format,
             log_requests_target=args.log_requests_target or (),
-            log_times=args.enable_request_time_stats_logging,
             crash_dump_folder=args.crash_dump_folder or "",
         )
 
@@ -85,7 +83,7 @@ class Journal:
 
     def open(self, req: GenerateReqInput, rids: Sequence[str], received_s: float, sink: ChunkSink) -> ChunkSink:
         """Where the chunks of a request go."""
-        if req.is_health_check or not (self._log or self._dump or self.settings.log_times or self.settings.crash_dump_folder):
+        if req.is_health_check or not (self._log or self._dump or self.settings.crash_dump_folder):
             return sink
         record = RequestRecord(req, rids, received_s, sink, self._ended, self._args.weight_version)
         self._open.add(record)
@@ -110,8 +108,6 @@ class Journal:
         now_s = time.time()
         if self._log is not None:
             self._log.ended(record, output)
-        if self.settings.log_times:
-            _log_times(output)
         if self._dump is None and not self.settings.crash_dump_folder:
             return
         entry = entry_of(record, output, now_s)
@@ -133,10 +129,3 @@ class Journal:
         path = write(folder, "crash", [head, *running, *recent])
         if path is not None:
             logger.error("%d unfinished and %d finished requests were written to %s.", len(running), len(recent), path)
-
-
-def _log_times(output: Output) -> None:
-    meta = output.meta
-    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "queue_time", "first_token_latency", "e2e_latency")
-    times = ", ".join(f"{name}={meta[name]:.6g}" for name in names if name in meta)
-    logger.info("Request times: rid=%r, %s", output.rid, times)
