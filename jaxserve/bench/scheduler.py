@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from jaxserve.types import ForwardMode, SamplingParams
 _PROMPT_LEN = 64
 _CONTEXT_MARGIN = 100
 _UNCOUNTED_STEPS = 10
+_NO_TRACE = nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,9 @@ class _ConstantRunner:
 
     def execute(self, command: Command) -> Future[None]:
         raise CommandError("This runner has neither weights nor memory.")
+
+    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[None]:
+        return _NO_TRACE
 
     def tend(self) -> int:
         return 0
