@@ -8,14 +8,13 @@ it ends, and ends TIMED_STEP_S later; its tokens are ordinary words of the demo 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import sys
 import time
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ class TimedRunner:
         raise CommandError("This runner has neither weights nor memory.")
 
     def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+        return nullcontext()
 
     def tend(self) -> int:
         return 0

@@ -4,7 +4,7 @@
 A record is flat, with the key names of SGLang's bench_serving where it has one (`mean_ttft_ms`, `request_throughput`,
 `completed`, `duration`, ...), so that what reads SGLang's files reads ours. What SGLang does not have:
 
-    jaxserve_bench  Header: which command this is of, its version, when, how it was called
+    jaxserve_bench  Header: which command this is of, its version and commit, when, how it was called
     failed          requests without a whole reply; `failures` says of which kind: {kind: {"count": 3, "message": "..."}}
     interrupted     Ctrl-C ended the run; the numbers are those of the requests that had ended
     timeline        what the server said of itself meanwhile, as lists of one length (TIMELINE)
@@ -22,6 +22,7 @@ import datetime
 import importlib.metadata
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,15 @@ Record = dict[str, Any]
 STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 # Latencies of a serving record, with how a table calls them. itl has max_itl_ms, too.
 LATENCIES = {"e2e_latency": "E2E latency", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL"}
+
+# Options that say what load a serving or offline record is of: two of the same load can be compared.
+LOAD_FIELDS = (
+    "backend", "dataset_name", "dataset_path", "num_prompts", "request_rate", "max_concurrency", "random_input_len",
+    "random_output_len", "random_range_ratio", "sharegpt_output_len", "sharegpt_context_len", "num_turns", "gsp_num_groups",
+    "gsp_prompts_per_group", "gsp_system_prompt_len", "gsp_question_len", "gsp_output_len", "gsp_range_ratio", "gsp_num_turns",
+    "gsp_ordered", "tokenize_prompt", "seed", "temperature", "top_p", "disable_ignore_eos", "disable_stream",
+    "extra_request_body", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps",
+)  # fmt: skip
 
 # Lists of a record's `timeline`: seconds since the first request, then what the server said (null: it did not say).
 TIMELINE = ("time_s", "num_running_reqs", "num_waiting_reqs", "token_usage")
@@ -90,7 +100,22 @@ def header(kind: str, command: Sequence[str] | None = None) -> Record:
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     words = [Path(sys.argv[0]).name, *sys.argv[1:]] if command is None else list(command)
     version = importlib.metadata.version("jaxserve")
-    return {"jaxserve_bench": {"version": RECORD_VERSION, "kind": kind, "package": version, "time": now, "command": words}}
+    about = {"version": RECORD_VERSION, "kind": kind, "package": version, "commit": _commit(), "time": now, "command": words}
+    return {"jaxserve_bench": about}
+
+
+def _commit() -> str | None:
+    """Of the checkout that this code is run from, with a + behind it if files were changed; None: it is no checkout."""
+    try:
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # an installed package may stand inside another's checkout
+        return _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def latency_fields(name: str, values_s: Sequence[float] | np.ndarray) -> Record:

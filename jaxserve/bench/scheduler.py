@@ -6,12 +6,11 @@ time of its thread, which neighbours on the machine do not disturb.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from jaxserve.types import ForwardMode, SamplingParams
 _PROMPT_LEN = 64
 _CONTEXT_MARGIN = 100
 _UNCOUNTED_STEPS = 10
+_NO_TRACE = nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +64,8 @@ class _ConstantRunner:
     def execute(self, command: Command) -> Future[None]:
         raise CommandError("This runner has neither weights nor memory.")
 
-    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[None]:
+        return _NO_TRACE
 
     def tend(self) -> int:
         return 0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.bench.record import LATENCIES, SERVING_METRICS, STATISTICS, Metric, Record
+from jaxserve.bench.record import LATENCIES, LOAD_FIELDS, SERVING_METRICS, STATISTICS, Metric, Record
 
 # A record's samples, of what belongs together in one array; none if it has no details.
 Samples = Callable[[Record], list[np.ndarray]]
@@ -50,7 +50,7 @@ def _gaps(record: Record) -> list[np.ndarray]:
     return [np.array(one, float) for one, error in zip(gaps, errors, strict=False) if one and not error]
 
 
-_LATENCY_SAMPLES: dict[str, Samples] = {
+LATENCY_SAMPLES: dict[str, Samples] = {
     "e2e_latency": _per_request("e2e_latencies"),
     "ttft": _per_request("ttfts"),
     "tpot": _tpot,
@@ -60,9 +60,9 @@ _LATENCY_SAMPLES: dict[str, Samples] = {
 
 def _serving(metric: Metric) -> Measure:
     for name in LATENCIES:
-        for statistic in (*STATISTICS, "max"):
+        for statistic in STATISTICS:
             if metric.key == f"{statistic}_{name}_ms":
-                return Measure(metric, statistic, _LATENCY_SAMPLES[name])
+                return Measure(metric, statistic, LATENCY_SAMPLES[name])
     return Measure(metric)
 
 
@@ -82,18 +82,10 @@ def _whole_rounds(record: Record) -> list[np.ndarray]:
 
 
 _THROUGHPUTS = ("request_throughput", "input_throughput", "output_throughput", "total_throughput")
-_SERVING_LOAD = (
-    "backend", "dataset_name", "dataset_path", "num_prompts", "request_rate", "max_concurrency", "random_input_len",
-    "random_output_len", "random_range_ratio", "sharegpt_output_len", "sharegpt_context_len", "num_turns", "gsp_num_groups",
-    "gsp_prompts_per_group", "gsp_system_prompt_len", "gsp_question_len", "gsp_output_len", "gsp_range_ratio", "gsp_num_turns",
-    "gsp_ordered", "ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps", "disable_ignore_eos", "disable_stream",
-    "temperature", "top_p", "extra_request_body",
-)  # fmt: skip
-
 KINDS: dict[str, Kind] = {
-    "serving": Kind(_SERVING_LOAD, tuple(map(_serving, SERVING_METRICS)), "requests"),
+    "serving": Kind(LOAD_FIELDS, tuple(map(_serving, SERVING_METRICS)), "requests"),
     "offline": Kind(
-        _SERVING_LOAD,
+        LOAD_FIELDS,
         (
             *(Measure(metric) for metric in SERVING_METRICS if metric.key in _THROUGHPUTS),
             Measure(Metric("total_latency", "Duration", "s", False)),
