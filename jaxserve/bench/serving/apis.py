@@ -49,7 +49,8 @@ def _native_body(load: Load, task: Task, content: Content) -> dict[str, Any]:
 
 
 def _openai_body(load: Load, task: Task) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": load.model, "max_tokens": task.output_len, "temperature": load.temperature}
+    limit = "max_completion_tokens" if load.api == CHAT else "max_tokens"
+    body: dict[str, Any] = {"model": load.model, limit: task.output_len, "temperature": load.temperature}
     body |= {"ignore_eos": load.ignore_eos and task.schema is None, "stream": load.stream}
     if load.top_p < 1:
         body["top_p"] = load.top_p

@@ -118,6 +118,8 @@ async def _finish(
                 assert process.stdin is not None
                 process.stdin.close()
         await asyncio.wait_for(reading, _STOP_TIMEOUT_S if stop.is_set() else None)
+    except TimeoutError:
+        raise ClientError(f"A client process did not stop within {_STOP_TIMEOUT_S:g} s.") from None
     finally:
         stopped.cancel()
 

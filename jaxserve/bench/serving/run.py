@@ -61,7 +61,10 @@ def run_serving(options: ServingOptions, target: Target, model: str, tokens: Tok
     if options.client_ceiling != "off" and load.stream:
         ceiling = load.num_processes * ceiling_per_process(load, anew=options.client_ceiling == "measure")
     timeline = Timeline(target)
-    run = asyncio.run(_run(options, target, load, tasks, timeline, say))
+    try:
+        run = asyncio.run(_run(options, target, load, tasks, timeline, say))
+    except asyncio.CancelledError:  # by a second Ctrl-C
+        raise KeyboardInterrupt from None
     streamed, slo_ms = load.stream, options.slo_ms
     record = header("serving") | {name: getattr(options, name) for name in ("tag", *LOAD_FIELDS)}
     record |= {"model": load.model, "base_url": target.base, "interrupted": run.interrupted}
@@ -78,7 +81,7 @@ def run_serving(options: ServingOptions, target: Target, model: str, tokens: Tok
 
 async def _run(options: ServingOptions, target: Target, load: Load, tasks: list[Task], timeline: Timeline, say: Say) -> Run:
     await _warm_up(load, tasks[0], options.warmup_requests, say)
-    if options.flush_cache and (reason := target.flush_cache(vllm=options.backend.startswith("vllm"))):
+    if options.flush_cache and (reason := target.flush_cache()):
         raise RunError(f"--flush-cache: the server does not empty its cache ({reason}).")
     if options.profile and (reason := target.post("/start_profile", options.profile_body())):
         raise RunError(f"--profile: the server does not start a profile ({reason}).")

@@ -68,9 +68,12 @@ class Target:
                 return path
         return None
 
-    def flush_cache(self, *, vllm: bool) -> str | None:
-        path = "/reset_prefix_cache" if vllm else f"/flush_cache?timeout={_FLUSH_TIMEOUT_S:g}"
-        return self.post(path, timeout_s=_FLUSH_TIMEOUT_S + _TIMEOUT_S)
+    def flush_cache(self) -> str | None:
+        """SGLang's way, or vLLM's. None if that went well, otherwise why not."""
+        reason = self.post(f"/flush_cache?timeout={_FLUSH_TIMEOUT_S:g}", timeout_s=_FLUSH_TIMEOUT_S + _TIMEOUT_S)
+        if reason and reason.startswith("404"):
+            reason = self.post("/reset_prefix_cache", timeout_s=_FLUSH_TIMEOUT_S) and reason
+        return reason
 
 
 class Timeline:

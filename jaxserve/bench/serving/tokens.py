@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from jaxserve.demo import demo_model_path
 
 # Of a prompt whose text does not have the wanted number of tokens, so many others are tried.
-_MAX_TRIES = 16
+_MAX_TRIES = 5
 
 
 class Tokens:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jaxserve.bench.serving.options import ServingOptions
-from jaxserve.bench.serving.report import lines, sweep_table
 from jaxserve.cli.http_client import ServerError, base_url, wait_for_server
 from jaxserve.cli.options import flag, option_of, value_type
 
@@ -45,11 +44,14 @@ def serving(sweep: tuple[str, ...], **given: Any) -> int:
       jaxserve bench serving --sweep max-concurrency=1,4,16 --num-prompts 64
     """
     from jaxserve.bench.record import check_writable
+    from jaxserve.bench.serving.report import sweep_table
     from jaxserve.bench.serving.target import Target
 
     given["api_key"] = given["api_key"] or os.environ.get("JAXSERVE_API_KEY")
     names, points = sweep_points(sweep)
-    runs = [(values, _checked(given | changes)) for values, changes in points]
+    # Prompts of their own for each run, or the second would find those of the first in the prefix cache.
+    own_seed = [{} if given["flush_cache"] else {"seed": given["seed"] + number} for number in range(len(points))]
+    runs = [(values, _checked(given | seed | changes)) for seed, (values, changes) in zip(own_seed, points, strict=True)]
     options = runs[0][1]
     if options.output_file:
         check_writable(options.output_file)
@@ -136,6 +138,7 @@ def _run(options: ServingOptions, target: Target, served: str, tokens: Tokens) -
     from jaxserve.bench.record import append_record
     from jaxserve.bench.serving.clients import ClientError
     from jaxserve.bench.serving.datasets import make_tasks
+    from jaxserve.bench.serving.report import lines
     from jaxserve.bench.serving.run import RunError, client_warnings, run_serving
 
     try:

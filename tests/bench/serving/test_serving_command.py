@@ -201,11 +201,19 @@ def test_a_sweep_and_what_is_asked_of_the_server(tmp_path: Path, capsys: pytest.
     assert code == 0
     assert [(record["max_concurrency"], record["random_output_len"]) for record in records] == [(1, 3), (2, 3)]
     assert [record["max_concurrent_requests"] for record in records] == [1, 2]
+    assert [record["seed"] for record in records] == [42, 42]  # as the cache is emptied
     assert server.posts == ["/flush_cache", "/start_profile", "/stop_profile"] * 2
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert table[0].split()[1:4] == ["max-concurrency", "|", "random-output-len"]
     assert len(table) == 4
     assert set(records[0]["timeline"]["num_running_reqs"]) == {3}
+
+
+def test_runs_of_a_sweep_have_prompts_of_their_own(tmp_path: Path) -> None:
+    with serving(NATIVE) as server:
+        _, records = bench(server, tmp_path, "--sweep", "max-concurrency=1,4", "--num-prompts", "2")
+    assert [record["seed"] for record in records] == [42, 43]
+    assert len({body["text"] for _, body in server.bodies}) == 4
 
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from jaxserve.bench.serving.options import ServingOptions
 from jaxserve.bench.serving.tokens import Tokens
 from jaxserve.bench.serving.work import Content, Task
 
-# Words to begin with for a token; text with rarer words has more tokens than that.
-_WORDS_PER_TOKEN = 1.5
+# Of the text that prompts are cut from.
+_MADE_UP_WORDS = 50_000
+# Behind the length that is asked for, should the text have fewer tokens than the ids it was made of.
+_SPARE_TOKENS = 32
 
 # (length in tokens) -> a prompt and how many tokens it has.
 Source = Callable[[int], tuple[Content, int]]
@@ -26,20 +29,16 @@ def random_lens(full_len: int, range_ratio: float, num: int, rng: np.random.Gene
 
 
 def text_source(tokens: Tokens, rng: np.random.Generator, path: str = "", *, as_ids: bool = False) -> Source:
-    """Stretches of the text in a file, from random places on, or of made-up text."""
-    ids_of_file = tokens.encode(_read(path)) if path else []
-    if path and not ids_of_file:
+    """Stretches of the text in a file, or of made-up text. Each begins elsewhere, so that no prefix is shared by chance."""
+    ids_of_text = tokens.encode(_read(path) if path else text(rng, _MADE_UP_WORDS))
+    if not ids_of_text:
         raise ValueError(f"--dataset-path {path} has no text.")
+    begins = itertools.cycle(rng.permutation(len(ids_of_text)).tolist())
 
     def make(length: int) -> tuple[Content, int]:
-        if ids_of_file:
-            begin = int(rng.integers(len(ids_of_file)))
-            repeats = 1 + (begin + 2 * length) // len(ids_of_file)
-            ids = (ids_of_file * repeats)[begin : begin + 2 * length]
-        else:
-            ids, num_words = [], 8 + int(length * _WORDS_PER_TOKEN)
-            while len(ids) < length + 8:
-                ids += tokens.encode((" " if ids else "") + text(rng, num_words))
+        begin, num = next(begins), length + _SPARE_TOKENS
+        repeats = 1 + (begin + num) // len(ids_of_text)
+        ids = (ids_of_text * repeats)[begin : begin + num]
         return (ids[:length], length) if as_ids else tokens.text_of_len(ids, length)
 
     return make
@@ -49,7 +48,7 @@ def ids_source(tokens: Tokens, rng: np.random.Generator, *, as_ids: bool) -> Sou
     """Any tokens but special ones. As text they may be read as other tokens; the length is what that text has."""
 
     def make(length: int) -> tuple[Content, int]:
-        ids = [tokens.plain_ids[i] for i in rng.integers(len(tokens.plain_ids), size=2 * length)]
+        ids = [tokens.plain_ids[i] for i in rng.integers(len(tokens.plain_ids), size=length + _SPARE_TOKENS)]
         return (ids[:length], length) if as_ids else tokens.text_of_len(ids, length)
 
     return make
