@@ -6,13 +6,25 @@ It knows neither queues nor the cache: what a step is made of is decided before,
 from __future__ import annotations
 
 import collections
+import dataclasses
+import time
 from typing import Any
 
 from jaxserve.runner import PageUpdates, Runner, StepInput
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
 from jaxserve.scheduler.constraints import Constraints
+from jaxserve.scheduler.meter import Meter
 from jaxserve.scheduler.processors import Processors
 from jaxserve.scheduler.results import ResultProcessor
+from jaxserve.scheduler.stages import Stage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    batch: ScheduleBatch
+    step: StepInput
+    handle: Any
+    launched_s: float  # time.perf_counter()
 
 
 class InFlight:
@@ -23,13 +35,15 @@ class InFlight:
         constraints: Constraints,
         processors: Processors | None,
         results: ResultProcessor,
+        meter: Meter,
     ) -> None:
         self._runner = runner
         self._builder = builder
         self._constraints = constraints
         self._processors = processors  # None: nobody may bring code
         self._results = results
-        self._steps: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
+        self._meter = meter
+        self._steps: collections.deque[_Step] = collections.deque()
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -37,8 +51,9 @@ class InFlight:
     def launch(self, batch: ScheduleBatch, page_updates: PageUpdates) -> StepInput:
         """The forward pass, and the sampling too unless that must wait for `finish_launch`."""
         step = self._builder.build(batch, page_updates)
+        launched_s = time.perf_counter()
         handle = self._runner.forward(step)
-        self._steps.append((batch, step, handle))
+        self._steps.append(_Step(batch, step, handle, launched_s))
         self._constraints.masks_are_due = step.needs_masks
         if not step.needs_masks:
             self._runner.sample(handle)
@@ -48,17 +63,20 @@ class InFlight:
         """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in. Ends requests
         whose own code fails."""
         if self._constraints.masks_are_due:
-            _, step, handle = self._steps[-1]
+            step, handle = self._steps[-1].step, self._steps[-1].handle
             changed = None if self._processors is None else self._processors.apply(step, handle)
             self._runner.sample(handle, self._constraints.masks(step), changed)
             self._constraints.masks_are_due = False
 
     def take_in(self, keep: int = 0) -> int:
         """Results of the oldest steps, until `keep` are left. Waits for them. Returns how many tokens went to requests."""
-        num_tokens = 0
+        num_tokens, stages = 0, self._meter.stages
         while len(self._steps) > keep:
-            batch, step, handle = self._steps[0]
-            output = self._runner.fetch(handle)
+            launched = self._steps[0]
+            stages.enter(Stage.WAIT)
+            output = self._runner.fetch(launched.handle)
+            stages.enter(Stage.PROCESS)
             self._steps.popleft()
-            num_tokens += self._results.process(batch, step, output)
+            self._meter.step_done(launched.batch, launched.launched_s)
+            num_tokens += self._results.process(launched.batch, launched.step, output)
         return num_tokens
