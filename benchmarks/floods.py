@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.server import Server, serve
+from jaxserve.bench.live_server import Server, serve
 from jaxserve.demo import demo_model_path
 
 _QUIET_S = 3.0

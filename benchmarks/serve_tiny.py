@@ -16,8 +16,8 @@ import tempfile
 import threading
 import time
 
-from benchmarks.server import Server, serve
 from benchmarks.tiny_model import write_tiny_qwen3
+from jaxserve.bench.live_server import Server, serve
 
 PROMPT_LEN, OUTPUT_LEN = 25, 64
 

@@ -18,7 +18,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from benchmarks.server import free_port
+from jaxserve.bench.live_server import free_port
 from jaxserve.demo import demo_model_path
 
 

@@ -17,8 +17,8 @@ import tempfile
 from collections.abc import Iterator
 
 from benchmarks.serve_tiny import OUTPUT_LEN, PROMPT_LEN, one_round
-from benchmarks.server import Server, serve, serve_command
 from benchmarks.tiny_model import write_tiny_qwen3
+from jaxserve.bench.live_server import Server, serve, serve_command
 
 MOST_RUNNING, CHUNK, POOL_TOKENS = 16, 256, 16384
 _SHARED = (

@@ -11,7 +11,7 @@ import time
 
 import psutil
 
-from benchmarks.server import serve
+from jaxserve.bench.live_server import serve
 from jaxserve.demo import demo_model_path
 
 WARM_UP_UPDATES = 20  # while the allocators of the loading threads grow

@@ -137,6 +137,7 @@ class ServerArgs:
         "between them, or * for all.",
     )
     fastapi_root_path: str = arg("", "Path before all of the server's, as /llm, where a proxy leaves it in place.")
+    disable_web: bool = arg(False, "Serve no /playground and no /dashboard.")
     ssl_keyfile: str | None = arg(None, "TLS private key file.")
     ssl_certfile: str | None = arg(None, "TLS certificate file.")
     ssl_ca_certs: str | None = arg(None, "Certificates above it, sent along where the certificate file lacks them.")
@@ -170,6 +171,11 @@ class ServerArgs:
     generation_tokens_buckets: tuple[float, ...] | None = arg(None, "Buckets of generation_tokens_histogram.")
     uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = arg(
         None, "Paths that the access log leaves out, by their beginnings, with commas between them."
+    )
+    profile_dir: str | None = arg(
+        None,
+        "Where /start_profile puts traces unless told; default: JAXSERVE_PROFILER_DIR in the environment, else a folder of the "
+        "user's under the temporary one.",
     )
     crash_dump_folder: str | None = arg(
         None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -249,7 +250,23 @@ class ResumeMemory:
     tags: tuple[MemoryTag, ...]
 
 
-Command = CheckWeights | ReplaceWeights | ReleaseMemory | ResumeMemory
+@dataclasses.dataclass(frozen=True)
+class StartProfile:
+    """Begins a trace of the devices, and of what the host says that it does (`Runner.annotate`). One at a time."""
+
+    folder: str  # where it goes once it is complete
+    traces_host: bool = True
+    traces_python: bool = False  # every call of a Python function, which slows the host down
+
+
+@dataclasses.dataclass(frozen=True)
+class StopProfile:
+    """Completes the trace: an .xplane.pb and a .trace.json.gz."""
+
+    memory_file: str | None = None  # for what the devices' memory holds now
+
+
+Command = CheckWeights | ReplaceWeights | ReleaseMemory | ResumeMemory | StartProfile | StopProfile
 
 
 class CommandError(Exception):
@@ -287,8 +304,12 @@ class Runner(Protocol):
         """Starts a command, which is carried out whole, or refused whole: then the result is an exception.
 
         It stands between steps: all steps launched before it must have been fetched, and none may be launched until it is
-        done, nor while a part of the memory is released. Only CheckWeights may run beside steps.
+        done, nor while a part of the memory is released. Only CheckWeights, StartProfile and StopProfile may run beside steps.
         """
+        ...
+
+    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
+        """Around what the host does under that name, for a trace that runs; `step_num` marks the launch of a step."""
         ...
 
     def tend(self) -> int:

@@ -18,10 +18,12 @@ It also checks each StepInput against the contract in `runner`; a violation is r
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,8 +45,10 @@ from jaxserve.runner import (
     RunnerSpec,
     ScoreQuery,
     Scores,
+    StartProfile,
     StepInput,
     StepOutput,
+    StopProfile,
 )
 from jaxserve.types import ForwardMode
 
@@ -103,6 +107,8 @@ class FakeRunner:
         self.programs_missing = 0
         self.commands: list[Command] = []  # all that were given
         self.released: set[str] = set()
+        self.spans: list[tuple[str, dict[str, Any]]] = []  # all that were annotated
+        self._profile: tuple[str, int] | None = None  # folder, and what was annotated before
         self._command: concurrent.futures.Future[None] | None = None  # the last that changes something
         self.steps: list[StepInput] = []  # everything launched
         self.masks: list[np.ndarray | None] = []  # of each
@@ -144,10 +150,15 @@ class FakeRunner:
     def execute(self, command: Command) -> concurrent.futures.Future[None]:
         self.commands.append(command)
         future = self._worker.submit(self._carry_out, command)
-        if not isinstance(command, CheckWeights):
+        if not isinstance(command, CheckWeights | StartProfile | StopProfile):
             assert not self._num_unfetched, "a command that changes something is given while a step is in flight"
             self._command = future
         return future
+
+    @contextlib.contextmanager
+    def annotate(self, name: str, **facts: Any) -> Iterator[None]:
+        self.spans.append((name, facts))
+        yield
 
     def tend(self) -> int:
         return self.programs_missing
@@ -196,6 +207,16 @@ class FakeRunner:
                 if "kv_cache" in tags:
                     for pages in self._pages:
                         pages.fill(_UNWRITTEN)
+            case StartProfile(folder):
+                if self._profile is not None:
+                    raise CommandError("Only one profile may be run at a time.")
+                self._profile = folder, len(self.spans)
+            case StopProfile(memory_file):
+                assert self._profile is not None
+                (folder, first), self._profile = self._profile, None
+                Path(folder, "trace.txt").write_text("\n".join(name for name, _ in self.spans[first:]))
+                if memory_file is not None:
+                    Path(memory_file).touch()
             case ResumeMemory(tags):
                 if not set(tags) <= self.released:
                     raise CommandError(f"Of {', '.join(tags)} something is not released.")

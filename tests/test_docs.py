@@ -101,9 +101,23 @@ def test_the_comparison_with_sglang_knows_what_is_here() -> None:
 
 # --- what the pages for operators quote exists
 
-OPERATORS_PAGES = [ROOT / "docs" / name for name in ("operation.md", "commands.md", "troubleshooting.md")]
-# Of docker, kubectl and friends, in blocks of configuration.
-OTHERS_OPTIONS = {"--no-cache-dir", "--no-install-recommends", "--uid"}
+OPERATORS_PAGES = [
+    ROOT / "docs" / f"{name}.md"
+    for name in (
+        "operation",
+        "deployment",
+        "commands",
+        "troubleshooting",
+        "serving",
+        "gpu_node",
+        "tpu_vm",
+        "rollouts",
+        "from_sglang",
+    )
+]
+# Of docker, kubectl and friends.
+FOLDERS = ("/cache", "/tmp", "/home", "/var/", "/dev/")
+OTHERS_OPTIONS = {"--time", "--read-only", "--from-literal", "--now", "--privileged", "--network"}
 
 
 def literals() -> Iterator[str]:
@@ -134,7 +148,7 @@ def test_paths_and_commands_that_operators_read_of_exist(page: pathlib.Path) -> 
     app = create_app(mock.Mock(), ServerArgs(model_path="model"))
     paths = {*app.openapi()["paths"], "/docs", "/openapi.json", "/metrics", "/reset", "/exit"}
     text = page.read_text()
-    named = set(re.findall(r"`(/[a-z_/0-9.]+)`", text))
+    named = {path for path in re.findall(r"`(/[a-z_/0-9.]+)`", text) if not path.startswith(FOLDERS)}
     assert named <= paths, f"{page.name} names {sorted(named - paths)}"
     lines = re.findall(r"`(jaxserve [^`]+)`", text) + re.findall(r"^(jaxserve .*)$", text, re.MULTILINE)
     commands = {line.split()[1] for line in lines}
@@ -150,6 +164,50 @@ def test_messages_that_are_explained_exist() -> None:
     assert len(messages) > 50
     known = [literal.replace("\0", "...") for literal in literals()]
     assert not [message for message in messages if not any(_as_pattern(message).search(literal) for literal in known)]
+
+
+# What users are told, by the class that tells it; errors of grammars and checkpoints are ValueErrors.
+TOLD = {
+    "UserError", "RequestError", "CommandError", "ControlError", "CheckpointError", "GrammarError", "NotCompiledError",
+    "ProcessorError", "ServerError", "EngineError", "ClickException", "UsageError", "ValueError", "ConnectionError",
+}  # fmt: skip
+# Says itself what is wrong and what would be right.
+CLEAR = re.compile(r"\bmust\b|\bat most\b|\bneeds\b|is (required|needed|expected|not a field)|got |cannot be combined|not both")
+# What only developers see; what measures names the option or file that it speaks of.
+NOT_TOLD = (
+    "kernels/pallas/", "kernels/rotary.py", "kernels/tuning.py", "aot/", "parsers/", "executor/executable_cache.py",
+    "bench/", "cli/bench/", "cli/compile.py",
+)  # fmt: skip
+
+
+def told() -> Iterator[tuple[str, str]]:
+    """Sentences of errors that reach users: file, sentence."""
+    for file in sorted((ROOT / "jaxserve").rglob("*.py")):
+        name = file.relative_to(ROOT / "jaxserve").as_posix()
+        if name.startswith(NOT_TOLD):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                function, said = node.exc.func, node.exc.args[0]
+                if (function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")) not in TOLD:
+                    continue
+                if isinstance(said, ast.Constant) and isinstance(said.value, str):
+                    yield name, said.value
+                elif isinstance(said, ast.JoinedStr):
+                    yield name, "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in said.values)
+
+
+def test_errors_that_do_not_explain_themselves_are_explained() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    patterns = [_as_pattern(message) for message in re.findall(r"`([^`]+)`", page) if len(message) > 14]
+    silent = [
+        f"{file}: {sentence}"
+        for file, sentence in told()
+        if len(re.findall("[a-z]{2,}", sentence)) > 3  # else a frame for another sentence
+        and not CLEAR.search(sentence)
+        and not any(pattern.search(sentence) for pattern in patterns)
+    ]
+    assert not silent, "docs/troubleshooting.md does not explain:\n" + "\n".join(silent).replace("\0", "...")
 
 
 def _as_pattern(message: str) -> re.Pattern[str]:

@@ -25,7 +25,8 @@ ALLOWED: dict[str, set[str]] = {
     "ipc": {"messages", "types"},
     "kernels": {"types"},
     "models": {"demo", "kernels", "progress", "types"},
-    "bench": {"kernels", "models"},
+    "bench": {"aot", "config", "demo", "types", "messages", "runner", "executor", "kernels", "models", "scheduler", "server",
+              "progress"},
     "metrics": set(),
     "cache": {"runner", "types"},
     "grammar": {"types"},
@@ -44,6 +45,9 @@ ALLOWED: dict[str, set[str]] = {
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
 WITHOUT_JAX = {"types", "timeline", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "logit_processors",
                "metrics", "parsers", "scheduler", "text"}  # fmt: skip
+
+# Of bench, what needs no JAX.
+LIGHT = {"record", "serving"}
 
 
 def modules() -> list[pathlib.Path]:
@@ -83,6 +87,14 @@ def test_the_host_side_knows_no_jax() -> None:
         if part_of(path) in WITHOUT_JAX:
             heavy = [name for name in imports_of(path) if name.split(".")[0] in ("jax", "jaxlib", "flax", "torch")]
             assert not heavy, f"{path.relative_to(ROOT)} imports {heavy}"
+
+
+def test_what_loads_a_server_is_light() -> None:
+    """`bench serving` measures servers that run elsewhere, from processes that are started by the dozen."""
+    for path in [*(ROOT / "bench" / "serving").rglob("*.py"), ROOT / "bench" / "record.py"]:
+        names = [name for name in imports_of(path) if name.startswith(("jax.", "jaxlib", "flax", "jaxserve.")) or name == "jax"]
+        assert all(name.startswith(("jaxserve.bench.", "jaxserve.demo", "jaxserve.progress")) for name in names), path
+        assert not [name for name in names if name.startswith("jaxserve.bench.") and name.split(".")[2] not in LIGHT], path
 
 
 def test_torch_is_for_tests_only() -> None:

@@ -36,7 +36,7 @@ _EXAMPLES = 12  # of one operation before the next
 # Short answers: what is tried is requests.
 _SERVER = ("--context-length", "256", "--max-total-tokens", "8192", "--enable-return-hidden-states")
 # It writes files where the request says.
-_LEFT_OUT = ("/configure_logging",)
+_LEFT_OUT = ("/configure_logging", "/start_profile")
 # What is done after an operation that holds others up.
 _UNDO: dict[str, tuple[str, dict[str, Any]]] = {
     "/pause_generation": ("/continue_generation", {}),

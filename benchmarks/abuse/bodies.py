@@ -62,7 +62,7 @@ _HARMLESS = [
     "/detokenize",
     "/v1/detokenize",
 ]
-_WRITES_FILES = ["/configure_logging"]  # where it is told to
+_WRITES_FILES = ["/configure_logging", "/start_profile"]  # where they are told to
 _CONTENT_TYPES = [
     "text/plain",
     "",

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from benchmarks.abuse.connection import exchange, get
-from benchmarks.server import free_port
+from jaxserve.bench.live_server import free_port
 
 _START_TIMEOUT_S = 300.0
 # What must not stand in a log, whatever clients send.

@@ -22,8 +22,8 @@ from benchmarks.device.case import Case, Measure, NotHereError, Numbers, Setting
 from benchmarks.device.checkpoint import widened_demo
 from benchmarks.device.driver import COMPILED
 from benchmarks.model_configs import LLAMA_8B
-from benchmarks.server import Server, serve
 from benchmarks.tiny_model import write_tiny_qwen3
+from jaxserve.bench.live_server import Server, serve
 
 SAMPLING_MODES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

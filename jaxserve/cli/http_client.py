@@ -62,7 +62,7 @@ def _status(url: str) -> int:
 
 
 def _served_model(base: str, api_key: str | None) -> str:
-    request = urllib.request.Request(f"{base}/v1/models", headers=_headers(api_key))
+    request = urllib.request.Request(f"{base}/v1/models", headers=authorization(api_key))
     try:
         with urllib.request.urlopen(request, timeout=_PROBE_TIMEOUT_S) as reply:
             return str(json.load(reply)["data"][0]["id"])
@@ -79,7 +79,7 @@ def _served_model(base: str, api_key: str | None) -> str:
 
 def stream_events(url: str, body: dict[str, Any], api_key: str | None = None) -> Iterator[dict[str, Any]]:
     """The JSON events of a server-sent event stream, up to [DONE]. Closing the iterator closes the connection."""
-    headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **_headers(api_key)}
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **authorization(api_key)}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:
@@ -100,7 +100,7 @@ def stream_events(url: str, body: dict[str, Any], api_key: str | None = None) ->
     raise ServerError("The server ended the stream before it was done.")
 
 
-def _headers(api_key: str | None) -> dict[str, str]:
+def authorization(api_key: str | None) -> dict[str, str]:
     if not api_key:
         return {}
     return {"Authorization": f"Bearer {api_key}".encode().decode("latin-1")}  # as UTF-8, whatever the key's characters

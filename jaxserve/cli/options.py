@@ -25,7 +25,7 @@ HTTP_ONLY = frozenset(
     ("served_model_name", "host", "port", "fastapi_root_path", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
      "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb", "log_level_http",
      "uvicorn_access_log_exclude_prefixes", "log_requests", "log_requests_level", "log_requests_format",
-     "log_requests_target", "crash_dump_folder", "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh",
+     "log_requests_target", "crash_dump_folder", "profile_dir", "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh",
      "enable_cache_report", "stream_response_default_include_usage", "skip_tokenizer_init",
      "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params", "enable_metrics",
      "extra_metric_labels", "tokenizer_metrics_allowed_custom_labels", "tokenizer_metrics_custom_labels_header",
@@ -62,7 +62,7 @@ def server_options(without: Collection[str] = (), defaults: Mapping[str, Any] | 
     """A decorator that adds an option for every ServerArgs field but those named; `defaults` replace those of the fields."""
     hints = typing.get_type_hints(ServerArgs)
     options = [
-        _option(field, hints[field.name], (defaults or {}).get(field.name, _default(field)))
+        option_of(field, hints[field.name], (defaults or {}).get(field.name, _default(field)))
         for field in dataclasses.fields(ServerArgs)
         if field.name not in without
     ]
@@ -86,9 +86,12 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default_factory()
 
 
-def _option(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[[F], F]:
+def option_of(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[[F], F]:
+    """One field's option; its `metadata` has help, choices and, where each use adds a value to a tuple, `repeated`."""
     name, help_text = flag(field.name), field.metadata["help"]
-    kind = _value_type(hint)
+    if field.metadata.get("repeated"):
+        return click.option(name, field.name, multiple=True, help=help_text)
+    kind = value_type(hint)
     if kind is bool:
         spelling = f"{name}/--no-{name[2:]}" if default else name
         return click.option(spelling, field.name, is_flag=True, default=default, show_default=bool(default), help=help_text)
@@ -100,7 +103,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, default: Any) -> Callable[
     return click.option(*names, field.name, type=click_type, default=default, show_default=shown, help=help_text)
 
 
-def _value_type(hint: Any) -> Any:
+def value_type(hint: Any) -> Any:
     """The type to parse a value to: X for X | None, ListOf for tuples."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         (hint,) = _without_none(typing.get_args(hint))

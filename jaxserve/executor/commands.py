@@ -16,9 +16,20 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jaxserve.executor import profiling
 from jaxserve.executor.step import Params
 from jaxserve.executor.weights import WeightLoader
-from jaxserve.runner import CheckWeights, Command, CommandError, MemoryTag, ReleaseMemory, ReplaceWeights, ResumeMemory
+from jaxserve.runner import (
+    CheckWeights,
+    Command,
+    CommandError,
+    MemoryTag,
+    ReleaseMemory,
+    ReplaceWeights,
+    ResumeMemory,
+    StartProfile,
+    StopProfile,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +77,10 @@ class CommandThread:
                 self._release(tags)
             case ResumeMemory(tags):
                 self._resume(tags)
+            case StartProfile():
+                profiling.start(command)
+            case StopProfile():
+                profiling.stop(command)
 
     def _replace_weights(self, model_path: str, load_format: str) -> None:
         self._loader.check(model_path, load_format)

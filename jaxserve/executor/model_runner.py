@@ -12,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.executor import profiling
 from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
 from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
@@ -238,6 +240,9 @@ class ModelRunner:
     def execute(self, command: Command) -> Future[None]:
         self._command = self._commands.start(command)
         return self._command
+
+    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
+        return profiling.annotation(name, facts)
 
     def internal_state(self) -> dict[str, Any]:
         leaves = jax.tree.leaves(self._params)

@@ -17,6 +17,7 @@ class Pace:
         self._last_launch_s = float("-inf")
         self.forward_sleep_s = 0.0  # least time between two launches
         self.is_held = False  # by a command to the runner, or because memory is released
+        self.awaits_profile = False  # one trace is being completed, and another one follows
 
     @property
     def is_paused(self) -> bool:
@@ -25,7 +26,7 @@ class Pace:
     @property
     def is_stopped(self) -> bool:
         """For how long, time does not say."""
-        return self.is_paused or self.is_held
+        return self.is_paused or self.is_held or self.awaits_profile
 
     @property
     def wait_s(self) -> float:

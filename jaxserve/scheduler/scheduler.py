@@ -55,11 +55,13 @@ from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
 from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
 from jaxserve.scheduler.processors import Processors
+from jaxserve.scheduler.profiler import Profiler
 from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.requests import GAVE_WAY_MESSAGE, QUEUE_FULL_MESSAGE, UNAVAILABLE, Requests
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
+from jaxserve.scheduler.spans import Spans
 from jaxserve.scheduler.step_log import Load, StepLog
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.time_limits import TIMER_INTERVAL_S, TimeLimits
@@ -163,7 +165,9 @@ class Scheduler:
         )
         changes_logits = None if processors is None else Processors(processors, runner, self._table, self._requests.finish)
         builder = StepBuilder(self._table, spec.num_draft_tokens)
-        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.meter)
+        self.spans = Spans(runner.annotate)
+        self.profiler = Profiler(runner, self.pace, self.spans, self.process_results)
+        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.meter, self.spans)
         self._memory = DecodeMemory(
             cache=self.cache,
             table=self._table,
@@ -286,6 +290,7 @@ class Scheduler:
             "is_paused": self.pace.is_paused,
             "released_memory": list(self.commands.released),
             "forward_sleep_time": self.pace.forward_sleep_s or None,
+            "profile": self.profiler.folder,
             **changeable(self.args),
             **vars(self._log.counters),
             "runner": self._runner.internal_state(),
@@ -388,7 +393,8 @@ class Scheduler:
 
     def launch(self, batch: ScheduleBatch) -> None:
         """Its forward pass, and its sampling too unless that must wait for `finish_launch`."""
-        step = self._in_flight.launch(batch, self.cache.drain_page_updates())
+        with self.profiler.launching(batch):
+            step = self._in_flight.launch(batch, self.cache.drain_page_updates())
         self.pace.launched()
         self._residents.launched(batch.rows)
         self._table.kv_len[batch.rows] = step.seq_lens
@@ -478,6 +484,7 @@ class Scheduler:
     def check_timers(self) -> None:
         """Time-outs of requests, and control requests that wait; cheap, meant for every round of the loop."""
         self._control.serve()
+        self.profiler.tend()
         self.tend_runner()
         if len(self._compiling):
             self._requests.collect_compiled()

@@ -27,7 +27,7 @@ def output_of(name: str, *arguments: str, cache: str = "") -> str:
 
 
 def test_every_example_is_tested_and_named() -> None:
-    tested = {*CLIENTS, "engine.py", "batch_file.py", "demo.py"}  # demo.py: `make demo`, and its own tests
+    tested = {*CLIENTS, "engine.py", "rollouts.py", "batch_file.py", "demo.py"}  # demo.py: `make demo`, and its own tests
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
     readme = (EXAMPLES.parent / "README.md").read_text()
     assert all(f"](examples/{name})" in readme for name in tested - {"demo.py"})
@@ -38,6 +38,14 @@ def test_engine(compilation_cache: str) -> None:
     assert "'The capital of France is' -> " in shown
     assert "A person: {'name': " in shown
     assert "50 replies from asyncio" in shown
+
+
+def test_rollouts(compilation_cache: str) -> None:
+    shown = output_of("rollouts.py", cache=compilation_cache).splitlines()
+    assert shown[0] == "8 rollouts of 2 prompts"
+    assert float(shown[1].rsplit(" ", 1)[1]) < 0.01, shown[1]
+    assert shown[2] == "weights updated: True, rollouts that go on: 1"
+    assert shown[3] == "ended with weights step-1 after 200 tokens"
 
 
 def test_openai_client(demo_server: LiveServer) -> None:

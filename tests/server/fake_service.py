@@ -28,6 +28,8 @@ from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOc
 from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccupationReqOutput
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
+from jaxserve.scheduler.control.start_profile import ProfileReqOutput
+from jaxserve.scheduler.control.stop_profile import StopProfileReqOutput
 from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.chat_templates import TemplateArguments
@@ -106,6 +108,8 @@ class FakeService:
             "pause_generation": [PauseGenerationReqOutput()],
             "continue_generation": [ContinueGenerationReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
+            "start_profile": [ProfileReqOutput("Profiling to /p.", "/p")],
+            "stop_profile": [StopProfileReqOutput("The profile is in /p.", "/p")],
             "open_session": [OpenSessionReqOutput("mine")],
             "close_session": [CloseSessionReqOutput()],
             "configure_logging": [ConfigureLoggingReqOutput("info")],

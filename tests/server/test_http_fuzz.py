@@ -10,6 +10,7 @@ import pytest
 from fake_service import FakeService
 from http_harness import app_client, error_message
 
+from jaxserve.scheduler.control.start_profile import ProfileReq
 from jaxserve.server.anthropic import foreign_fields as anthropic
 from jaxserve.server.anthropic.protocol import MessagesRequest
 from jaxserve.server.native.parsing import ParseFunctionCallRequest, SeparateReasoningRequest
@@ -53,6 +54,7 @@ TARGETS = {
     "/separate_reasoning": ({"text": "x", "reasoning_parser": "qwen3"}, SeparateReasoningRequest.__struct_fields__),
     "/set_internal_state": ({"server_args": {}}, ("server_args",)),
     "/slow_down": ({}, ("forward_sleep_time",)),
+    "/start_profile": ({}, ProfileReq.__struct_fields__),
     "/abort_request": ({"rid": "x"}, ("rid", "abort_all")),
 }
 NUM_BODIES = 150

@@ -43,6 +43,7 @@ from jaxserve.server.openai.responses.store import ResponseStore
 from jaxserve.server.openai.system_messages import InlineSystem
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
+from jaxserve.server.web import routes as web
 
 # Bodies that msgspec parses; /docs shows them.
 _BODIES: tuple[type[msgspec.Struct], ...] = (
@@ -107,6 +108,8 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     )
     for router in routers:
         app.include_router(router)
+    if not args.disable_web:
+        app.include_router(web.router)
     install_error_handlers(app)
     admin_paths = [route.path for route in admin_router.routes if isinstance(route, APIRoute)]
     # The last one added is the outermost.

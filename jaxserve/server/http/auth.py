@@ -1,8 +1,8 @@
 """Who may call what: keys checked before any route runs. They come as bearer tokens, or as Anthropic's clients send them.
 
-Health checks, metrics, the API's description and CORS pre-flights need no key. Control endpoints take the admin key if one is
-set (and then only that one), every other endpoint the API key if one is set. This is a plain ASGI middleware: it sees headers,
-never a body.
+Health checks, metrics, the API's description, the web pages and CORS pre-flights need no key. Control endpoints take the admin
+key if one is set (and then only that one), every other endpoint the API key if one is set. This is a plain ASGI middleware: it
+sees headers, never a body.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jaxserve.server.http.errors import error_response
 from jaxserve.server.requests import RequestError
 
-OPEN_PREFIXES = ("/health", "/ready", "/metrics", "/docs", "/openapi.json")
+OPEN_PREFIXES = ("/health", "/ready", "/metrics", "/docs", "/openapi.json", "/playground", "/dashboard", "/web/")
 
 
 class AuthMiddleware:

@@ -249,6 +249,18 @@ FIELDS: dict[str, str] = {
     "dump_requests_folder": "Write finished requests to files in this folder of the server; empty: no more.",
     "dump_requests_threshold": "So many to a file.",
     "crash_dump_folder": "Folder for what ran when a worker dies; empty: none.",
+    "output_dir": "Folder of the server in which the trace's own folder is made; null: --profile-dir.",
+    "start_step": "The first step of the trace, counted from the server's start; null: the next.",
+    "num_steps": "So many steps, then the trace ends by itself; null: at /stop_profile.",
+    "activities": "What is traced: CPU (the host), GPU (the devices, always), MEM (what their memory holds at the end).",
+    "profile_by_stage": "A trace for prefill steps, then one for decode steps, of num_steps each.",
+    "profile_stages": "Only these of them.",
+    "with_stack": "Also every call of a Python function, which slows the host down.",
+    "profile_id": "Name of the trace's folder; null: the time.",
+    "profile_prefix": "What stands before that name.",
+    "record_shapes": "Taken without effect: a trace has the shapes.",
+    "detailed_annotations": "Taken without effect: a trace has the details.",
+    "merge_profiles": "Taken without effect: all devices are in one trace.",
 }
 _MODEL = {"model": "The served model's name."}
 _ANTHROPIC = {
@@ -339,6 +351,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "ReleaseMemoryOccupationReqInput": {"tags": ["kv_cache"]},
     "ResumeMemoryOccupationReqInput": {"tags": ["kv_cache"]},
     "SlowDownReqInput": {"forward_sleep_time": 0.1},
+    "ProfileReq": {"num_steps": 20},
+    "StopProfileReq": {},
     "UpdateWeightVersionReqInput": {"new_version": "v2"},
     "ConfigureLoggingReq": {"log_requests": True, "log_requests_level": 0},
     "PauseGenerationReqInput": {"mode": "retract"},

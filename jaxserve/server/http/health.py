@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from jaxserve.server.http.service import service_of
+from jaxserve.server.web import front_page
 
 # How long /health_generate waits for a sign of life (SGLang's SGLANG_HEALTH_CHECK_TIMEOUT).
 HEALTH_CHECK_TIMEOUT_S = 20.0
@@ -18,8 +19,9 @@ router = APIRouter(tags=["health"])
 
 
 @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-async def root() -> Response:
-    return PlainTextResponse("jaxserve is running\n")
+async def root(request: Request) -> Response:
+    page = None if request.app.state.args.disable_web else front_page(request)
+    return page or PlainTextResponse("jaxserve is running\n")
 
 
 @router.get("/health")

@@ -76,6 +76,8 @@ TEXTS: dict[str, str] = {
     "/abort_request": "",
     "/close_session": "",
     "/configure_logging": "Logging configured; the level is info.\n",
+    "/start_profile": "Profiling to /tmp/jaxserve-profiles-1000/2026-11-23_17-15-47.\n",
+    "/stop_profile": "The profile is in /tmp/jaxserve-profiles-1000/2026-11-23_17-15-47.\n",
     "/flush_cache": "Cache flushed.\n",
     "/freeze_gc": "Garbage collection frozen.\n",
 }
@@ -173,6 +175,7 @@ JSON: dict[str, Any] = {
         "version": "0.1.0",
         "loads": [{"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 0, "token_usage": 0.5, "num_live_sequences": 2}],
     },
+    "/recent_requests": {"now_s": 1790000000.5, "requests": []},
     "/open_session": "9c1f...",
     "/pause_generation": _PAUSED,
     "/continue_generation": {"message": "Generation continued successfully.", "status": "ok"},

@@ -1,4 +1,4 @@
-"""Starts `jaxserve serve` for a benchmark and says how long it took to be ready."""
+"""A server of its own for a benchmark: started on a free loopback port, ended with the benchmark."""
 
 from __future__ import annotations
 
