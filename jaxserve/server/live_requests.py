@@ -19,6 +19,7 @@ from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.server.timelines import meta_of
 from jaxserve.server.token_logprobs import logprobs_of_tokens
+from jaxserve.server.tracing import CallTrace
 from jaxserve.timeline import RequestTimeline, RequestTimes
 from jaxserve.types import FinishReason
 
@@ -32,6 +33,9 @@ class CallFacts:
     num_samples: int = 1
     is_stream: bool = False
     is_observed: bool = True  # the server's own probes are not
+    trace: CallTrace | None = None
+    is_constrained: bool = False
+    labels: tuple[str, ...] = ()  # values of the custom labels of metrics
 
 
 class LiveCall:
@@ -64,6 +68,8 @@ class LiveSequence:
     turn: Turn | None = None  # of a session
     first_text_s: float = 0.0  # Unix time of its first chunk
     completion_tokens: int = 0  # so far
+    gaps: list[float] | None = None  # where the seconds between its tokens go, if somebody counts them
+    last_token_s: float = 0.0  # time.perf_counter()
 
     def timeline(self) -> RequestTimeline:
         facts = self.facts
@@ -74,6 +80,8 @@ class LiveSequence:
             first_text_s=self.first_text_s,
             num_samples=facts.num_samples,
             is_stream=facts.is_stream,
+            is_constrained=facts.is_constrained,
+            labels=facts.labels,
             completion_tokens=self.completion_tokens,
         )
 
@@ -125,7 +133,7 @@ class LiveTable:
         """
         live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
         has_more = bool(out.input_logprobs or out.hidden_states)
-        token_ids, now_s = out.token_ids.tolist(), time.time()
+        token_ids, now_s, tick_s = out.token_ids.tolist(), time.time(), time.perf_counter()
         rows = zip(
             out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
             out.cached_tokens.tolist(), strict=True,
@@ -137,9 +145,15 @@ class LiveTable:
             sequence = live.get(rid) if reason is None else live.pop(rid, None)
             if sequence is None:
                 continue
-            if completion and not sequence.completion_tokens:
-                sequence.first_text_s = now_s
-            sequence.completion_tokens = completion
+            if count:
+                if not sequence.completion_tokens:
+                    sequence.first_text_s = now_s
+                elif (gaps := sequence.gaps) is not None:
+                    if count == 1:
+                        gaps.append(tick_s - sequence.last_token_s)
+                    else:
+                        gaps.extend([(tick_s - sequence.last_token_s) / count] * count)
+                sequence.completion_tokens, sequence.last_token_s = completion, tick_s
             meta: dict[str, Any] = {}
             if reason is not None:
                 timeline = sequence.timeline()
@@ -168,6 +182,8 @@ class LiveTable:
         timeline.finish, timeline.status_code = reason.type, reason.status_code
         if sequence.facts.is_observed:
             self._observe(timeline)
+        if sequence.facts.trace is not None:
+            sequence.facts.trace.ended(sequence.index, timeline)
         return meta_of(timeline)
 
     def _hold(self, call: LiveCall, chunk: GenerationChunk) -> None:

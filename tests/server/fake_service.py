@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxserve.config import ServerArgs
 from jaxserve.messages import HiddenStates, InputLogprobs, TokenLogprobs
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
 from jaxserve.scheduler.control.close_session import CloseSessionReqOutput
@@ -26,12 +27,14 @@ from jaxserve.scheduler.control.registry import control_of
 from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOccupationReqOutput
 from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccupationReqOutput
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
+from jaxserve.scheduler.control.set_trace_level import SetTraceLevelReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.start_profile import ProfileReqOutput
 from jaxserve.scheduler.control.stop_profile import StopProfileReqOutput
 from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.chat_templates import TemplateArguments
+from jaxserve.server.metrics import ServerMetrics
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
@@ -64,6 +67,14 @@ class FakeTokenizer:
         return "".join("<s>" * (not skip_special_tokens) if i == BOS else chr(i) for i in ids)
 
 
+def counting(**options: Any) -> ServerMetrics:
+    """Without workers."""
+
+    async def nobody(answered: Any) -> None: ...
+
+    return ServerMetrics(ServerArgs(**{"model_path": "m", **options}), nobody)
+
+
 class FakeService:
     def __init__(self) -> None:
         self.status = "ready"
@@ -82,6 +93,7 @@ class FakeService:
         self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.template_arguments = TemplateArguments()
         self.num_live = 0
+        self.metrics: ServerMetrics | None = counting()
         self.timelines: list[RequestTimeline] = []
         self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
@@ -98,6 +110,7 @@ class FakeService:
             "continue_generation": [ContinueGenerationReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
             "start_profile": [ProfileReqOutput("Profiling to /p.", "/p")],
+            "set_trace_level": [SetTraceLevelReqOutput(2)],
             "stop_profile": [StopProfileReqOutput("The profile is in /p.", "/p")],
             "open_session": [OpenSessionReqOutput("mine")],
             "close_session": [CloseSessionReqOutput()],
@@ -121,6 +134,13 @@ class FakeService:
     @property
     def is_ready(self) -> bool:
         return self.status == "ready" and not self.is_paused
+
+    tracer = None
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        if self.metrics is None:
+            raise RequestError("The server runs with --no-enable-metrics.", 404, "NotFoundError")
+        return await self.metrics.scrape(accept, {})
 
     def recent_requests(self) -> list[RequestTimeline]:
         return self.timelines

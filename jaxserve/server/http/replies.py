@@ -71,11 +71,13 @@ _RESPONSE = {
 TEXTS: dict[str, str] = {
     "/health": "ready\n",
     "/ready": "ready\n",
+    "/metrics": 'jaxserve:num_running_reqs{dp_rank="0",engine_type="unified",model_name="demo"} 3.0\n',
     "/health_generate": "ready\n",
     "/abort_request": "",
     "/close_session": "",
     "/configure_logging": "Logging configured; the level is info.\n",
     "/start_profile": "Profiling to /tmp/jaxserve-profiles-1000/2026-11-23_17-15-47.\n",
+    "/set_trace_level": "The trace level is 2.\n",
     "/stop_profile": "The profile is in /tmp/jaxserve-profiles-1000/2026-11-23_17-15-47.\n",
     "/flush_cache": "Cache flushed.\n",
     "/freeze_gc": "Garbage collection frozen.\n",

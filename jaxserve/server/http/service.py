@@ -15,10 +15,12 @@ from starlette.requests import Request
 
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.server.chat_templates import TemplateArguments
+from jaxserve.server.metrics import ServerMetrics
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import TextLanes
+from jaxserve.server.tracing import Tracer
 from jaxserve.timeline import RequestTimeline
 
 
@@ -75,6 +77,18 @@ class GenerationService(Protocol):
     @property
     def num_live(self) -> int:
         """Sequences that have not ended yet."""
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """None: nothing is traced."""
+
+    @property
+    def metrics(self) -> ServerMetrics | None:
+        """Where HTTP requests are counted; None with --no-enable-metrics."""
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        """The metrics of all processes, in a form that `accept` names, and their content type."""
+        ...
 
     def recent_requests(self) -> list[RequestTimeline]:
         """Time lines of the newest requests that have ended, and of all that have not."""
