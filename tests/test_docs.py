@@ -143,12 +143,7 @@ def test_options_that_operators_read_of_exist(page: pathlib.Path) -> None:
     context = click.Context(cli)
     commands = [command for name in cli.list_commands(context) if (command := cli.get_command(context, name))]
     commands += [command for group in commands if isinstance(group, click.Group) for command in group.commands.values()]
-    known = {
-        option
-        for command in commands
-        for parameter in command.params
-        for option in (*parameter.opts, *parameter.secondary_opts)
-    }
+    known = {option for command in commands for one in command.params for option in (*one.opts, *one.secondary_opts)}
     known |= {"--help", "--x", *OTHERS_OPTIONS}
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", page.read_text()))
     assert used <= known, f"{page.name} names {sorted(used - known)}"
