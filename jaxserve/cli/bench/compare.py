@@ -70,7 +70,7 @@ def compare(before: Path, after: Path, metrics: tuple[str, ...], fail_if_slower:
     slower = [one for group in found.values() for one in group if fail_if_slower is not None and _fails(one, fail_if_slower)]
     if slower:
         said = ", ".join(f"{one.metric.label} by {one.slower_by:.1%}" for one in slower)
-        raise click.ClickException(f"Slower by more than {fail_if_slower:.3g}: {said}.")
+        raise click.ClickException(f"Slower by more than {100 * fail_if_slower:g} %: {said}.")
     return 0
 
 
