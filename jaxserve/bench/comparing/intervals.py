@@ -59,15 +59,13 @@ def of_samples(before: Clusters, after: Clusters, statistics: Sequence[str]) -> 
 
 
 def values_of(values: np.ndarray, statistics: Sequence[str]) -> np.ndarray:
-    """[statistic]: mean, median, max, or a percentile as p99."""
+    """[statistic]: mean, median, or a percentile as p99."""
     return np.array([_value(values, name) for name in statistics])
 
 
 def _value(values: np.ndarray, statistic: str) -> float:
     if statistic == "mean":
         return float(values.mean())
-    if statistic == "max":
-        return float(values.max())
     return float(np.percentile(values, 50 if statistic == "median" else float(statistic[1:])))
 
 

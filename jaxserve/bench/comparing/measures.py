@@ -60,7 +60,7 @@ LATENCY_SAMPLES: dict[str, Samples] = {
 
 def _serving(metric: Metric) -> Measure:
     for name in LATENCIES:
-        for statistic in (*STATISTICS, "max"):
+        for statistic in STATISTICS:
             if metric.key == f"{statistic}_{name}_ms":
                 return Measure(metric, statistic, LATENCY_SAMPLES[name])
     return Measure(metric)

@@ -11,8 +11,15 @@ from jaxserve.bench.comparing.measures import KINDS, Kind
 from jaxserve.bench.record import Record, kind_of, read_records
 
 # Of a server's state, and how a run went: no difference of set-up.
-_RUN = {"time", "command", "internal_states", "startup_s", "pid", "worker_info"}
+_RUN = {"time", "command", "internal_states", "startup_s", "uptime_s", "client", "timeline", "cache_report"}
 _LONGEST_VALUE = 60
+# Options that say nothing unless one of these datasets is asked for.
+_OF_DATASETS = {
+    "random_": ("random", "random-ids", "multi-turn", "json-schema", "custom"),
+    "gsp_": ("generated-shared-prefix",),
+    "sharegpt_": ("sharegpt", "custom"),
+    "num_turns": ("multi-turn",),
+}
 
 Load = tuple[tuple[str, Any], ...]
 
@@ -28,7 +35,7 @@ class Pair:
 
     @property
     def title(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.load if value not in (None, "", False))
+        return _words(self.load)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +70,8 @@ def pair_up(before: list[Record], after: list[Record]) -> Pairing:
         name, one, other = _first_difference(next(iter(ours)), next(iter(theirs)))
         raise ValueError(f"No load is in both files: {name} is {one} in the first and {other} in the second.")
     pairs = [Pair(KINDS[kind], load, ours[kind, load], theirs[kind, load]) for kind, load in shared]
-    alone = [f"only the first has {_words(load)}" for load in ours if load not in theirs]
-    alone += [f"only the second has {_words(load)}" for load in theirs if load not in ours]
+    alone = [f"only the first has {_words(load[1])}" for load in ours if load not in theirs]
+    alone += [f"only the second has {_words(load[1])}" for load in theirs if load not in ours]
     return Pairing(pairs, alone, _differences(pairs))
 
 
@@ -72,9 +79,14 @@ def _by_load(records: list[Record]) -> dict[tuple[str, Load], list[Record]]:
     found: dict[tuple[str, Load], list[Record]] = {}
     for record in records:
         kind = kind_of(record)
-        load = tuple((name, _hashable(record.get(name))) for name in KINDS[kind].load)
+        load = tuple((name, _hashable(record.get(name))) for name in KINDS[kind].load if _counts(name, record))
         found.setdefault((kind, load), []).append(record)
     return found
+
+
+def _counts(name: str, record: Record) -> bool:
+    of = next((datasets for prefix, datasets in _OF_DATASETS.items() if name.startswith(prefix)), None)
+    return of is None or record.get("dataset_name") in of
 
 
 def _hashable(value: Any) -> Any:
@@ -84,15 +96,17 @@ def _hashable(value: Any) -> Any:
 def _first_difference(ours: tuple[str, Load], theirs: tuple[str, Load]) -> tuple[str, str, str]:
     if ours[0] != theirs[0]:
         return "the command", f"bench {ours[0]}", f"bench {theirs[0]}"
-    return next((name, str(a), str(b)) for (name, a), (_, b) in zip(ours[1], theirs[1], strict=True) if a != b)
+    one, other = dict(ours[1]), dict(theirs[1])
+    name = next(name for name in one | other if one.get(name) != other.get(name))
+    return name, str(one.get(name)), str(other.get(name))
 
 
-def _words(load: tuple[str, Load]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in load[1] if value not in (None, "", False))
+def _words(load: Load) -> str:
+    return ", ".join(f"{name} {value}" for name, value in load if value not in (None, "", False))
 
 
 def _differences(pairs: list[Pair]) -> list[tuple[str, str, str]]:
-    """Of what stands in records beside loads and numbers, as lists or objects do; each side in all its values."""
+    """Of what stands in records beside loads and numbers; each side in all its values."""
     sides: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
     for pair in pairs:
         known = {name for name, _ in pair.load} | {measure.metric.key for measure in pair.kind.measures}

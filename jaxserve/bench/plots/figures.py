@@ -17,6 +17,7 @@ from jaxserve.bench.plots.runs import Run, by_source
 from jaxserve.bench.record import LATENCIES, number
 
 _PANELS = ("ttft", "tpot", "e2e_latency")
+_MOST_FINE_TICKS = 300.0  # beyond it 1, 2, 5 and 10 would overlap
 # Lines that a panel can show so that they are told apart.
 _MOST_LINES = 10
 _LOG_FROM = 8.0  # values that differ by more than this need a logarithmic axis
@@ -129,7 +130,7 @@ def _scale(axis: Axes, which: str) -> None:
         return
     axis.set(**{f"{which}scale": "log"})
     ticks = axis.xaxis if which == "x" else axis.yaxis
-    ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ticks.set_major_locator(LogLocator(subs=(1,) if values.max() / values.min() > _MOST_FINE_TICKS else (1, 2, 5)))
     ticks.set_minor_formatter(NullFormatter())
     ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
@@ -138,4 +139,4 @@ def _legend(figure: Figure, axis: Axes) -> None:
     """Beneath all panels; none for a single line without a name."""
     handles, labels = axis.get_legend_handles_labels()
     if any(labels):
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
