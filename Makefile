@@ -31,7 +31,8 @@ DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
-.PHONY: help setup demo serve test fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs device-dry-run docs docs-serve clean
+.PHONY: help setup demo serve debian-tools test fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs \
+	device-dry-run docs docs-serve clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -57,7 +58,11 @@ demo: $(STAMP)   ## serve the built-in model, stream a few answers, stop
 serve: $(STAMP)  ## serve the built-in model until Ctrl-C
 	@$(BIN)/jaxserve serve demo
 
+debian-tools:    ## install chromium and prometheus, which tests drive, from Debian where they are missing
+	@sh scripts/debian_tools.sh
+
 test: $(DEV_STAMP)  ## run the tests that need no Python 3.12
+	@sh scripts/debian_tools.sh || echo "The tests that need them will fail."
 	$(BIN)/python -m pytest --hypothesis-profile ci -n $(JOBS) --dist loadfile -m "not matrix" --ignore tests/accelerator $(TESTS)
 
 fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
@@ -112,7 +117,7 @@ device-dry-run: device-wheels .venv-device/.installed  ## run every section of b
 	@touch $@
 
 docs: .venv-docs/.installed  ## write the documentation as a site into site/, which needs no server
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build
 	@echo "site/index.html"
 
 docs-serve: .venv-docs/.installed  ## show the documentation at http://127.0.0.1:8000 while it is written

@@ -25,7 +25,8 @@ HTTP_ONLY = frozenset(
     ("served_model_name", "host", "port", "fastapi_root_path", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file",
      "allowed_origins", "limit_concurrency", "ssl_keyfile", "ssl_certfile", "max_body_size_mb", "log_level_http",
      "uvicorn_access_log_exclude_prefixes", "log_requests", "log_requests_level", "log_requests_format",
-     "log_requests_target", "crash_dump_folder", "profile_dir", "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh",
+     "log_requests_target", "crash_dump_folder", "profile_dir", "enable_trace", "otlp_traces_endpoint",
+     "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh",
      "enable_cache_report", "stream_response_default_include_usage", "skip_tokenizer_init",
      "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
 )  # fmt: skip

@@ -50,6 +50,7 @@ from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.timelines import Timelines
 from jaxserve.server.tokenizer import Tokenizer
+from jaxserve.server.tracing import Tracer
 from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason, LogitRules
 
@@ -76,11 +77,14 @@ class _PromptPlan:
 
 
 class Generation:
-    def __init__(self, send: Callable[[Message], None], lanes: TextLanes, journal: Journal) -> None:
+    def __init__(
+        self, send: Callable[[Message], None], lanes: TextLanes, journal: Journal, tracer: Tracer | None = None
+    ) -> None:
         """`send` reaches the scheduler; what it is given arrives in that order."""
         self._lanes = lanes
         self._send = send
         self._journal = journal
+        self._tracer = tracer
         self.timelines = Timelines()
         self._live = LiveTable(self.timelines.observe)
         self._embeds_bytes = 0  # of requests that have not ended
@@ -110,6 +114,7 @@ class Generation:
         received_s, rids = time.time(), self._free_rids(req)
         sink = self._journal.open(req, rids, received_s, sink)
         facts = CallFacts(received_s, num_samples=req.num_samples, is_stream=req.stream, is_observed=not req.is_health_check)
+        facts.trace = None if self._tracer is None else self._tracer.begin(req)
         call = LiveCall(sink, req.num_sequences, facts)
         sequences = [LiveSequence(rid, index, facts, call) for index, rid in enumerate(rids)]
         for sequence in sequences:

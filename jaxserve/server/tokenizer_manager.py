@@ -53,6 +53,7 @@ from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.timelines import log_times
 from jaxserve.server.tokenizer import Tokenizer
+from jaxserve.server.tracing import Tracer
 from jaxserve.server.worker_link import WorkerLink
 from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason, SamplingParams
@@ -85,7 +86,10 @@ class TokenizerManager:
         self.lanes = TextLanes()
         self.template_arguments = TemplateArguments.of(args)
         self.journal = Journal(args, self._decode_prompt)
-        self._generation = Generation(lambda message: self._link.send(scheduler, message), self.lanes, self.journal)
+        self.tracer = Tracer.of(args)
+        self._generation = Generation(
+            lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.tracer
+        )
         self.timelines = self._generation.timelines
         if args.enable_request_time_stats_logging:
             self.timelines.observers.append(log_times)
@@ -111,6 +115,8 @@ class TokenizerManager:
         self._link.close()
         self.lanes.close()
         self.journal.close()
+        if self.tracer is not None:
+            self.tracer.close()
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)

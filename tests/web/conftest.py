@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from live_server import LiveServer, environment, running
+from pages import KEY, OpenPage
 from playwright.sync_api import Browser, Page, sync_playwright
 from server_process import Server, serving
-
-KEY = "open sésame"
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +25,6 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield browser
         browser.close()
-
-
-OpenPage = Callable[..., Page]
 
 
 @pytest.fixture

@@ -8,13 +8,10 @@ import time
 
 import httpx
 import pytest
-from axe import serious_faults
-from conftest import KEY, OpenPage
 from live_server import LiveServer
+from pages import KEY, SIZES, OpenPage, serious_faults
 from playwright.sync_api import Locator, Page, expect
 from server_process import Server
-
-SIZES = {"wide": {"width": 1280, "height": 860}, "phone": {"width": 400, "height": 800}}
 
 
 @pytest.fixture

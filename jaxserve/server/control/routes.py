@@ -6,7 +6,8 @@ import datetime
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request
+import msgspec
+from fastapi import APIRouter, Query, Request, Response
 
 from jaxserve.config import ServerArgs
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -26,6 +27,7 @@ _CORE_LOADS = (
     "last_gen_throughput",
 )
 _LOAD_SECTIONS = ("core", "all")
+_MOST_RECENT = 1000
 _FOREIGN_LOADS = ForeignFields({"format": ("json",)})  # SGLang's also is prometheus
 
 router = APIRouter(tags=["control"])
@@ -84,3 +86,11 @@ async def loads(request: Request, include: str | None = None, dp_rank: int | Non
             if dp_rank in (None, rank)
         ],
     }
+
+
+@router.get("/recent_requests")
+async def recent_requests(request: Request, limit: int = Query(100, ge=1, le=_MOST_RECENT)) -> Response:
+    """When things happened to the newest requests, live ones among them; nothing of what they asked or got."""
+    timelines = sorted(service_of(request).recent_requests(), key=lambda timeline: timeline.received_s)
+    body = msgspec.json.encode({"now_s": time.time(), "requests": timelines[-limit:]})
+    return Response(body, media_type="application/json")

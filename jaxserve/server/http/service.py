@@ -19,6 +19,7 @@ from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import TextLanes
+from jaxserve.server.tracing import Tracer
 from jaxserve.timeline import RequestTimeline
 
 
@@ -75,6 +76,10 @@ class GenerationService(Protocol):
     @property
     def num_live(self) -> int:
         """Sequences that have not ended yet."""
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """None: nothing is traced."""
 
     def recent_requests(self) -> list[RequestTimeline]:
         """Time lines of the newest requests that have ended, and of all that have not."""

@@ -21,7 +21,6 @@ GENERATE = ForeignFields(
         "log_metrics": "what SGLang counts",
         "no_logs": "what SGLang logs",
         "custom_labels": "labels of SGLang's metrics",
-        "external_trace_header": "where SGLang's traces belong",
         "session_id": "for SGLang's cache of sessions; prefixes are found without it here",
         "model": "for routers before the server, which serves one; requests in OpenAI's form have it checked",
         "routing_key": "for routers before the server",

@@ -32,7 +32,9 @@ class UserView {
     this.refresh();
   }
 
+  /** What is being edited stays so. */
   refresh() {
+    if (this.body.querySelector("textarea")) return;
     const { node, actions } = this;
     const copyButton = button("Copy", () => copy(node.content, copyButton), { class: "quiet" });
     this.body.replaceChildren(el("p", {}, node.content));
@@ -43,13 +45,14 @@ class UserView {
   edit() {
     const field = el("textarea", { rows: "3", "aria-label": "Your message" });
     field.value = this.node.content;
-    const done = () => this.actions.edit(this.node, field.value.trim());
+    const close = () => { field.remove(); this.refresh(); this.foot.querySelector(".when-idle").focus(); };
+    const done = () => this.actions.edit(this.node, field.value.trim()) && close();
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") this.refresh();
+      if (event.key === "Escape") close();
       else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); done(); }
     });
     this.body.replaceChildren(field);
-    this.foot.replaceChildren(button("Send", done, { class: "primary when-idle" }), button("Cancel", () => this.refresh()));
+    this.foot.replaceChildren(button("Send", done, { class: "primary when-idle" }), button("Cancel", close));
     field.focus();
   }
 }

@@ -86,14 +86,18 @@ function chosenSettings() {
   }
 }
 
+/** What one can do with a message. */
 const actions = {
   turn(node, step) {
     if (running) return;
     conversation.turn(node, step);
     show();
   },
+  /** Whether it could be. */
   edit(node, content) {
-    if (content && !running && chosenSettings()) answer(conversation.add(node.parent, { role: "user", content }), fill);
+    if (!content || running || !chosenSettings()) return false;
+    answer(conversation.add(node.parent, { role: "user", content }), fill);
+    return true;
   },
   regenerate: (node) => answer(node.parent, fill),
   answerCalls(node, texts) {
@@ -159,9 +163,12 @@ byId("new-chat").addEventListener("click", () => {
 
 // ---- the settings
 
+const isWide = matchMedia("(min-width: 900px)");
+
 function openSettings(open) {
   document.body.classList.toggle("settings-open", open);
   byId("toggle-settings").setAttribute("aria-expanded", String(open));
+  document.querySelector("main").inert = open && !isWide.matches; // it lies behind them
 }
 
 function openKey() {
@@ -169,7 +176,6 @@ function openKey() {
   byId("key").focus();
 }
 
-const isWide = matchMedia("(min-width: 900px)");
 openSettings(isWide.matches);
 isWide.addEventListener("change", () => openSettings(isWide.matches));
 byId("toggle-settings").addEventListener("click", () => {
