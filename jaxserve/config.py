@@ -172,6 +172,8 @@ class ServerArgs:
     uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = arg(
         None, "Paths that the access log leaves out, by their beginnings, with commas between them."
     )
+    enable_trace: bool = arg(False, "Send a trace of each request to an OpenTelemetry collector (needs jaxserve[tracing]).")
+    otlp_traces_endpoint: str = arg("localhost:4317", "The collector, by OTLP over gRPC; https:// in front: with TLS.")
     profile_dir: str | None = arg(
         None,
         "Where /start_profile puts traces unless told; default: JAXSERVE_PROFILER_DIR in the environment, else a folder of the "

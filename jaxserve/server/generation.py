@@ -51,6 +51,7 @@ from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
 from jaxserve.server.timelines import Timelines
 from jaxserve.server.tokenizer import Tokenizer
+from jaxserve.server.tracing import Tracer
 from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason, LogitRules
 
@@ -78,12 +79,18 @@ class _PromptPlan:
 
 class Generation:
     def __init__(
-        self, send: Callable[[Message], None], lanes: TextLanes, journal: Journal, metrics: ServerMetrics | None = None
+        self,
+        send: Callable[[Message], None],
+        lanes: TextLanes,
+        journal: Journal,
+        tracer: Tracer | None = None,
+        metrics: ServerMetrics | None = None,
     ) -> None:
         """`send` reaches the scheduler; what it is given arrives in that order. `metrics`: None where nobody counts."""
         self._lanes = lanes
         self._send = send
         self._journal = journal
+        self._tracer = tracer
         self._metrics = metrics
         self.timelines = Timelines()
         if metrics is not None:
@@ -116,6 +123,7 @@ class Generation:
         received_s, rids = time.time(), self._free_rids(req)
         sink = self._journal.open(req, rids, received_s, sink)
         facts = self._facts(req, received_s)
+        facts.trace = None if self._tracer is None else self._tracer.begin(req)
         call = LiveCall(sink, req.num_sequences, facts)
         sequences = [LiveSequence(rid, index, facts, call) for index, rid in enumerate(rids)]
         gaps = self._metrics.token_gaps.buffer(facts.labels) if self._metrics is not None and facts.is_observed else None

@@ -19,6 +19,7 @@ from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.server.timelines import meta_of
 from jaxserve.server.token_logprobs import logprobs_of_tokens
+from jaxserve.server.tracing import CallTrace
 from jaxserve.timeline import RequestTimeline, RequestTimes
 from jaxserve.types import FinishReason
 
@@ -34,6 +35,7 @@ class CallFacts:
     is_observed: bool = True  # the server's own probes are not
     is_constrained: bool = False
     labels: tuple[str, ...] = ()  # values of the custom labels of metrics
+    trace: CallTrace | None = None
 
 
 class LiveCall:
@@ -180,6 +182,8 @@ class LiveTable:
         timeline.finish, timeline.status_code = reason.type, reason.status_code
         if sequence.facts.is_observed:
             self._observe(timeline)
+        if sequence.facts.trace is not None:
+            sequence.facts.trace.ended(sequence.index, timeline)
         return meta_of(timeline)
 
     def _hold(self, call: LiveCall, chunk: GenerationChunk) -> None:

@@ -55,6 +55,7 @@ from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.timelines import log_times
 from jaxserve.server.tokenizer import Tokenizer
+from jaxserve.server.tracing import Tracer
 from jaxserve.server.worker_link import WorkerLink
 from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason, SamplingParams
@@ -87,9 +88,10 @@ class TokenizerManager:
         self.lanes = TextLanes()
         self.template_arguments = TemplateArguments.of(args)
         self.journal = Journal(args, self._decode_prompt)
+        self.tracer = Tracer.of(args)
         self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self._generation = Generation(
-            lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.metrics
+            lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.tracer, self.metrics
         )
         self.timelines = self._generation.timelines
         if args.enable_request_time_stats_logging:
@@ -118,6 +120,8 @@ class TokenizerManager:
         self.journal.close()
         if self.metrics is not None:
             self.metrics.close()
+        if self.tracer is not None:
+            self.tracer.close()
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)

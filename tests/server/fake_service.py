@@ -27,6 +27,7 @@ from jaxserve.scheduler.control.registry import control_of
 from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOccupationReqOutput
 from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccupationReqOutput
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
+from jaxserve.scheduler.control.set_trace_level import SetTraceLevelReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
 from jaxserve.scheduler.control.start_profile import ProfileReqOutput
 from jaxserve.scheduler.control.stop_profile import StopProfileReqOutput
@@ -109,6 +110,7 @@ class FakeService:
             "continue_generation": [ContinueGenerationReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
             "start_profile": [ProfileReqOutput("Profiling to /p.", "/p")],
+            "set_trace_level": [SetTraceLevelReqOutput(2)],
             "stop_profile": [StopProfileReqOutput("The profile is in /p.", "/p")],
             "open_session": [OpenSessionReqOutput("mine")],
             "close_session": [CloseSessionReqOutput()],
@@ -132,6 +134,8 @@ class FakeService:
     @property
     def is_ready(self) -> bool:
         return self.status == "ready" and not self.is_paused
+
+    tracer = None
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         if self.metrics is None:

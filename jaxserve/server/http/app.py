@@ -30,6 +30,7 @@ from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
 from jaxserve.server.http.root_path import RootPathMiddleware
 from jaxserve.server.http.service import GenerationService
+from jaxserve.server.http.trace_context import TraceMiddleware
 from jaxserve.server.native import generate, parsing, tokens
 from jaxserve.server.ollama import models as ollama_models
 from jaxserve.server.ollama import protocol as ollama_protocol
@@ -120,6 +121,8 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     policy = BrowserPolicy(args.host, args.allowed_origins, has_key=args.api_key is not None)
     app.add_middleware(BrowserGuard, policy=policy, control_paths=admin_paths)
+    if args.enable_trace and tokenizer_manager.tracer is not None:
+        app.add_middleware(TraceMiddleware, tracer=tokenizer_manager.tracer)
     if tokenizer_manager.metrics is not None:
         app.add_middleware(
             metrics.HttpMetricsMiddleware,

@@ -260,6 +260,7 @@ FIELDS: dict[str, str] = {
     "profile_prefix": "What stands before that name.",
     "record_shapes": "Taken without effect: a trace has the shapes.",
     "detailed_annotations": "Taken without effect: a trace has the details.",
+    "level": "0: nothing; 1: requests; 2: and their parts; 3: and chunks of prefill.",
     "merge_profiles": "Taken without effect: all devices are in one trace.",
 }
 _MODEL = {"model": "The served model's name."}

@@ -77,6 +77,7 @@ TEXTS: dict[str, str] = {
     "/close_session": "",
     "/configure_logging": "Logging configured; the level is info.\n",
     "/start_profile": "Profiling to /tmp/jaxserve-profiles-1000/2026-11-23_17-15-47.\n",
+    "/set_trace_level": "The trace level is 2.\n",
     "/stop_profile": "The profile is in /tmp/jaxserve-profiles-1000/2026-11-23_17-15-47.\n",
     "/flush_cache": "Cache flushed.\n",
     "/freeze_gc": "Garbage collection frozen.\n",

@@ -20,6 +20,7 @@ from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import TextLanes
+from jaxserve.server.tracing import Tracer
 from jaxserve.timeline import RequestTimeline
 
 
@@ -84,6 +85,10 @@ class GenerationService(Protocol):
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """The metrics of all processes, in a form that `accept` names, and their content type."""
         ...
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """None: nothing is traced."""
 
     def recent_requests(self) -> list[RequestTimeline]:
         """Time lines of the newest requests that have ended, and of all that have not."""
