@@ -32,7 +32,7 @@ class Loads(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Any warning is an error: what the navigation names or a link leads to, and an anchor, must be there (not with --quiet!)."""
+    """Any warning is an error: what the navigation names, a link leads to, an anchor must be there (--quiet would hide them)."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

@@ -83,15 +83,16 @@ class Generation:
         send: Callable[[Message], None],
         lanes: TextLanes,
         journal: Journal,
-        tracer: Tracer | None = None,
         metrics: ServerMetrics | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        """`send` reaches the scheduler; what it is given arrives in that order. `metrics`: None where nobody counts."""
+        """`send` reaches the scheduler; what it is given arrives in that order. `metrics`, `tracer`: None where nobody counts,
+        or traces."""
         self._lanes = lanes
         self._send = send
         self._journal = journal
-        self._tracer = tracer
         self._metrics = metrics
+        self._tracer = tracer
         self.timelines = Timelines()
         if metrics is not None:
             self.timelines.observers.append(metrics.observe)

@@ -91,7 +91,7 @@ class TokenizerManager:
         self.tracer = Tracer.of(args)
         self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self._generation = Generation(
-            lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.tracer, self.metrics
+            lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.metrics, self.tracer
         )
         self.timelines = self._generation.timelines
         if args.enable_request_time_stats_logging:
@@ -118,10 +118,10 @@ class TokenizerManager:
         self._link.close()
         self.lanes.close()
         self.journal.close()
-        if self.metrics is not None:
-            self.metrics.close()
         if self.tracer is not None:
             self.tracer.close()
+        if self.metrics is not None:
+            self.metrics.close()
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)

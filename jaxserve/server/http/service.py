@@ -79,16 +79,16 @@ class GenerationService(Protocol):
         """Sequences that have not ended yet."""
 
     @property
+    def tracer(self) -> Tracer | None:
+        """None: nothing is traced."""
+
+    @property
     def metrics(self) -> ServerMetrics | None:
         """Where HTTP requests are counted; None with --no-enable-metrics."""
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """The metrics of all processes, in a form that `accept` names, and their content type."""
         ...
-
-    @property
-    def tracer(self) -> Tracer | None:
-        """None: nothing is traced."""
 
     def recent_requests(self) -> list[RequestTimeline]:
         """Time lines of the newest requests that have ended, and of all that have not."""

@@ -80,8 +80,8 @@ def build_generate_request(
         options=_options(fields, count),
         stream=convert(fields.get("stream", False), bool, "stream"),
         thinking=_thinking(fields, thinking_end),
-        custom_labels=convert(fields.get("custom_labels"), dict[str, str] | None, "custom_labels"),
         trace_headers=convert(fields[_TRACE], dict[str, str], _TRACE) if _TRACE in fields else None,
+        custom_labels=convert(fields.get("custom_labels"), dict[str, str] | None, "custom_labels"),
     )
     shown = {name: convert(fields.get(name, False), bool, name) for name in _SHOWN}
     if embeds is not None and shown["return_prompt_token_ids"]:
