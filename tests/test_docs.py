@@ -143,7 +143,7 @@ def test_options_that_operators_read_of_exist(page: pathlib.Path) -> None:
     context = click.Context(cli)
     commands = [command for name in cli.list_commands(context) if (command := cli.get_command(context, name))]
     commands += [command for group in commands if isinstance(group, click.Group) for command in group.commands.values()]
-    known = {option for command in commands for parameter in command.params for option in parameter.opts}
+    known = {option for command in commands for one in command.params for option in (*one.opts, *one.secondary_opts)}
     known |= {"--help", "--x", *OTHERS_OPTIONS}
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", page.read_text()))
     assert used <= known, f"{page.name} names {sorted(used - known)}"
@@ -152,7 +152,7 @@ def test_options_that_operators_read_of_exist(page: pathlib.Path) -> None:
 @pytest.mark.parametrize("page", OPERATORS_PAGES, ids=lambda page: page.name)
 def test_paths_and_commands_that_operators_read_of_exist(page: pathlib.Path) -> None:
     app = create_app(mock.Mock(), ServerArgs(model_path="model"))
-    paths = {*app.openapi()["paths"], "/docs", "/openapi.json", "/metrics", "/reset", "/exit"}
+    paths = {*app.openapi()["paths"], "/docs", "/openapi.json", "/playground", "/dashboard", "/reset", "/exit"}
     text = page.read_text()
     named = {path for path in re.findall(r"`(/[a-z_/0-9.]+)`", text) if not path.startswith(FOLDERS)}
     assert named <= paths, f"{page.name} names {sorted(named - paths)}"
