@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from jaxserve.kernels.pallas.gpu import attention as gpu_attention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.spec import AttentionSpec, Chip
+from jaxserve.metrics import FAMILIES
 from jaxserve.server.http.app import create_app
 from jaxserve.server.native.request import KNOWN_FIELDS
 from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -34,6 +36,16 @@ def test_the_options_page_is_what_the_script_writes() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "document_options.py")]
     written = subprocess.run(script, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert written == (ROOT / "docs" / "options.md").read_text(), "run: python scripts/document_options.py > docs/options.md"
+
+
+def test_the_metrics_page_has_all_metrics() -> None:
+    page, script = (ROOT / "docs" / "metrics.md").read_text(), ROOT / "scripts" / "document_metrics.py"
+    namespace = runpy.run_path(str(script))
+    _, mark, tables = page.partition(namespace["MARK"])
+    assert mark and tables == namespace["tables"](), f"run: python {script.relative_to(ROOT)}"
+    ends = "seconds|total|reqs|tokens|throughput|rate|usage|missing|length"
+    names = set(re.findall(rf"`(?:jaxserve:)?([a-z0-9_]+_(?:{ends}))`", page))
+    assert names <= FAMILIES.keys(), f"docs/metrics.md names {sorted(names - FAMILIES.keys())}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

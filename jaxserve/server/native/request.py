@@ -24,8 +24,10 @@ from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
 _OPTIONS = {field.name: field for field in msgspec.structs.fields(PromptOptions)}
 _SHOWN = ("return_text_in_logprobs", "return_prompt_token_ids")  # what shapes replies alone
 _PROMPTS = ("text", "input_ids", EMBEDS)
-_TRACE = "external_trace_header"
-KNOWN_FIELDS = frozenset({*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", _TRACE, *_SHOWN, *_OPTIONS})
+_LABELS, _TRACE = "custom_labels", "external_trace_header"
+KNOWN_FIELDS = frozenset(
+    {*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", _LABELS, _TRACE, *_SHOWN, *_OPTIONS}
+)
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
@@ -78,6 +80,7 @@ def build_generate_request(
         options=_options(fields, count),
         stream=convert(fields.get("stream", False), bool, "stream"),
         thinking=_thinking(fields, thinking_end),
+        custom_labels=convert(fields.get(_LABELS), dict[str, str] | None, _LABELS),
         trace_headers=convert(fields[_TRACE], dict[str, str], _TRACE) if _TRACE in fields else None,
     )
     shown = {name: convert(fields.get(name, False), bool, name) for name in _SHOWN}
