@@ -117,7 +117,7 @@ device-dry-run: device-wheels .venv-device/.installed  ## run every section of b
 	@touch $@
 
 docs: .venv-docs/.installed  ## write the documentation as a site into site/, which needs no server
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build
 	@echo "site/index.html"
 
 docs-serve: .venv-docs/.installed  ## show the documentation at http://127.0.0.1:8000 while it is written

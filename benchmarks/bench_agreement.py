@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.server import serve
 from benchmarks.streaming import serving
+from jaxserve.bench.live_server import serve
 from jaxserve.bench.serving.datasets import make_tasks
 from jaxserve.bench.serving.options import ServingOptions
 from jaxserve.bench.serving.tokens import Tokens

@@ -32,9 +32,9 @@ class Loads(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Any warning is an error: a page that the navigation names or a link leads to, and an anchor, must be there."""
+    """Any warning is an error: what the navigation names, and what a link leads to, must be there. --quiet would hide them."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr

@@ -106,7 +106,7 @@ class Scheduler:
         self._wall_clock = wall_clock
         self._limits = prefill_limits(args, spec)
         by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
-        self.stages = StageClock(runner.annotate)
+        self.stages = StageClock(runner.annotate, counts=args.enable_metrics)
         self.meter = Meter(self.stages, is_on=args.enable_metrics)
         windows = [group.window for group in spec.kv_groups]
         self.cache = CacheManager(

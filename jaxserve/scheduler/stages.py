@@ -29,20 +29,23 @@ class Stage(enum.IntEnum):
 
 
 class StageClock:
-    __slots__ = ("_annotate", "_shown", "_since_s", "_stage", "seconds")
+    __slots__ = ("_annotate", "_counts", "_shown", "_since_s", "_stage", "seconds")
 
-    def __init__(self, annotate: Callable[..., AbstractContextManager[Any]]) -> None:
-        """`annotate`: as of the Runner."""
+    def __init__(self, annotate: Callable[..., AbstractContextManager[Any]], *, counts: bool = True) -> None:
+        """`annotate`: as of the Runner. `counts`: somebody wants the seconds."""
         self._annotate = annotate
+        self._counts = counts
         self._shown: AbstractContextManager[Any] | None = None  # the stage in the trace that is taken
         self.seconds = [0.0] * len(Stage)  # without the stage that goes on
         self._stage = Stage.IDLE
         self._since_s = time.perf_counter()
 
     def enter(self, stage: Stage) -> None:
-        now_s = time.perf_counter()
-        self.seconds[self._stage] += now_s - self._since_s
-        self._stage, self._since_s = stage, now_s
+        if self._counts:
+            now_s = time.perf_counter()
+            self.seconds[self._stage] += now_s - self._since_s
+            self._since_s = now_s
+        self._stage = stage
         if self._shown is not None:
             self.show()
 

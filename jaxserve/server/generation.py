@@ -86,8 +86,8 @@ class Generation:
         metrics: ServerMetrics | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`send` reaches the scheduler; what it is given arrives in that order. `metrics` and `tracer` are None where nobody
-        counts, or traces."""
+        """`send` reaches the scheduler; what it is given arrives in that order. `metrics`, `tracer`: None where nobody counts,
+        or traces."""
         self._lanes = lanes
         self._send = send
         self._journal = journal

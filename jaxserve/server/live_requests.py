@@ -33,9 +33,9 @@ class CallFacts:
     num_samples: int = 1
     is_stream: bool = False
     is_observed: bool = True  # the server's own probes are not
+    trace: CallTrace | None = None
     is_constrained: bool = False
     labels: tuple[str, ...] = ()  # values of the custom labels of metrics
-    trace: CallTrace | None = None
 
 
 class LiveCall:

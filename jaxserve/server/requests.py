@@ -113,8 +113,8 @@ class GenerateReqInput:
     # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
     cuts_new_tokens: bool = False
     is_health_check: bool = False
-    custom_labels: dict[str, str] | None = None  # for the metrics about it, as far as the server takes them
     trace_headers: dict[str, str] | None = None  # traceparent and tracestate, in the body
+    custom_labels: dict[str, str] | None = None  # for the metrics about it, as far as the server takes them
     # int32, of each prompt, once they are tokenized; of embeddings NO_TOKEN_ID
     prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
 

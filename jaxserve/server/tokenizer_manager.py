@@ -88,8 +88,8 @@ class TokenizerManager:
         self.lanes = TextLanes()
         self.template_arguments = TemplateArguments.of(args)
         self.journal = Journal(args, self._decode_prompt)
-        self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self.tracer = Tracer.of(args)
+        self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self._generation = Generation(
             lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.metrics, self.tracer
         )

@@ -80,7 +80,7 @@ def test_only_requests_that_were_answered_count() -> None:
 
 def test_runs_of_one_load_are_compared_with_each_other() -> None:
     before = [serving(1), serving(2), serving(2)]
-    after = [serving(2, server_info={"version": "2"}), serving(4)]
+    after = [serving(2, server_info={"version": "2", "uptime_s": 3.0}, client={"processes": 2}), serving(4)]
     pairing = pair_up(before, after)
     assert [(dict(pair.load)["request_rate"], len(pair.before), len(pair.after)) for pair in pairing.pairs] == [(2, 2, 1)]
     assert [line.partition(" has ")[0] for line in pairing.alone] == ["only the first", "only the second"]

@@ -11,7 +11,7 @@ from jaxserve.bench.comparing.measures import KINDS, Kind
 from jaxserve.bench.record import Record, kind_of, read_records
 
 # Of a server's state, and how a run went: no difference of set-up.
-_RUN = {"time", "command", "internal_states", "startup_s", "pid", "worker_info"}
+_RUN = {"time", "command", "internal_states", "startup_s", "uptime_s", "client", "timeline", "cache_report"}
 _LONGEST_VALUE = 60
 # Options that say nothing unless one of these datasets is asked for.
 _OF_DATASETS = {
@@ -106,7 +106,7 @@ def _words(load: Load) -> str:
 
 
 def _differences(pairs: list[Pair]) -> list[tuple[str, str, str]]:
-    """Of what stands in records beside loads and numbers, as lists or objects do; each side in all its values."""
+    """Of what stands in records beside loads and numbers; each side in all its values."""
     sides: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
     for pair in pairs:
         known = {name for name, _ in pair.load} | {measure.metric.key for measure in pair.kind.measures}

@@ -24,9 +24,9 @@ from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
 _OPTIONS = {field.name: field for field in msgspec.structs.fields(PromptOptions)}
 _SHOWN = ("return_text_in_logprobs", "return_prompt_token_ids")  # what shapes replies alone
 _PROMPTS = ("text", "input_ids", EMBEDS)
-_LABELS, _TRACE = "custom_labels", "external_trace_header"
+_TRACE = "external_trace_header"
 KNOWN_FIELDS = frozenset(
-    {*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", _LABELS, _TRACE, *_SHOWN, *_OPTIONS}
+    {*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", "custom_labels", _TRACE, *_SHOWN, *_OPTIONS}
 )
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
@@ -80,8 +80,8 @@ def build_generate_request(
         options=_options(fields, count),
         stream=convert(fields.get("stream", False), bool, "stream"),
         thinking=_thinking(fields, thinking_end),
-        custom_labels=convert(fields.get(_LABELS), dict[str, str] | None, _LABELS),
         trace_headers=convert(fields[_TRACE], dict[str, str], _TRACE) if _TRACE in fields else None,
+        custom_labels=convert(fields.get("custom_labels"), dict[str, str] | None, "custom_labels"),
     )
     shown = {name: convert(fields.get(name, False), bool, name) for name in _SHOWN}
     if embeds is not None and shown["return_prompt_token_ids"]:
