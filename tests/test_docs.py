@@ -152,7 +152,7 @@ def test_options_that_operators_read_of_exist(page: pathlib.Path) -> None:
 @pytest.mark.parametrize("page", OPERATORS_PAGES, ids=lambda page: page.name)
 def test_paths_and_commands_that_operators_read_of_exist(page: pathlib.Path) -> None:
     app = create_app(mock.Mock(), ServerArgs(model_path="model"))
-    paths = {*app.openapi()["paths"], "/docs", "/openapi.json", "/metrics", "/reset", "/exit"}
+    paths = {*app.openapi()["paths"], "/docs", "/openapi.json", "/playground", "/dashboard", "/reset", "/exit"}
     text = page.read_text()
     named = {path for path in re.findall(r"`(/[a-z_/0-9.]+)`", text) if not path.startswith(FOLDERS)}
     assert named <= paths, f"{page.name} names {sorted(named - paths)}"

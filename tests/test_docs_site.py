@@ -74,7 +74,7 @@ def test_the_site_works_from_a_folder(site: pathlib.Path, width: int) -> None:
 
     with (
         sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"]) as browser,
+        playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]) as browser,
     ):
         page = browser.new_page(viewport={"width": width, "height": 800})
         faults: list[str] = []
