@@ -361,11 +361,11 @@ class ServerArgs:
         extra = json.loads(self.extra_metric_labels or "{}")
         for name in (*extra, *(self.tokenizer_metrics_allowed_custom_labels or ())):
             if not _LABEL.fullmatch(name) or name.startswith("__") or name in _TAKEN_LABELS:
-                raise ValueError(f"{name!r} cannot be a label of metrics: it is in use, or no word of letters, digits and _.")
+                raise ValueError(f"A metric's label must be a word of letters, digits and _ that is not in use; got {name!r}.")
         if not all(isinstance(value, str) for value in extra.values()):
             raise ValueError(f"--extra-metric-labels must hold texts; got {self.extra_metric_labels!r}.")
         if both := set(extra) & set(self.tokenizer_metrics_allowed_custom_labels or ()):
-            raise ValueError(f"{min(both)!r} is named by --extra-metric-labels and --tokenizer-metrics-allowed-custom-labels.")
+            raise ValueError(f"--extra-metric-labels must not name labels that requests may bring; got {min(both)!r}.")
 
     def _check_ranges(self) -> None:
         at_least_one = (

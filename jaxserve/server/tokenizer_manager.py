@@ -185,7 +185,7 @@ class TokenizerManager:
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """The metrics of all processes, in a form that `accept` names, and their content type."""
         if self.metrics is None:
-            raise RequestError("The server runs with --no-enable-metrics.", 404, ERR_TYPES[404])
+            raise RequestError("/metrics needs a server without --no-enable-metrics.", 404, ERR_TYPES[404])
         gauges = {
             "num_live_sequences": self.num_live,
             "num_sessions": len(self.sessions),

@@ -139,7 +139,7 @@ class FakeService:
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         if self.metrics is None:
-            raise RequestError("The server runs with --no-enable-metrics.", 404, "NotFoundError")
+            raise RequestError("/metrics needs a server without --no-enable-metrics.", 404, "NotFoundError")
         return await self.metrics.scrape(accept, {})
 
     def recent_requests(self) -> list[RequestTimeline]:

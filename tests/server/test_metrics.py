@@ -204,7 +204,7 @@ def test_gaps_are_taken_in_heaps() -> None:
         ({"extra_metric_labels": '{"le": "x"}'}, "le"),
         ({"extra_metric_labels": '{"a": 1}'}, "texts"),
         ({"tokenizer_metrics_allowed_custom_labels": ("a-b",)}, "a-b"),
-        ({"tokenizer_metrics_allowed_custom_labels": ("a",), "extra_metric_labels": '{"a": "b"}'}, "named by"),
+        ({"tokenizer_metrics_allowed_custom_labels": ("a",), "extra_metric_labels": '{"a": "b"}'}, "must not name"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], says: str) -> None:

@@ -66,10 +66,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory, compilation_cache: str) -> It
 
 @pytest.fixture(scope="session")
 def slow() -> Iterator[Server]:
-    """A step takes 20 ms, and every request lasts as long as it may. Under a path, behind a key."""
+    """A step takes 20 ms, and every request lasts as long as it may. Under a path, behind a key, without metrics."""
     with (
         tempfile.TemporaryDirectory(prefix="web-") as folder,
-        serving(Path(folder), step_s=0.02, api_key=KEY, fastapi_root_path="/llm") as server,
+        serving(Path(folder), step_s=0.02, api_key=KEY, fastapi_root_path="/llm", enable_metrics=False) as server,
     ):
         server.wait_for("/ready", 200)
         yield server

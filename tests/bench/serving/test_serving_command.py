@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -100,22 +99,6 @@ def test_what_is_sent(tmp_path: Path) -> None:
     assert isinstance(body.pop("text"), str)
     assert body == {"stream": True, "rid": "x"}
     assert (server.headers[0]["X-Team"], server.headers[0]["Authorization"]) == ("a", "Bearer k")
-
-
-@pytest.mark.parametrize("backend", ["jaxserve", "vllm", "vllm-chat"])
-def test_schemas_and_token_ids_are_sent(backend: str, tmp_path: Path) -> None:
-    with serving({"jaxserve": NATIVE, "vllm": COMPLETIONS, "vllm-chat": CHAT}[backend]) as server:
-        bench(server, tmp_path, "--backend", backend, "--dataset-name", "json-schema")
-        _, body = server.bodies[-1]
-        if backend == "jaxserve":
-            assert json.loads(body["sampling_params"]["json_schema"])["type"] == "object"
-        else:
-            assert body["response_format"]["json_schema"]["schema"]["type"] == "object"
-        assert not body.get("sampling_params", body)["ignore_eos"]
-        if backend != "vllm-chat":
-            bench(server, tmp_path, "--backend", backend, "--tokenize-prompt")
-            _, body = server.bodies[-1]
-            assert all(isinstance(one, int) for one in body["input_ids" if backend == "jaxserve" else "prompt"])
 
 
 def test_turns_of_a_conversation_follow_each_other(tmp_path: Path) -> None:

@@ -26,10 +26,6 @@ export class Metrics {
     return all.filter(({ labels }) => Object.entries(wanted).every(([key, value]) => labels[key] === value));
   }
 
-  has(name) {
-    return this.samples.has(name);
-  }
-
   /** Of all replicas together. */
   sum(name, wanted) {
     return this.of(name, wanted).reduce((total, { value }) => total + value, 0);
