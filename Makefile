@@ -58,7 +58,7 @@ demo: $(STAMP)   ## serve the built-in model, stream a few answers, stop
 serve: $(STAMP)  ## serve the built-in model until Ctrl-C
 	@$(BIN)/jaxserve serve demo
 
-debian-tools:    ## install chromium and prometheus, which tests drive, from Debian where they are missing
+debian-tools:    ## install chromium, prometheus and systemd, which tests drive, from Debian where they are missing
 	@sh scripts/debian_tools.sh
 
 test: $(DEV_STAMP)  ## run the tests that need no Python 3.12

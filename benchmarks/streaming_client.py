@@ -138,10 +138,11 @@ def _summary(load: Load, readers: list[_Client]) -> dict[str, Any]:
         steady = (counts > load.steady_tokens) & (counts <= counts[-1] - load.steady_tokens - extra)
         gaps.append(np.diff(times[steady]))
         num_tokens += load.num_tokens
-        rates.append((load.num_tokens - 1) / (times[-1] - times[0]))
+        rates.append((load.num_tokens - 1) / max(times[-1] - times[0], 1e-9))
         first.append(times[0])
         last.append(times[-1])
-    all_gaps = np.concatenate(gaps) / load.step_s
+    all_gaps = np.concatenate([np.zeros(0), *gaps]) / load.step_s
+    all_gaps = all_gaps if len(all_gaps) else np.zeros(1)  # everything came together
     ended = statuses.get("ended", 0)
     of_ended = sum(client.num_events for client in readers if client.status == "ended")
     return {

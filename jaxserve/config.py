@@ -29,6 +29,20 @@ GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
+# Option -> the histogram whose buckets it sets.
+METRIC_BUCKETS = {
+    "bucket_time_to_first_token": "time_to_first_token_seconds",
+    "bucket_inter_token_latency": "inter_token_latency_seconds",
+    "bucket_e2e_request_latency": "e2e_request_latency_seconds",
+    "prompt_tokens_buckets": "prompt_tokens_histogram",
+    "generation_tokens_buckets": "generation_tokens_histogram",
+}
+# Labels that metrics have anyway.
+_TAKEN_LABELS = frozenset(
+    ("model_name", "engine_type", "dp_rank", "le", "quantile", "stage", "mode", "kind", "group", "cache_source", "status_code",
+     "endpoint", "method", "component", "job", "instance")
+)  # fmt: skip
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 # Other names of options, of which SGLang's users know some.
 ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_size"}
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
@@ -144,6 +158,17 @@ class ServerArgs:
         None, "Where these lines go: stdout and folders, with commas between them; default: the server's log."
     )
     enable_request_time_stats_logging: bool = arg(False, "Log the times of each request when it ends.")
+    enable_metrics: bool = arg(True, "Show metrics for Prometheus at /metrics.")
+    extra_metric_labels: str | None = arg(None, "JSON object of labels that all metrics get.", is_json=True)
+    tokenizer_metrics_allowed_custom_labels: tuple[str, ...] | None = arg(
+        None, "Names of labels that requests may bring for the metrics about them, with commas between them."
+    )
+    tokenizer_metrics_custom_labels_header: str = arg("x-custom-labels", "Header that holds them, as a JSON object.")
+    bucket_time_to_first_token: tuple[float, ...] | None = arg(None, "Buckets of time_to_first_token_seconds.")
+    bucket_inter_token_latency: tuple[float, ...] | None = arg(None, "Buckets of inter_token_latency_seconds.")
+    bucket_e2e_request_latency: tuple[float, ...] | None = arg(None, "Buckets of e2e_request_latency_seconds.")
+    prompt_tokens_buckets: tuple[float, ...] | None = arg(None, "Buckets of prompt_tokens_histogram.")
+    generation_tokens_buckets: tuple[float, ...] | None = arg(None, "Buckets of generation_tokens_histogram.")
     uvicorn_access_log_exclude_prefixes: tuple[str, ...] | None = arg(
         None, "Paths that the access log leaves out, by their beginnings, with commas between them."
     )
@@ -300,6 +325,7 @@ class ServerArgs:
             raise ValueError("--speculative-num-draft-tokens needs --speculative-algorithm.")
         self._check_browsers_and_keys()
         self._check_white_space()
+        self._check_labels()
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
         if self.chat_template is not None and self.hf_chat_template_name is not None:
@@ -330,6 +356,16 @@ class ServerArgs:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"--constrained-json-whitespace-pattern must be a regular expression: {error}.") from error
+
+    def _check_labels(self) -> None:
+        extra = json.loads(self.extra_metric_labels or "{}")
+        for name in (*extra, *(self.tokenizer_metrics_allowed_custom_labels or ())):
+            if not _LABEL.fullmatch(name) or name.startswith("__") or name in _TAKEN_LABELS:
+                raise ValueError(f"A metric's label must be a word of letters, digits and _ that is not in use; got {name!r}.")
+        if not all(isinstance(value, str) for value in extra.values()):
+            raise ValueError(f"--extra-metric-labels must hold texts; got {self.extra_metric_labels!r}.")
+        if both := set(extra) & set(self.tokenizer_metrics_allowed_custom_labels or ()):
+            raise ValueError(f"--extra-metric-labels must not name labels that requests may bring; got {min(both)!r}.")
 
     def _check_ranges(self) -> None:
         at_least_one = (
@@ -370,6 +406,11 @@ class ServerArgs:
         self._check("port", lambda v: 0 <= v <= 65535, "in [0, 65535]")
         for name in ("prefill_token_buckets", "decode_row_buckets"):
             self._check(name, lambda v: v and min(v) >= 1 and list(v) == sorted(set(v)), "increasing positive numbers")
+        for name in METRIC_BUCKETS:
+            self._check(
+                name, lambda v: 1 <= len(v) <= 100 and min(v) > 0 and list(v) == sorted(set(v)) and max(v) < float("inf"),
+                "up to 100 increasing positive numbers",
+            )  # fmt: skip
 
     def _check(self, name: str, holds: Callable[[Any], Any], rule: str) -> None:
         value = getattr(self, name)

@@ -75,6 +75,8 @@ class RequestTimeline(msgspec.Struct, kw_only=True, omit_defaults=True):
     completion_tokens: int = 0  # of live ones, so far
     num_samples: int = 1  # sequences of its prompt
     is_stream: bool = False
+    is_constrained: bool = False  # it had a grammar
+    labels: tuple[str, ...] = ()  # values of the custom labels of metrics
     finish: str = ""  # stop, length or abort
     status_code: int | None = None  # of an abort that is an error
     scheduler: RequestTimes | None = None  # None while it is live, or if it never came to that

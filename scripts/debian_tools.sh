@@ -2,10 +2,10 @@
 # Installs from Debian the programs that tests drive and Python's registry does not have. As root, or with sudo where that asks
 # for no password; otherwise it says what is missing and exits with 1. No service is started.
 set -eu
-tools="chromium prometheus"
+tools="chromium prometheus systemd-analyze"
 missing=""
 for tool in $tools; do
-    command -v "$tool" >/dev/null || missing="$missing $tool"
+    command -v "$tool" >/dev/null || missing="$missing ${tool%-analyze}" # the package is systemd
 done
 test -n "$missing" || exit 0
 

@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 QUICKSTART = "Ten lines to the first token"
 QUICKSTART_LINK = "README.md#ten-lines-to-the-first-token"
+PICTURES = (".png", ".svg", ".jpg")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".service": "ini", ".conf": "ini"}
 
 
@@ -30,7 +31,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     while waiting:
         path = waiting.pop()
         uri = site_uri(path)
-        if files.get_file_from_path(uri) is None:
+        if path.endswith(PICTURES):
+            if not path.startswith("docs/"):
+                files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
+        elif files.get_file_from_path(uri) is None:
             files.append(File.generated(config, uri, content=as_page(path)))
         if path.endswith(".md"):
             new = {target for target in linked_files(path) if target not in seen}
@@ -81,7 +85,7 @@ def site_uri(path: str) -> str:
     """Where a file of the repository is in the site's sources."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    return f"repository/{path}" if path.endswith(".md") else f"repository/{path}.md"
+    return f"repository/{path}" if path.endswith((".md", *PICTURES)) else f"repository/{path}.md"
 
 
 def source_of(uri: str) -> str:

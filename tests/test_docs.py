@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from jaxserve.kernels.pallas.gpu import attention as gpu_attention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.spec import AttentionSpec, Chip
+from jaxserve.metrics import FAMILIES
 from jaxserve.server.http.app import create_app
 from jaxserve.server.native.request import KNOWN_FIELDS
 from jaxserve.server.openai.protocol import ChatCompletionRequest, CompletionRequest
@@ -35,6 +37,16 @@ def test_the_options_page_is_what_the_script_writes() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "document_options.py")]
     written = subprocess.run(script, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert written == (ROOT / "docs" / "options.md").read_text(), "run: python scripts/document_options.py > docs/options.md"
+
+
+def test_the_metrics_page_has_all_metrics() -> None:
+    page, script = (ROOT / "docs" / "metrics.md").read_text(), ROOT / "scripts" / "document_metrics.py"
+    namespace = runpy.run_path(str(script))
+    _, mark, tables = page.partition(namespace["MARK"])
+    assert mark and tables == namespace["tables"](), f"run: python {script.relative_to(ROOT)}"
+    ends = "seconds|total|reqs|tokens|throughput|rate|usage|missing|length"
+    names = set(re.findall(rf"`(?:jaxserve:)?([a-z0-9_]+_(?:{ends}))`", page))
+    assert names <= FAMILIES.keys(), f"docs/metrics.md names {sorted(names - FAMILIES.keys())}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -131,7 +143,7 @@ def test_options_that_operators_read_of_exist(page: pathlib.Path) -> None:
     context = click.Context(cli)
     commands = [command for name in cli.list_commands(context) if (command := cli.get_command(context, name))]
     commands += [command for group in commands if isinstance(group, click.Group) for command in group.commands.values()]
-    known = {option for command in commands for parameter in command.params for option in parameter.opts}
+    known = {option for command in commands for one in command.params for option in (*one.opts, *one.secondary_opts)}
     known |= {"--help", "--x", *OTHERS_OPTIONS}
     used = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", page.read_text()))
     assert used <= known, f"{page.name} names {sorted(used - known)}"
@@ -140,7 +152,7 @@ def test_options_that_operators_read_of_exist(page: pathlib.Path) -> None:
 @pytest.mark.parametrize("page", OPERATORS_PAGES, ids=lambda page: page.name)
 def test_paths_and_commands_that_operators_read_of_exist(page: pathlib.Path) -> None:
     app = create_app(mock.Mock(), ServerArgs(model_path="model"))
-    paths = {*app.openapi()["paths"], "/docs", "/openapi.json", "/metrics", "/reset", "/exit"}
+    paths = {*app.openapi()["paths"], "/docs", "/openapi.json", "/playground", "/dashboard", "/reset", "/exit"}
     text = page.read_text()
     named = {path for path in re.findall(r"`(/[a-z_/0-9.]+)`", text) if not path.startswith(FOLDERS)}
     assert named <= paths, f"{page.name} names {sorted(named - paths)}"

@@ -11,6 +11,7 @@ import pytest
 
 from jaxserve.cli.main import cli
 from jaxserve.config import ServerArgs
+from jaxserve.metrics import FAMILIES, PREFIX
 from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.parsers.tools import TOOL_FORMATS
 from jaxserve.server.http.app import create_app
@@ -77,7 +78,7 @@ def test_endpoints_are_called_so(paths: set[str]) -> None:
     text, missing = section("Endpoints").split("Missing:")
     theirs, ours = columns(text)
     path = r"/[a-z0-9_/]+"
-    assert quoted(theirs, path) <= VLLM["paths"]
+    assert quoted(theirs, path) <= VLLM["paths"] | {"/metrics"}  # which its client library mounts
     same = {line for line in text.splitlines() if line.endswith("| the same |")}
     assert quoted(ours, path) | quoted("\n".join(same), path) <= paths
     lacks = quoted(missing.split("(")[0], path)
@@ -100,6 +101,20 @@ def test_parsers_are_called_so() -> None:
         ]
         assert {pair[0] for pair in pairs} <= theirs
         assert {pair[1] for pair in pairs} <= set(ours)
+
+
+def test_metrics_are_called_so() -> None:
+    theirs, ours = columns(section("Metrics"))
+    named = {name.removesuffix("_total") for name in quoted(theirs, "vllm:[a-z_]+")}  # which the client library adds
+    assert len(named) > 8
+    assert named <= VLLM["metrics"]
+    same = {
+        name.replace("vllm:", PREFIX)
+        for line in section("Metrics").splitlines()
+        if "the same" in line
+        for name in quoted(line, "vllm:[a-z_]+")
+    }
+    assert quoted(ours, f"{PREFIX}[a-z_]+") | same <= {PREFIX + name for name in FAMILIES}
 
 
 def test_what_is_missing_is_vllms() -> None:

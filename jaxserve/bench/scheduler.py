@@ -43,7 +43,7 @@ class HostCost:
     admit_us: float  # one of the prompts
 
 
-class _ConstantRunner:
+class ConstantRunner:
     """Every row samples token 1."""
 
     def __init__(self, spec: RunnerSpec) -> None:
@@ -134,7 +134,7 @@ def _busy_scheduler(num_running: int, num_steps: int, page_size: int, stream: bo
         eos_token_ids=(2,),
         max_top_logprobs=20,
     )
-    scheduler = Scheduler(ServerArgs(schedule_conservativeness=0.0), _ConstantRunner(spec), decoder=None, sink=_NoSink())
+    scheduler = Scheduler(ServerArgs(schedule_conservativeness=0.0), ConstantRunner(spec), decoder=None, sink=_NoSink())
     rng = np.random.default_rng(0)
     for i in range(num_running):
         scheduler.handle(

@@ -22,7 +22,8 @@ not safe is to release a row that a launched step will still be *told about* by 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -84,8 +85,9 @@ class CacheManager:
         max_pages_per_row: int,
         eviction_policy: str = "lru",
         disable_radix: bool = False,
+        on_eviction: Callable[[list[int], float], None] = lambda tokens, took_s: None,
     ) -> None:
-        """`groups` as in RunnerSpec."""
+        """`groups` as in RunnerSpec. `on_eviction` is told how many tokens of each group were evicted, and how long it took."""
         assert all(group.window is not None for group in groups[1:]), f"a group without a window must be the first: {groups}"
         self.num_pages = groups[0].num_pages  # of the first group, as everything that is counted below
         self.page_size = page_size
@@ -102,6 +104,7 @@ class CacheManager:
         pools: list[PageAllocator | NoPages | WindowGroup] = [*([self.allocator] if self.keeps_all else []), *self.windows]
         self._pools = list(zip(self.req_to_token.tables, pools, strict=True))
         self._groups = tuple(groups)
+        self._on_eviction = on_eviction
         self._leases: dict[int, Lease] = {}  # by row
 
     @property
@@ -363,6 +366,10 @@ class CacheManager:
         """Evicts until `num_pages` pages are free in every group. False, and nothing evicted, if that cannot be."""
         if not self._has_room(num_pages):
             return False
+        free = [pool.num_free for _, pool in self._pools]
+        if num_pages <= min(free):
+            return True
+        began_s = time.perf_counter()
         if (short := num_pages - self.allocator.num_free) > 0:
             self._take_back(self.tree.evict(short))
         for index, group in enumerate(self.windows):
@@ -370,4 +377,6 @@ class CacheManager:
                 # Looking for pages costs more than a page: held ones are passed over each time. So some more go at once.
                 short = max(short, group.num_evictable // WINDOW_EVICT_SHARE)
                 self._take_back(self.tree.evict_window(index, short, group.is_held))
+        evicted = [(pool.num_free - before) * self.page_size for (_, pool), before in zip(self._pools, free, strict=True)]
+        self._on_eviction(evicted, time.perf_counter() - began_s)
         return True

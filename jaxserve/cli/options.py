@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from jaxserve.cli.config_file import ConfigFile
-from jaxserve.config import ALIASES, ServerArgs
+from jaxserve.config import ALIASES, METRIC_BUCKETS, ServerArgs
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,16 +28,18 @@ HTTP_ONLY = frozenset(
      "log_requests_target", "crash_dump_folder", "profile_dir", "enable_trace", "otlp_traces_endpoint",
      "ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh",
      "enable_cache_report", "stream_response_default_include_usage", "skip_tokenizer_init",
-     "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params")
+     "incremental_streaming_output", "shutdown_timeout_s", "preferred_sampling_params", "enable_metrics",
+     "extra_metric_labels", "tokenizer_metrics_allowed_custom_labels", "tokenizer_metrics_custom_labels_header",
+     *METRIC_BUCKETS)
 )  # fmt: skip
 
 
 class ListOf(click.ParamType):
     """Numbers, or words, with commas between them."""
 
-    def __init__(self, kind: type[int] | type[str]) -> None:
+    def __init__(self, kind: type[int] | type[float] | type[str]) -> None:
         self._kind = kind
-        self.name = "int,int,..." if kind is int else "text,text,..."
+        self.name = {int: "int,int,...", float: "number,number,...", str: "text,text,..."}[kind]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
         if isinstance(value, tuple):
@@ -108,7 +110,7 @@ def value_type(hint: Any) -> Any:
         (hint,) = _without_none(typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
         kind, _ = typing.get_args(hint)
-        assert kind in (int, str), f"no command line form for {hint}"
+        assert kind in (int, float, str), f"no command line form for {hint}"
         return ListOf(kind)
     assert hint in (str, int, float, bool), f"no command line form for {hint}"
     return hint

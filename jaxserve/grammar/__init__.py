@@ -11,7 +11,7 @@ Knows nothing of requests, batches or devices.
 """
 
 from jaxserve.grammar.compiler import GrammarCompiler, GrammarFuture
-from jaxserve.grammar.errors import GrammarError
+from jaxserve.grammar.errors import GrammarError, NotCompiledError
 from jaxserve.grammar.masks import MaskFiller
 from jaxserve.grammar.matcher import CompiledGrammar, Matcher
 from jaxserve.grammar.setup import JsonStyle
@@ -25,6 +25,7 @@ __all__ = [
     "JsonStyle",
     "MaskFiller",
     "Matcher",
+    "NotCompiledError",
     "ThinkingGrammar",
     "ThinkingMatcher",
 ]

@@ -85,6 +85,7 @@ class DecodeMemory:
         self._tokens_per_step = num_draft_tokens
         self._by_urgency = retraction_policy == "priority"
         self.num_retracted = 0
+        self.num_retracted_input_tokens = self.num_retracted_output_tokens = 0
 
     def grow(self) -> bool:
         """Pages for what the next step may add to every decode row, or False and nothing happened."""
@@ -115,6 +116,8 @@ class DecodeMemory:
         for req in reqs:
             self._running.remove(req.row)
             self._residents.retract(req)
+            self.num_retracted_input_tokens += req.prompt_len
+            self.num_retracted_output_tokens += len(req.output_ids)
         self._waiting.push_front(reqs)
         self.num_retracted += len(reqs)
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from jaxserve.grammar import CompiledGrammar, GrammarError, ThinkingGrammar
+from jaxserve.grammar import CompiledGrammar, GrammarError, NotCompiledError, ThinkingGrammar
 from jaxserve.scheduler.req import Req, RequestState, unexpected
 from jaxserve.types import FinishReason, Grammar, Thinking
 
@@ -53,6 +53,10 @@ class GrammarQueue:
         """Without a compiler no request with a grammar may come."""
         self._compiler = compiler
         self._items: dict[Req, PendingGrammar] = {}  # in order of arrival
+        self.num_pushed = 0  # ever; of these:
+        self.num_known = 0  # had been compiled before
+        self.num_refused = 0
+        self.num_late = 0  # took too long
 
     def __len__(self) -> int:
         return len(self._items)
@@ -62,9 +66,12 @@ class GrammarQueue:
         assert self._compiler is not None, f"request {req.rid} has a grammar and there is no compiler"
         req.move_to(RequestState.COMPILING)
         if req.thinking is None:
-            self._items[req] = self._compiler.submit(grammar)
+            pending = self._compiler.submit(grammar)
         else:
-            self._items[req] = self._compiler.submit_behind(req.thinking, grammar)
+            pending = self._compiler.submit_behind(req.thinking, grammar)
+        self._items[req] = pending
+        self.num_pushed += 1
+        self.num_known += pending.done
 
     def poll(self) -> Compiled:
         """Takes out all whose grammar is compiled or refused. Does not wait."""
@@ -74,6 +81,8 @@ class GrammarQueue:
             try:
                 req.matcher = pending.result().matcher(ignore_eos=req.sampling.ignore_eos)
             except GrammarError as error:
+                self.num_late += isinstance(error, NotCompiledError)
+                self.num_refused += not isinstance(error, NotCompiledError)
                 compiled.failed.append((req, FinishReason.abort(str(error), 400, "BadRequestError")))
             except Exception:
                 logger.exception("The grammar of request %s could not be compiled.", req.rid)

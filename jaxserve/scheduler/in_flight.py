@@ -6,14 +6,26 @@ It knows neither queues nor the cache: what a step is made of is decided before,
 from __future__ import annotations
 
 import collections
+import dataclasses
+import time
 from typing import Any
 
 from jaxserve.runner import PageUpdates, Runner, StepInput
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
 from jaxserve.scheduler.constraints import Constraints
+from jaxserve.scheduler.meter import Meter
 from jaxserve.scheduler.processors import Processors
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.spans import Spans
+from jaxserve.scheduler.stages import Stage
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    batch: ScheduleBatch
+    step: StepInput
+    handle: Any
+    launched_s: float  # time.perf_counter()
 
 
 class InFlight:
@@ -24,6 +36,7 @@ class InFlight:
         constraints: Constraints,
         processors: Processors | None,
         results: ResultProcessor,
+        meter: Meter,
         spans: Spans,
     ) -> None:
         self._runner = runner
@@ -31,8 +44,9 @@ class InFlight:
         self._constraints = constraints
         self._processors = processors  # None: nobody may bring code
         self._results = results
+        self._meter = meter
         self._spans = spans
-        self._steps: collections.deque[tuple[ScheduleBatch, StepInput, Any]] = collections.deque()
+        self._steps: collections.deque[_Step] = collections.deque()
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -40,8 +54,9 @@ class InFlight:
     def launch(self, batch: ScheduleBatch, page_updates: PageUpdates) -> StepInput:
         """The forward pass, and the sampling too unless that must wait for `finish_launch`."""
         step = self._builder.build(batch, page_updates)
+        launched_s = time.perf_counter()
         handle = self._runner.forward(step)
-        self._steps.append((batch, step, handle))
+        self._steps.append(_Step(batch, step, handle, launched_s))
         self._constraints.masks_are_due = step.needs_masks
         if not step.needs_masks:
             self._runner.sample(handle)
@@ -51,7 +66,7 @@ class InFlight:
         """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in. Ends requests
         whose own code fails."""
         if self._constraints.masks_are_due:
-            _, step, handle = self._steps[-1]
+            step, handle = self._steps[-1].step, self._steps[-1].handle
             with self._spans("masks and sampling"):
                 changed = None if self._processors is None else self._processors.apply(step, handle)
                 self._runner.sample(handle, self._constraints.masks(step), changed)
@@ -59,12 +74,15 @@ class InFlight:
 
     def take_in(self, keep: int = 0) -> int:
         """Results of the oldest steps, until `keep` are left. Waits for them. Returns how many tokens went to requests."""
-        num_tokens = 0
+        num_tokens, stages = 0, self._meter.stages
         while len(self._steps) > keep:
-            batch, step, handle = self._steps[0]
+            launched = self._steps[0]
+            stages.enter(Stage.WAIT)
             with self._spans("wait"):
-                output = self._runner.fetch(handle)
+                output = self._runner.fetch(launched.handle)
+            stages.enter(Stage.PROCESS)
             self._steps.popleft()
+            self._meter.step_done(launched.batch, launched.launched_s)
             with self._spans("process"):
-                num_tokens += self._results.process(batch, step, output)
+                num_tokens += self._results.process(launched.batch, launched.step, output)
         return num_tokens

@@ -26,6 +26,7 @@ from jaxserve.messages import (
 )
 from jaxserve.scheduler.batch import NeedsResults
 from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.scheduler.stages import Stage
 from jaxserve.scheduler.watchdog import Watchdog
 
 # How long nothing must have arrived before idle-time work (leak check) is done: it should not delay the next request.
@@ -57,6 +58,7 @@ class SchedulerLoop:
         watchdog: Watchdog | None = None,
     ) -> None:
         self._scheduler = scheduler
+        self._stages = scheduler.meter.stages
         self._transport = transport
         self._spans = scheduler.spans
         self._overlap = overlap
@@ -74,9 +76,11 @@ class SchedulerLoop:
 
     def step(self) -> None:
         """One round. Blocks only for messages when there is nothing to do, and for the result of a step."""
-        was_idle = self._scheduler.is_idle
+        was_idle, timeout_s = self._scheduler.is_idle, self._recv_timeout_s()
+        self._stages.enter(Stage.RECEIVE if timeout_s == 0 else Stage.IDLE)
         with self._spans("wait for messages" if was_idle else "receive"):
-            self._arrived.extend(self._transport.recv_messages(self._recv_timeout_s()))
+            self._arrived.extend(self._transport.recv_messages(timeout_s))
+        self._stages.enter(Stage.RECEIVE)
         was_quiet = was_idle and not self._arrived
         with self._watchdog.working() if self._watchdog is not None else contextlib.nullcontext():
             for message in self._next_messages():
@@ -96,16 +100,21 @@ class SchedulerLoop:
         """`was_quiet`: nothing was to be done before, and nothing arrived."""
         scheduler = self._scheduler
         scheduler.check_timers()
+        self._stages.enter(Stage.SCHEDULE)
         with self._spans("schedule"):
             batch = scheduler.next_batch()
         if isinstance(batch, NeedsResults):
             scheduler.process_results()
+            self._stages.enter(Stage.SCHEDULE)
             with self._spans("schedule"):
                 batch = scheduler.next_batch()
             assert not isinstance(batch, NeedsResults), "all results are in"
         if batch is not None:
+            self._stages.enter(Stage.LAUNCH)
             scheduler.launch(batch)
+        self._stages.enter(Stage.PROCESS)
         scheduler.process_results(keep=1 if batch is not None else 0)
+        self._stages.enter(Stage.LAUNCH)
         scheduler.finish_launch()
         if not self._overlap:
             scheduler.process_results()

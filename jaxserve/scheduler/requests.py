@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from jaxserve.messages import TokenizedGenerateReqInput
 from jaxserve.scheduler.grammar_queue import GrammarQueue
 from jaxserve.scheduler.intake import Intake
+from jaxserve.scheduler.meter import Meter
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.req import Req, RequestState, unexpected
 from jaxserve.scheduler.residents import Residents
@@ -35,6 +36,7 @@ class Requests:
         outputs: OutputSender,
         counters: Counters,
         wall_clock: Callable[[], float],
+        meter: Meter,
     ) -> None:
         self._intake = intake
         self._compiling = compiling
@@ -43,6 +45,7 @@ class Requests:
         self._outputs = outputs
         self._counters = counters
         self._wall_clock = wall_clock
+        self._meter = meter
         self.is_closed = False  # no more are taken
         self.unavailable = ""  # why none are taken for now
         self.live: dict[str, Req] = {}  # by rid: compiling, waiting or resident, not finished
@@ -90,6 +93,7 @@ class Requests:
         compiled = self._compiling.poll()
         for req in compiled.ready:
             req.times.grammar_ready_s = self._wall_clock()
+            self._meter.grammar_compiled(req.times.grammar_ready_s - req.times.queue_entry_s)
             self._waiting.push(req)
         for req, reason in compiled.failed:
             self.finish(req, reason)

@@ -58,6 +58,7 @@ class ResultProcessor:
         self._finish = finish
         self._wall_clock = wall_clock
         self._eos = np.array(spec.eos_token_ids, np.int32)
+        self._num_draft_tokens = spec.num_draft_tokens
         self._constraints = constraints
         self._jumps = jumps
         self.num_verified = 0  # rows times steps that verified drafts, and the drafts accepted in them
@@ -67,6 +68,12 @@ class ResultProcessor:
     def avg_accept_len(self) -> float | None:
         """Tokens gained per row and step that verified drafts; None if there was none."""
         return 1 + self.num_accepted_drafts / self.num_verified if self.num_verified else None
+
+    @property
+    def accept_rate(self) -> float | None:
+        """Of the drafts that could have been accepted."""
+        most = self.num_verified * (self._num_draft_tokens - 1)
+        return self.num_accepted_drafts / most if most else None
 
     def process(self, batch: ScheduleBatch, step: StepInput, output: StepOutput) -> int:
         """Returns the number of tokens that went to requests."""

@@ -12,6 +12,7 @@ cannot be handled is answered or logged and leaves everything else alone; a step
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from jaxserve.messages import (
     WorkerAddress,
     WorkerProgress,
 )
+from jaxserve.metrics import Snapshot
 from jaxserve.runner import Runner
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NeedsResults, ScheduleBatch, StepBuilder
 from jaxserve.scheduler.changeable import changeable
@@ -47,6 +49,7 @@ from jaxserve.scheduler.grammar_queue import POLL_INTERVAL_S, Compiler, GrammarQ
 from jaxserve.scheduler.in_flight import InFlight
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.jumps import Jumps
+from jaxserve.scheduler.meter import Meter
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
@@ -103,6 +106,8 @@ class Scheduler:
         self._wall_clock = wall_clock
         self._limits = prefill_limits(args, spec)
         by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
+        self.meter = Meter(is_on=args.enable_metrics)
+        windows = [group.window for group in spec.kv_groups]
         self.cache = CacheManager(
             groups=spec.kv_groups,
             page_size=spec.page_size,
@@ -110,6 +115,7 @@ class Scheduler:
             max_pages_per_row=spec.max_pages_per_row,
             eviction_policy=args.radix_eviction_policy,
             disable_radix=args.disable_radix_cache,
+            on_eviction=functools.partial(self.meter.evicted, windows),
         )
         self._table = RowTable(
             max_rows=spec.max_rows,
@@ -128,7 +134,14 @@ class Scheduler:
         self._outputs = OutputSender(self._table, sink.send_output, wall_clock, args.weight_version, spec.num_draft_tokens)
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._requests = Requests(
-            self._intake, self._compiling, self._waiting, self._residents, self._outputs, self._log.counters, wall_clock
+            self._intake,
+            self._compiling,
+            self._waiting,
+            self._residents,
+            self._outputs,
+            self._log.counters,
+            wall_clock,
+            self.meter,
         )
         self._jumps = Jumps(
             self._table,
@@ -154,7 +167,7 @@ class Scheduler:
         builder = StepBuilder(self._table, spec.num_draft_tokens)
         self.spans = Spans(runner.annotate)
         self.profiler = Profiler(runner, self.pace, self.spans, self.process_results)
-        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.spans)
+        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.meter, self.spans)
         self._memory = DecodeMemory(
             cache=self.cache,
             table=self._table,
@@ -253,8 +266,22 @@ class Scheduler:
             "last_gen_throughput": self._log.gen_throughput,
             "avg_spec_accept_length": self._results.avg_accept_len,
             "num_retractions": self._memory.num_retracted,
+            "num_retracted_input_tokens": self._memory.num_retracted_input_tokens,
+            "num_retracted_output_tokens": self._memory.num_retracted_output_tokens,
+            "num_retracted_reqs": self._waiting.num_begun,
+            "num_paused_reqs": load.num_running + load.num_waiting if self.pace.is_paused else 0,
             "num_preemptions": self._prefill.num_preempted,
             "num_jumps": self._jumps.num_jumps,
+            "num_grammars": self._compiling.num_pushed,
+            "num_grammar_cache_hits": self._compiling.num_known,
+            "num_grammars_aborted": self._compiling.num_refused,
+            "num_grammar_timeouts": self._compiling.num_late,
+            "num_spec_verify_calls": self._results.num_verified,
+            "num_spec_accepted_tokens": self._results.num_accepted_drafts,
+            "spec_accept_rate": self._results.accept_rate,
+            "spec_num_draft_tokens": spec.num_draft_tokens,
+            "decode_sum_seq_lens": int(self._table.kv_len[self._table.alive].sum()),
+            "cache_hit_rate": self._log.counters.cache_hit_rate,
             "max_total_num_tokens": spec.max_total_tokens,
             "max_running_requests": self._limits.max_running,
             "context_len": spec.context_len,
@@ -268,6 +295,9 @@ class Scheduler:
             **vars(self._log.counters),
             "runner": self._runner.internal_state(),
         }
+
+    def metrics_snapshot(self) -> Snapshot:
+        return self.meter.snapshot(self.internal_state())
 
     # --- messages
 

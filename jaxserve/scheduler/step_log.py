@@ -23,9 +23,15 @@ class Counters:
     cached_tokens: int = 0  # of those, taken from the radix tree
     generated_tokens: int = 0
     prefill_tokens: int = 0  # computed; recomputed ones after a retraction count again
+    prefill_cached_tokens: int = 0  # of those whose prefill began, from the radix tree
     num_prefill_steps: int = 0
     num_decode_steps: int = 0
     num_leaks_repaired: int = 0
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Of prefilled tokens, since the start."""
+        return self.prefill_cached_tokens / max(self.prefill_cached_tokens + self.prefill_tokens, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +86,8 @@ class StepLog:
     def _prefill(self, batch: ScheduleBatch) -> None:
         self.counters.num_prefill_steps += 1
         self.counters.prefill_tokens += batch.num_prefill_tokens
+        num_cached_tokens = sum(item.start for item in batch.items if item.is_new)
+        self.counters.prefill_cached_tokens += num_cached_tokens
         now = self._clock()
         elapsed_s, self._last_prefill_s = now - self._last_prefill_s, now
         if not logger.isEnabledFor(logging.INFO):
@@ -90,7 +98,7 @@ class StepLog:
             "#queue-req: %d, #pending-token: %d, input throughput (token/s): %.2f",
             len(batch.items),
             batch.num_prefill_tokens,
-            sum(item.start for item in batch.items if item.is_new),
+            num_cached_tokens,
             ", ".join(f"{name}token usage: {pool.token_usage:.2f}" for name, pool in load.named_pools()),
             load.num_running,
             load.num_waiting,

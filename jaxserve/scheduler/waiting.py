@@ -40,6 +40,10 @@ class WaitingQueue:
     def has_begun_ones(self) -> bool:
         return bool(self._begun)
 
+    @property
+    def num_begun(self) -> int:
+        return len(self._begun)
+
     def push(self, req: Req) -> None:
         self._fresh[req] = None
         self.pending_tokens += req.fill_len

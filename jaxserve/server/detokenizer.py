@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from jaxserve.messages import (
     ShutdownReq,
     WorkerReady,
 )
+from jaxserve.metrics import Registry, Snapshot, count_process
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.garbage import settle_garbage_collector
@@ -64,12 +66,27 @@ class Detokenizer:
         self._states: OrderedDict[str, SequenceState] = OrderedDict()
         self._abandoned: set[str] = set()  # ended here; the scheduler still runs them
         self._decoders = {flags: self._decoder(flags) for flags in range(_DECODE_FLAGS + 1)}
+        self._metrics = Registry("detokenizer")
+        self._seconds = self._metrics.counter("detokenizer_seconds_total")
+        self._tokens = self._metrics.counter("detokenizer_tokens_total")
 
     @property
     def num_sequences(self) -> int:
         return len(self._states)
 
+    def metrics_snapshot(self) -> Snapshot:
+        self._metrics.gauge("detokenizer_sequences").set(self.num_sequences)
+        count_process(self._metrics, DETOKENIZER)
+        return self._metrics.snapshot(time.time())
+
     def process(self, out: BatchTokenIDOut) -> BatchStrOut:
+        began_s = time.perf_counter()
+        message = self._texts_of(out)
+        self._seconds.inc(time.perf_counter() - began_s)
+        self._tokens.inc(len(out.token_ids))
+        return message
+
+    def _texts_of(self, out: BatchTokenIDOut) -> BatchStrOut:
         if self._abandoned:
             self._drop_abandoned(out)
         flags = out.decode_flags.tolist()

@@ -33,6 +33,7 @@ from jaxserve.runner import NO_TOKEN_ID
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.live_requests import CallFacts, LiveCall, LiveSequence, LiveTable
 from jaxserve.server.logit_processors import RulePlan, plan_all, rules_of
+from jaxserve.server.metrics import ServerMetrics, header_labels
 from jaxserve.server.request_checks import (
     ModelLimits,
     cache_namespace,
@@ -78,14 +79,23 @@ class _PromptPlan:
 
 class Generation:
     def __init__(
-        self, send: Callable[[Message], None], lanes: TextLanes, journal: Journal, tracer: Tracer | None = None
+        self,
+        send: Callable[[Message], None],
+        lanes: TextLanes,
+        journal: Journal,
+        metrics: ServerMetrics | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
-        """`send` reaches the scheduler; what it is given arrives in that order."""
+        """`send` reaches the scheduler; what it is given arrives in that order. `metrics`, `tracer`: None where nobody counts,
+        or traces."""
         self._lanes = lanes
         self._send = send
         self._journal = journal
+        self._metrics = metrics
         self._tracer = tracer
         self.timelines = Timelines()
+        if metrics is not None:
+            self.timelines.observers.append(metrics.observe)
         self._live = LiveTable(self.timelines.observe)
         self._embeds_bytes = 0  # of requests that have not ended
         self._most_embeds_bytes = psutil.virtual_memory().total // 4
@@ -113,11 +123,13 @@ class Generation:
         kept_bytes = self._check_room(req)
         received_s, rids = time.time(), self._free_rids(req)
         sink = self._journal.open(req, rids, received_s, sink)
-        facts = CallFacts(received_s, num_samples=req.num_samples, is_stream=req.stream, is_observed=not req.is_health_check)
+        facts = self._facts(req, received_s)
         facts.trace = None if self._tracer is None else self._tracer.begin(req)
         call = LiveCall(sink, req.num_sequences, facts)
         sequences = [LiveSequence(rid, index, facts, call) for index, rid in enumerate(rids)]
+        gaps = self._metrics.token_gaps.buffer(facts.labels) if self._metrics is not None and facts.is_observed else None
         for sequence in sequences:
+            sequence.gaps = gaps
             self._live.add(sequence)
         self._embeds_bytes += kept_bytes
         try:
@@ -144,6 +156,21 @@ class Generation:
             self._leave(sequences)
             self._journal.close_request(sink)
 
+    def _facts(self, req: GenerateReqInput, received_s: float) -> CallFacts:
+        labels: tuple[str, ...] = ()
+        if self._metrics is not None and self._metrics.custom_labels.names:
+            brought = header_labels.get()
+            own = self._metrics.custom_labels.of(req.custom_labels)
+            labels = own if req.custom_labels or brought is None else brought
+        return CallFacts(
+            received_s,
+            num_samples=req.num_samples,
+            is_stream=req.stream,
+            is_observed=not req.is_health_check,
+            is_constrained=any(params.grammar is not None for params in req.sampling_params),
+            labels=labels,
+        )
+
     def _check_room(self, req: GenerateReqInput) -> int:
         """Bytes that its embeddings take until it has ended: the scheduler keeps them, to compute a retracted prompt again."""
         copies = -(-req.num_samples // SEQUENCES_PER_PART)
@@ -159,6 +186,8 @@ class Generation:
     def receive(self, out: BatchStrOut, *, hold: bool = False) -> None:
         """`hold`: its chunks wait for `release`."""
         self._live.route(out, hold=hold)
+        if self._metrics is not None:
+            self._metrics.token_gaps.settle()
         if out.abandoned:
             self._send(AbortReq(rids=out.abandoned))
 

@@ -34,6 +34,8 @@ class CallFacts:
     is_stream: bool = False
     is_observed: bool = True  # the server's own probes are not
     trace: CallTrace | None = None
+    is_constrained: bool = False
+    labels: tuple[str, ...] = ()  # values of the custom labels of metrics
 
 
 class LiveCall:
@@ -66,6 +68,8 @@ class LiveSequence:
     turn: Turn | None = None  # of a session
     first_text_s: float = 0.0  # Unix time of its first chunk
     completion_tokens: int = 0  # so far
+    gaps: list[float] | None = None  # where the seconds between its tokens go, if somebody counts them
+    last_token_s: float = 0.0  # time.perf_counter()
 
     def timeline(self) -> RequestTimeline:
         facts = self.facts
@@ -76,6 +80,8 @@ class LiveSequence:
             first_text_s=self.first_text_s,
             num_samples=facts.num_samples,
             is_stream=facts.is_stream,
+            is_constrained=facts.is_constrained,
+            labels=facts.labels,
             completion_tokens=self.completion_tokens,
         )
 
@@ -127,7 +133,7 @@ class LiveTable:
         """
         live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
         has_more = bool(out.input_logprobs or out.hidden_states)
-        token_ids, now_s = out.token_ids.tolist(), time.time()
+        token_ids, now_s, tick_s = out.token_ids.tolist(), time.time(), time.perf_counter()
         rows = zip(
             out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
             out.cached_tokens.tolist(), strict=True,
@@ -139,9 +145,15 @@ class LiveTable:
             sequence = live.get(rid) if reason is None else live.pop(rid, None)
             if sequence is None:
                 continue
-            if completion and not sequence.completion_tokens:
-                sequence.first_text_s = now_s
-            sequence.completion_tokens = completion
+            if count:
+                if not sequence.completion_tokens:
+                    sequence.first_text_s = now_s
+                elif (gaps := sequence.gaps) is not None:
+                    if count == 1:
+                        gaps.append(tick_s - sequence.last_token_s)
+                    else:
+                        gaps.extend([(tick_s - sequence.last_token_s) / count] * count)
+                sequence.completion_tokens, sequence.last_token_s = completion, tick_s
             meta: dict[str, Any] = {}
             if reason is not None:
                 timeline = sequence.timeline()

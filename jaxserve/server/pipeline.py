@@ -73,7 +73,10 @@ class Pipeline:
             await self._warm_up()
         if self.manager.status == "starting":
             self.manager.status = "ready"
-            logger.info("Ready after %.1f s.", time.monotonic() - started_s)
+            took_s = time.monotonic() - started_s
+            if self.manager.metrics is not None:
+                self.manager.metrics.startup_s = took_s
+            logger.info("Ready after %.1f s.", took_s)
 
     def _load_tokenizer(self) -> None:
         assert self._paths is not None, "start comes first"

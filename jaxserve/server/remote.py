@@ -10,6 +10,7 @@ a route answers in words, so do they.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import ssl
@@ -158,7 +159,8 @@ class RemoteEngine:
         reply = self._open("POST", path, body)
 
         def events() -> Iterator[Reply]:
-            with reply:
+            # If the server dies inside a chunk, the connection's end is an error of its own.
+            with reply, contextlib.suppress(http.client.HTTPException):
                 for line in reply:
                     data = line.removeprefix(b"data: ").strip()
                     if data == b"[DONE]":

@@ -114,6 +114,7 @@ class GenerateReqInput:
     cuts_new_tokens: bool = False
     is_health_check: bool = False
     trace_headers: dict[str, str] | None = None  # traceparent and tracestate, in the body
+    custom_labels: dict[str, str] | None = None  # for the metrics about it, as far as the server takes them
     # int32, of each prompt, once they are tokenized; of embeddings NO_TOKEN_ID
     prompt_ids: list[np.ndarray] = dataclasses.field(default_factory=list)
 

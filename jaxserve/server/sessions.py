@@ -203,6 +203,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def num_tokens(self) -> int:
+        return self._count.tokens
+
     def open(self, capacity: int, session_id: str | None, *, appends_only: bool, timeout_s: float | None) -> str:
         """Returns its id. Raises ValueError with a sentence."""
         self._close_expired()

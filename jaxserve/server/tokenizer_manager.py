@@ -40,14 +40,16 @@ from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
+from jaxserve.scheduler.control.get_metrics import GetMetricsReq, GetMetricsReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
 from jaxserve.server.journal.journal import Journal
+from jaxserve.server.metrics import ServerMetrics
 from jaxserve.server.reply_limits import ReplyLimits
 from jaxserve.server.request_checks import ModelLimits, encode_prompt, without_tokenizer
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
+from jaxserve.server.requests import ERR_TYPES, GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
@@ -87,8 +89,9 @@ class TokenizerManager:
         self.template_arguments = TemplateArguments.of(args)
         self.journal = Journal(args, self._decode_prompt)
         self.tracer = Tracer.of(args)
+        self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self._generation = Generation(
-            lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.tracer
+            lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.metrics, self.tracer
         )
         self.timelines = self._generation.timelines
         if args.enable_request_time_stats_logging:
@@ -117,6 +120,8 @@ class TokenizerManager:
         self.journal.close()
         if self.tracer is not None:
             self.tracer.close()
+        if self.metrics is not None:
+            self.metrics.close()
 
     def _deliver(self, message: Any) -> None:
         self._dispatch(message)
@@ -176,6 +181,22 @@ class TokenizerManager:
     def recent_requests(self) -> list[RequestTimeline]:
         """Time lines of the newest requests that have ended, and of all that have not."""
         return self._generation.recent_requests()
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        """The metrics of all processes, in a form that `accept` names, and their content type."""
+        if self.metrics is None:
+            raise RequestError("/metrics needs a server without --no-enable-metrics.", 404, ERR_TYPES[404])
+        gauges = {
+            "num_live_sequences": self.num_live,
+            "num_sessions": len(self.sessions),
+            "session_held_tokens": self.sessions.num_tokens,
+            "server_ready": float(self.is_ready),
+        }
+        return await self.metrics.scrape(accept, gauges)
+
+    async def _ask_for_metrics(self, answered: Callable[[WorkerAddress, GetMetricsReqOutput], None]) -> None:
+        if self.status in ("ready", "draining"):
+            await self._controls.tell_each(GetMetricsReq(), answered)
 
     def fail(self, reason: str) -> None:
         """The workers are gone: everything that waits ends now, and nothing new is taken. `reason` is a sentence that clients
@@ -313,7 +334,7 @@ class TokenizerManager:
             probe = asyncio.create_task(self.generate_one_token())
         try:
             while time.monotonic() - asked_s < timeout_s:
-                if self._link.last_heartbeat_s > asked_s:
+                if self._link.last_heartbeat_s > asked_s or (self.is_paused and _has_succeeded(probe)):
                     return True
                 if self.status == "failed":
                     return False
@@ -366,3 +387,7 @@ class TokenizerManager:
 
 def _unavailable(message: str) -> RequestError:
     return RequestError(message, status_code=503, err_type="ServiceUnavailableError")
+
+
+def _has_succeeded(task: asyncio.Task[Any] | None) -> bool:
+    return task is not None and task.done() and not task.cancelled() and task.exception() is None

@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 
 from jaxserve.ipc import IpcPaths, Receiver, Sender
-from jaxserve.messages import Message, TokenizerInput, WorkerAddress
+from jaxserve.messages import ControlReply, Message, TokenizerInput, WorkerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class WorkerLink:
     def __init__(self, workers: Sequence[WorkerAddress], deliver: Callable[[Any], None], end_turn: Callable[[], None]) -> None:
         """`end_turn` is called when all messages that were read together have been delivered."""
         self.workers = tuple(workers)
-        self.last_heartbeat_s = 0.0  # time.monotonic() of the last message from a worker
+        self.last_heartbeat_s = 0.0  # time.monotonic() of the last message about requests: the pipeline works
         self.is_behind = False  # while a turn's messages are delivered: they are better handled together
         self._deliver = deliver
         self._end_turn = end_turn
@@ -71,7 +71,7 @@ class WorkerLink:
         if receiver is None or loop is None:
             return
         messages = receiver.receive(_MESSAGES_PER_TURN)
-        if messages:
+        if not all(isinstance(message, ControlReply) for message in messages):
             self.last_heartbeat_s = time.monotonic()
         self.is_behind = len(messages) >= _BEHIND_MESSAGES
         for message in messages:

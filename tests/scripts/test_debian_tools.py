@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "debian_tools.sh"
-PRESENT = ("chromium", "prometheus")
+PRESENT = ("chromium", "prometheus", "systemd-analyze")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_root_installs_what_is_missing_and_starts_no_service(programs: Path) -> 
     add(programs, "apt-get", f'echo "apt-get $*"; {programs}/policy-rc.d; echo "a service may start: $?"')
     done = run(programs)
     assert done.returncode == 0, done
-    install = "apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends prometheus fonts-dejavu-core"
+    install = "apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends prometheus systemd fonts-dejavu-core"
     assert install in done.stdout and "may start: 101" in done.stdout
     assert not (programs / "policy-rc.d").exists()
 
@@ -59,7 +59,7 @@ def test_others_use_sudo_if_it_asks_nothing(programs: Path) -> None:
     add(programs, "sudo", f'shift; : > {programs}/is-root; exec "$@"')
     add(programs, "true")
     done = run(programs)
-    assert done.returncode == 0 and "install -y --no-install-recommends chromium prometheus" in done.stdout, done
+    assert done.returncode == 0 and "install -y --no-install-recommends chromium prometheus systemd" in done.stdout, done
 
 
 @pytest.mark.parametrize(("sudo", "apt", "reason"), [
@@ -76,7 +76,7 @@ def test_it_says_what_to_install_where_it_cannot(programs: Path, sudo: str | Non
     done = run(programs)
     assert done.returncode == 1
     assert reason in done.stderr
-    assert "apt-get install --no-install-recommends chromium prometheus fonts-dejavu-core" in done.stderr
+    assert "apt-get install --no-install-recommends chromium prometheus systemd fonts-dejavu-core" in done.stderr
 
 
 def test_a_registry_that_gives_nothing_is_named(programs: Path) -> None:

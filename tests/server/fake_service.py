@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxserve.config import ServerArgs
 from jaxserve.messages import HiddenStates, InputLogprobs, TokenLogprobs
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
 from jaxserve.scheduler.control.close_session import CloseSessionReqOutput
@@ -33,6 +34,7 @@ from jaxserve.scheduler.control.stop_profile import StopProfileReqOutput
 from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.chat_templates import TemplateArguments
+from jaxserve.server.metrics import ServerMetrics
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
 from jaxserve.server.sinks import ChunkSink, pulled
@@ -65,6 +67,14 @@ class FakeTokenizer:
         return "".join("<s>" * (not skip_special_tokens) if i == BOS else chr(i) for i in ids)
 
 
+def counting(**options: Any) -> ServerMetrics:
+    """Without workers."""
+
+    async def nobody(answered: Any) -> None: ...
+
+    return ServerMetrics(ServerArgs(**{"model_path": "m", **options}), nobody)
+
+
 class FakeService:
     def __init__(self) -> None:
         self.status = "ready"
@@ -83,6 +93,7 @@ class FakeService:
         self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.template_arguments = TemplateArguments()
         self.num_live = 0
+        self.metrics: ServerMetrics | None = counting()
         self.timelines: list[RequestTimeline] = []
         self.thinking_end: str | None = None
         self.requests: list[GenerateReqInput] = []
@@ -125,6 +136,11 @@ class FakeService:
         return self.status == "ready" and not self.is_paused
 
     tracer = None
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        if self.metrics is None:
+            raise RequestError("/metrics needs a server without --no-enable-metrics.", 404, "NotFoundError")
+        return await self.metrics.scrape(accept, {})
 
     def recent_requests(self) -> list[RequestTimeline]:
         return self.timelines

@@ -65,6 +65,6 @@ async def test_a_request_is_a_turn_of_a_session(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_hints_for_sglangs_caches_and_metrics_change_nothing(path: str) -> None:
+async def test_hints_for_sglangs_caches_and_labels_change_nothing(path: str) -> None:
     plain = await choices_of(path)
     assert await choices_of(path, session_id="s", custom_labels={"a": "b"}) == plain

@@ -57,19 +57,19 @@ def compilation_cache() -> str:
     return str(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory, compilation_cache: str) -> Iterator[LiveServer]:
     options = ["--model-path", "demo", "--compilation-cache-dir", compilation_cache]
     with running(tmp_path_factory.mktemp("web") / "server.log", *options, env=environment()) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def slow() -> Iterator[Server]:
-    """A step takes 20 ms, and every request lasts as long as it may. Under a path, behind a key."""
+    """A step takes 20 ms, and every request lasts as long as it may. Under a path, behind a key, without metrics."""
     with (
         tempfile.TemporaryDirectory(prefix="web-") as folder,
-        serving(Path(folder), step_s=0.02, api_key=KEY, fastapi_root_path="/llm") as server,
+        serving(Path(folder), step_s=0.02, api_key=KEY, fastapi_root_path="/llm", enable_metrics=False) as server,
     ):
         server.wait_for("/ready", 200)
         yield server

@@ -124,6 +124,20 @@ def test_tokens_show_alternatives_and_branch(page: Page) -> None:
     assert branch.locator(".text").inner_text() == "".join(told)
 
 
+def test_alternatives_are_in_sight(open_page: OpenPage, demo: LiveServer) -> None:
+    """Also those of a token at the lower end."""
+    page = open_page(f"{demo.url}/playground", viewport={"width": 400, "height": 560})
+    ask(page, "What is 12 + 30?")
+    answer = ask(page, "What is a radix cache?")
+    answer.get_by_role("button", name="Tokens").click()
+    for index in (0, -1):
+        answer.locator(".token").nth(index).hover()
+        panel, area = answer.locator(".alternatives").bounding_box(), page.locator("#scroll").bounding_box()
+        assert panel is not None and area is not None
+        assert area["y"] <= panel["y"] and panel["y"] + panel["height"] <= area["y"] + area["height"]
+        assert area["x"] <= panel["x"] and panel["x"] + panel["width"] <= area["x"] + area["width"]
+
+
 def test_tokens_by_keyboard(page: Page) -> None:
     answer = ask(page, "What is 12 + 30?")
     answer.get_by_role("button", name="Tokens").press("Enter")
@@ -215,6 +229,8 @@ def test_axe_finds_no_serious_fault(open_page: OpenPage, demo: LiveServer, schem
     expect(page.locator("article.assistant")).to_have_attribute("aria-busy", "false")
     ask(page, "What is 12 + 30?").get_by_role("button", name="Tokens").click()
     page.locator(".token").nth(2).click()
+    # The darkest there can be.
+    page.evaluate("document.querySelectorAll('.token').forEach(token => token.style.setProperty('--p', 0))")
     assert serious_faults(page) == []
     if size == "phone":
         page.get_by_role("button", name="Settings").click()

@@ -61,8 +61,9 @@ def _latency_cdf(runs: Sequence[Run]) -> Figure:
 
 
 def _throughput_latency(runs: Sequence[Run]) -> Figure:
-    named = dict.fromkeys(key for run in runs for key, _ in run.varied)
-    figure, axes = style.panels(len(_PANELS), title=", ".join(["Throughput and latency", *(f"by {key}" for key in named)]))
+    named = ", ".join(dict.fromkeys(meaning for run in runs for meaning in run.meanings))
+    title = "Throughput and latency" + (f" (numbers: {named})" if named else "")
+    figure, axes = style.panels(len(_PANELS), title=title)
     sources = by_source(runs)
     for place, (source, group) in enumerate(sources.items()):
         line_colour, marker = style.colour(place, len(sources), ordered=False), style.MARKERS[place % len(style.MARKERS)]
@@ -90,7 +91,9 @@ def _points(runs: Sequence[Run], key: str) -> list[tuple[float, float, str]]:
 def _name_points(axis: Axes, runs: Sequence[Run], key: str) -> None:
     """Above the first file's upper line."""
     for x, y, mark in _points(runs, key):
-        axis.annotate(mark, (x, y), (-3, 6), textcoords="offset points", ha="right", va="bottom", fontsize=9, color="#444444")
+        axis.annotate(
+            mark, (x, y), (-3, 6), textcoords="offset points", ha="right", va="bottom", fontsize=9, path_effects=style.HALO
+        )
     axis.margins(x=0.12, y=0.12)
 
 

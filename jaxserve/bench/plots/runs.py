@@ -12,6 +12,7 @@ from jaxserve.bench.comparing.measures import KINDS
 from jaxserve.bench.record import Record, kind_of
 
 _UNITS = {"request_rate": "req/s", "max_concurrency": "at once", "num_prompts": "prompts"}
+_MEANINGS = {"at once": "requests at once", "req/s": "requests per second"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Run:
     @property
     def point(self) -> str:
         return ", ".join(f"{value} {key}" if key in _UNITS.values() else f"{key} {value}" for key, value in self.varied)
+
+    @property
+    def meanings(self) -> tuple[str, ...]:
+        """What the numbers of `mark` are."""
+        return tuple(_MEANINGS.get(key, key) for key, _ in self.varied)
 
     @property
     def mark(self) -> str:

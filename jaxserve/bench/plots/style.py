@@ -12,9 +12,11 @@ import matplotlib
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES: tuple[str | tuple[int, tuple[int, ...]], ...] = ("solid", (0, (5, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+HALO = (withStroke(linewidth=3, foreground="white"),)  # of words that lines may cross
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 _SETTINGS = {

@@ -67,10 +67,12 @@ def compare(before: Path, after: Path, metrics: tuple[str, ...], fail_if_slower:
         _print(before, after, pairing, found)
         _warn(before, records[0])
         _warn(after, records[1])
-    slower = [one for group in found.values() for one in group if fail_if_slower is not None and _fails(one, fail_if_slower)]
+    if fail_if_slower is None:
+        return 0
+    slower = [one for group in found.values() for one in group if _fails(one, fail_if_slower)]
     if slower:
         said = ", ".join(f"{one.metric.label} by {one.slower_by:.1%}" for one in slower)
-        raise click.ClickException(f"Slower by more than {fail_if_slower:.3g}: {said}.")
+        raise click.ClickException(f"Slower by more than {100 * fail_if_slower:g} %: {said}.")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ class _Question:
     missing: set[WorkerAddress]
     answered: asyncio.Future[None]
     replies: list[ControlReply] = dataclasses.field(default_factory=list)
+    took: Callable[[ControlReply], None] | None = None  # told of each as it comes
 
 
 class ControlClient:
@@ -56,12 +58,26 @@ class ControlClient:
             control.completed(self._tokenizer_manager, request, answers)
         return answers
 
+    async def tell_each(self, request: ControlStruct, answered: Callable[[WorkerAddress, Any], None]) -> None:
+        """Asks the workers, and passes on each answer when it comes. Returns when there are all; who refuses is left out.
+        Raises RequestError if one does not answer."""
+        control = control_of(type(request))
+
+        def took(reply: ControlReply) -> None:
+            if not reply.error:
+                answered(reply.worker, unpack(reply.body, control.reply))
+
+        workers = [worker for worker in self._link.workers if worker.kind in control.handlers]
+        await self._ask_workers(control.name, pack(request), workers, ANSWER_TIMEOUT_S, took)
+
     def receive(self, reply: ControlReply) -> None:
         question = self._open.get(reply.request_id)
         if question is None or reply.worker not in question.missing:
             return  # whoever asked has given up
         question.missing.remove(reply.worker)
         question.replies.append(reply)
+        if question.took is not None:
+            question.took(reply)
         if not question.missing and not question.answered.done():
             question.answered.set_result(None)
 
@@ -75,9 +91,14 @@ class ControlClient:
         return None if handler is None else handler(self._tokenizer_manager, request)
 
     async def _ask_workers(
-        self, name: str, body: msgspec.Raw, workers: list[WorkerAddress], timeout_s: float | None
+        self,
+        name: str,
+        body: msgspec.Raw,
+        workers: list[WorkerAddress],
+        timeout_s: float | None,
+        took: Callable[[ControlReply], None] | None = None,
     ) -> list[ControlReply]:
-        question = _Question(set(workers), asyncio.get_running_loop().create_future())
+        question = _Question(set(workers), asyncio.get_running_loop().create_future(), took=took)
         message = ControlRequest(request_id=uuid.uuid4().hex, name=name, body=body)
         self._open[message.request_id] = question
         try:

@@ -21,7 +21,7 @@ from jaxserve.server.anthropic import protocol as anthropic_protocol
 from jaxserve.server.anthropic import routes as anthropic
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
-from jaxserve.server.http import health
+from jaxserve.server.http import health, metrics
 from jaxserve.server.http.auth import OPEN_PREFIXES, AuthMiddleware
 from jaxserve.server.http.browsers import BrowserGuard, BrowserPolicy
 from jaxserve.server.http.content_type import JsonBodyMiddleware
@@ -91,6 +91,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,
+        metrics.router,
         generate.router,
         tokens.router,
         parsing.router,
@@ -122,6 +123,13 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     app.add_middleware(BrowserGuard, policy=policy, control_paths=admin_paths)
     if args.enable_trace and tokenizer_manager.tracer is not None:
         app.add_middleware(TraceMiddleware, tracer=tokenizer_manager.tracer)
+    if tokenizer_manager.metrics is not None:
+        app.add_middleware(
+            metrics.HttpMetricsMiddleware,
+            counts=tokenizer_manager.metrics,
+            routes=[*app.routes, *(route for router in routers for route in router.routes)],
+            labels_header=args.tokenizer_metrics_custom_labels_header,
+        )
     if args.fastapi_root_path:
         app.add_middleware(RootPathMiddleware, root_path=args.fastapi_root_path)
     return app

@@ -126,6 +126,7 @@ FIELDS: dict[str, str] = {
     "extra_key": "Requests share cached prefixes only with those of the same key.",
     "session_params": "How the request goes on from an earlier one of its session.",
     "cache_salt": "As extra_key; both may be given.",
+    "custom_labels": "For the metrics about this request, of those that --tokenizer-metrics-allowed-custom-labels names.",
     "custom_logit_processor": "A processor's name (thinking_budget, disallowed_tokens, no_repeat_ngram) or, with "
     "--enable-custom-logit-processor, code as CustomLogitProcessor.to_str() writes it.",
     "custom_params": "What the custom_logit_processor is told; thinking_budget needs no processor.",

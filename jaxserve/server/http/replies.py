@@ -71,6 +71,7 @@ _RESPONSE = {
 TEXTS: dict[str, str] = {
     "/health": "ready\n",
     "/ready": "ready\n",
+    "/metrics": 'jaxserve:num_running_reqs{dp_rank="0",engine_type="unified",model_name="demo"} 3.0\n',
     "/health_generate": "ready\n",
     "/abort_request": "",
     "/close_session": "",

@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.server.chat_templates import TemplateArguments
+from jaxserve.server.metrics import ServerMetrics
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
@@ -80,6 +81,14 @@ class GenerationService(Protocol):
     @property
     def tracer(self) -> Tracer | None:
         """None: nothing is traced."""
+
+    @property
+    def metrics(self) -> ServerMetrics | None:
+        """Where HTTP requests are counted; None with --no-enable-metrics."""
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        """The metrics of all processes, in a form that `accept` names, and their content type."""
+        ...
 
     def recent_requests(self) -> list[RequestTimeline]:
         """Time lines of the newest requests that have ended, and of all that have not."""

@@ -20,7 +20,6 @@ GENERATE = ForeignFields(
     without_effect={
         "log_metrics": "what SGLang counts",
         "no_logs": "what SGLang logs",
-        "custom_labels": "labels of SGLang's metrics",
         "session_id": "for SGLang's cache of sessions; prefixes are found without it here",
         "model": "for routers before the server, which serves one; requests in OpenAI's form have it checked",
         "routing_key": "for routers before the server",

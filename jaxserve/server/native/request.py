@@ -25,7 +25,9 @@ _OPTIONS = {field.name: field for field in msgspec.structs.fields(PromptOptions)
 _SHOWN = ("return_text_in_logprobs", "return_prompt_token_ids")  # what shapes replies alone
 _PROMPTS = ("text", "input_ids", EMBEDS)
 _TRACE = "external_trace_header"
-KNOWN_FIELDS = frozenset({*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", _TRACE, *_SHOWN, *_OPTIONS})
+KNOWN_FIELDS = frozenset(
+    {*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", "custom_labels", _TRACE, *_SHOWN, *_OPTIONS}
+)
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
 # Sampling fields that may be a single string.
@@ -79,6 +81,7 @@ def build_generate_request(
         stream=convert(fields.get("stream", False), bool, "stream"),
         thinking=_thinking(fields, thinking_end),
         trace_headers=convert(fields[_TRACE], dict[str, str], _TRACE) if _TRACE in fields else None,
+        custom_labels=convert(fields.get("custom_labels"), dict[str, str] | None, "custom_labels"),
     )
     shown = {name: convert(fields.get(name, False), bool, name) for name in _SHOWN}
     if embeds is not None and shown["return_prompt_token_ids"]:

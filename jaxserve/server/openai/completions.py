@@ -102,6 +102,7 @@ class _Job:
             rids=rids,
             options=[options] * num_prompts,
             stream=bool(body.stream),
+            custom_labels=body.custom_labels,
         )
         echoes = [""] * num_prompts
         if body.echo:

@@ -19,7 +19,6 @@ WITHOUT_EFFECT = {
     "prompt_cache_key": "helps OpenAI's routing; prefixes are found without a key here",
     "prompt_cache_retention": "how long OpenAI keeps a prefix; it stays here while there is room",
     "session_id": "for SGLang's cache of sessions; prefixes are found without it here",
-    "custom_labels": "labels of SGLang's metrics",
     "prompt_cache_options": "how OpenAI keeps prefixes; all are kept here while there is room",
 }
 

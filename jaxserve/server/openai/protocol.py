@@ -57,6 +57,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rid: str | list[str] | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    custom_labels: dict[str, str] | None = None
     priority: Int32 | None = None
     custom_logit_processor: str | None = None
     custom_params: dict[str, Any] | None = None

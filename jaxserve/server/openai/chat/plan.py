@@ -91,6 +91,7 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
             )
         ],
         stream=bool(body.stream),
+        custom_labels=body.custom_labels,
         thinking=thinking if is_behind_thinking else None,
     )
     return ChatJob(

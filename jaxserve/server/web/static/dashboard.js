@@ -57,7 +57,7 @@ const labels = (...names) => names.map((label) => ({ label }));
 const charts = {
   requests: chart("chart-requests", "Requests", labels("running", "waiting"), { least: 4, format: short }),
   throughput: chart("chart-throughput", "Tokens per second", labels("output", "prompt, computed", "prompt, from the cache"), { least: 10, format: short }),
-  usage: chart("chart-usage", "Shares", labels("KV cache usage", "cache hit rate"), { format: percent, scaleFormat: (share) => `${Math.round(100 * share)} %` }),
+  usage: chart("chart-usage", "KV cache", labels("KV cache usage", "cache hit rate"), { format: percent, scaleFormat: (share) => `${Math.round(100 * share)} %` }),
   latency: chart("chart-latency", "Latency, of the last 10 seconds", labels("first token P50", "first token P99", "between tokens P50", "between tokens P99"), { least: 0.01, format: duration }),
   steps: chart("chart-steps", "Steps per second", labels("decode", "prefill", "mixed"), { least: 4, format: short }),
 };
@@ -74,7 +74,7 @@ function showMetrics() {
   byId("tiles").replaceChildren(...TILES.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value(metrics, last)))));
   byId("cache").replaceChildren(...CACHE.map(([name, metric]) =>
     el("div", {}, el("dt", {}, name), el("dd", {}, count(metrics.sum(metric))))));
-  byId("pools").replaceChildren(...POOLS.filter(([prefix]) => metrics.has(`${prefix}_used_tokens`)).map((pool) => poolView(metrics, ...pool)));
+  byId("pools").replaceChildren(...POOLS.map((pool) => poolView(metrics, ...pool)).filter(Boolean));
   const tokens = (mode) => rate(last, now, "realtime_tokens_total", { mode });
   charts.requests.add(now.timeS, [metrics.sum("num_running_reqs"), metrics.sum("num_queue_reqs")]);
   charts.throughput.add(now.timeS, [tokens("decode"), tokens("prefill_compute"), tokens("prefill_cache")]);
@@ -86,7 +86,8 @@ function showMetrics() {
 
 function poolView(metrics, prefix, label) {
   const [used, evictable, available] = ["used", "evictable", "available"].map((part) => metrics.sum(`${prefix}_${part}_tokens`));
-  const total = used + evictable + available || 1;
+  const total = used + evictable + available;
+  if (!total) return null; // the model has no such layers
   const part = (kind, tokens) => {
     const element = el("span", { class: kind });
     element.style.width = `${(100 * tokens) / total}%`;

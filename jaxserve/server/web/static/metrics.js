@@ -6,6 +6,8 @@ const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
 const number = (text) => ({ "+Inf": Infinity, "-Inf": -Infinity })[text] ?? Number(text);
 
+const unescaped = (text) => text.replace(/\\(.)/g, (_, one) => (one === "n" ? "\n" : one));
+
 export class Metrics {
   constructor(text) {
     this.samples = new Map(); // name -> [{labels, value}]
@@ -13,7 +15,7 @@ export class Metrics {
       const found = line.startsWith(PREFIX) && SAMPLE.exec(line.slice(PREFIX.length));
       if (!found) continue;
       const [, name, labelText = "", value] = found;
-      const labels = Object.fromEntries([...labelText.matchAll(LABEL)].map(([, key, text]) => [key, text]));
+      const labels = Object.fromEntries([...labelText.matchAll(LABEL)].map(([, key, text]) => [key, unescaped(text)]));
       if (!this.samples.has(name)) this.samples.set(name, []);
       this.samples.get(name).push({ labels, value: number(value) });
     }
@@ -22,10 +24,6 @@ export class Metrics {
   of(name, wanted = {}) {
     const all = this.samples.get(name) ?? [];
     return all.filter(({ labels }) => Object.entries(wanted).every(([key, value]) => labels[key] === value));
-  }
-
-  has(name) {
-    return this.samples.has(name);
   }
 
   /** Of all replicas together. */

@@ -98,12 +98,14 @@ export class TokenView {
     this.place(tokenElement);
   }
 
-  /** Below the token, within the view. */
+  /** Below the token; above it where only that is in sight. */
   place(tokenElement) {
     const [outer, box] = [this.element.getBoundingClientRect(), tokenElement.getClientRects()[0]];
-    const left = Math.max(0, Math.min(box.left - outer.left, outer.width - this.panel.offsetWidth));
-    this.panel.style.left = `${left}px`;
-    this.panel.style.top = `${box.bottom - outer.top}px`;
+    const area = this.element.closest("#scroll").getBoundingClientRect();
+    const { offsetWidth: width, offsetHeight: height } = this.panel;
+    const isAbove = box.bottom + height > area.bottom && box.top - height >= area.top;
+    this.panel.style.left = `${Math.max(0, Math.min(box.left - outer.left, outer.width - width))}px`;
+    this.panel.style.top = `${(isAbove ? box.top - height : box.bottom) - outer.top}px`;
   }
 
   panelParts(index) {

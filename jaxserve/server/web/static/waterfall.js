@@ -5,7 +5,7 @@ import { count, duration } from "./metrics.js";
 
 export const PARTS = [
   ["before", "tokenizing, sending"], ["grammar", "waiting for its grammar"], ["queue", "in the queue"],
-  ["prefill", "prompt"], ["decode", "answer"], ["live", "not over yet"],
+  ["prefill", "prompt"], ["decode", "answer"], ["live", "no token yet"],
 ];
 
 /** The parts of a request's life: [{kind, fromS, toS}], and when it was over. */
