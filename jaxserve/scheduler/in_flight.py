@@ -16,7 +16,6 @@ from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.meter import Meter
 from jaxserve.scheduler.processors import Processors
 from jaxserve.scheduler.results import ResultProcessor
-from jaxserve.scheduler.spans import Spans
 from jaxserve.scheduler.stages import Stage
 
 
@@ -37,7 +36,6 @@ class InFlight:
         processors: Processors | None,
         results: ResultProcessor,
         meter: Meter,
-        spans: Spans,
     ) -> None:
         self._runner = runner
         self._builder = builder
@@ -45,7 +43,6 @@ class InFlight:
         self._processors = processors  # None: nobody may bring code
         self._results = results
         self._meter = meter
-        self._spans = spans
         self._steps: collections.deque[_Step] = collections.deque()
 
     def __len__(self) -> int:
@@ -67,7 +64,7 @@ class InFlight:
         whose own code fails."""
         if self._constraints.masks_are_due:
             step, handle = self._steps[-1].step, self._steps[-1].handle
-            with self._spans("masks and sampling"):
+            with self._meter.stages.part("masks"):
                 changed = None if self._processors is None else self._processors.apply(step, handle)
                 self._runner.sample(handle, self._constraints.masks(step), changed)
             self._constraints.masks_are_due = False
@@ -78,11 +75,9 @@ class InFlight:
         while len(self._steps) > keep:
             launched = self._steps[0]
             stages.enter(Stage.WAIT)
-            with self._spans("wait"):
-                output = self._runner.fetch(launched.handle)
+            output = self._runner.fetch(launched.handle)
             stages.enter(Stage.PROCESS)
             self._steps.popleft()
             self._meter.step_done(launched.batch, launched.launched_s)
-            with self._spans("process"):
-                num_tokens += self._results.process(launched.batch, launched.step, output)
+            num_tokens += self._results.process(launched.batch, launched.step, output)
         return num_tokens

@@ -58,9 +58,8 @@ class SchedulerLoop:
         watchdog: Watchdog | None = None,
     ) -> None:
         self._scheduler = scheduler
-        self._stages = scheduler.meter.stages
+        self._stages = scheduler.stages
         self._transport = transport
-        self._spans = scheduler.spans
         self._overlap = overlap
         self._sleep_on_idle = sleep_on_idle
         self._watchdog = watchdog
@@ -78,14 +77,12 @@ class SchedulerLoop:
         """One round. Blocks only for messages when there is nothing to do, and for the result of a step."""
         was_idle, timeout_s = self._scheduler.is_idle, self._recv_timeout_s()
         self._stages.enter(Stage.RECEIVE if timeout_s == 0 else Stage.IDLE)
-        with self._spans("wait for messages" if was_idle else "receive"):
-            self._arrived.extend(self._transport.recv_messages(timeout_s))
+        self._arrived.extend(self._transport.recv_messages(timeout_s))
         self._stages.enter(Stage.RECEIVE)
         was_quiet = was_idle and not self._arrived
         with self._watchdog.working() if self._watchdog is not None else contextlib.nullcontext():
             for message in self._next_messages():
-                with self._spans("handle messages"):
-                    self._scheduler.handle(message)
+                self._scheduler.handle(message)
             self._work(was_quiet)
 
     def _next_messages(self) -> Iterator[Message]:
@@ -101,13 +98,11 @@ class SchedulerLoop:
         scheduler = self._scheduler
         scheduler.check_timers()
         self._stages.enter(Stage.SCHEDULE)
-        with self._spans("schedule"):
-            batch = scheduler.next_batch()
+        batch = scheduler.next_batch()
         if isinstance(batch, NeedsResults):
             scheduler.process_results()
             self._stages.enter(Stage.SCHEDULE)
-            with self._spans("schedule"):
-                batch = scheduler.next_batch()
+            batch = scheduler.next_batch()
             assert not isinstance(batch, NeedsResults), "all results are in"
         if batch is not None:
             self._stages.enter(Stage.LAUNCH)

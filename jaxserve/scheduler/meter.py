@@ -11,10 +11,7 @@ from typing import Any
 from jaxserve.messages import SCHEDULER
 from jaxserve.metrics import Registry, Snapshot, count_process
 from jaxserve.scheduler.batch import ScheduleBatch
-from jaxserve.scheduler.stages import NoStageClock, Stage, StageClock
-from jaxserve.types import ForwardMode
-
-_KINDS = {ForwardMode.DECODE: ("decode",), ForwardMode.EXTEND: ("prefill",), ForwardMode.MIXED: ("mixed",)}
+from jaxserve.scheduler.stages import KINDS, Stage, StageClock
 
 # Gauges that stand in the state, there under other names where these are given.
 _GAUGES = {
@@ -56,9 +53,9 @@ _COUNTERS = {
 
 
 class Meter:
-    def __init__(self, buckets: Mapping[str, Sequence[float]] | None = None, *, is_on: bool = True) -> None:
+    def __init__(self, stages: StageClock, buckets: Mapping[str, Sequence[float]] | None = None, *, is_on: bool = True) -> None:
         self.is_on = is_on
-        self.stages = StageClock() if is_on else NoStageClock()
+        self.stages = stages
         self._registry = Registry("scheduler", buckets)
         self._step_seconds = self._registry.histogram("step_seconds")
         self._step_tokens = self._registry.histogram("step_tokens")
@@ -72,7 +69,7 @@ class Meter:
     def step_done(self, batch: ScheduleBatch, launched_s: float) -> None:
         """Its results are there. `launched_s`: time.perf_counter()."""
         if self.is_on:
-            kind = _KINDS[batch.mode]
+            kind = (KINDS[batch.mode],)
             self._steps.inc(1.0, kind)
             self._step_seconds.observe(time.perf_counter() - launched_s, kind)
             self._step_tokens.observe(len(batch.decode_rows) + (batch.num_prefill_tokens if batch.items else 0), kind)

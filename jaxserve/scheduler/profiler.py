@@ -25,7 +25,7 @@ from typing import Any
 from jaxserve.runner import CommandError, Runner, StartProfile, StopProfile
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.pace import Pace
-from jaxserve.scheduler.spans import Spans
+from jaxserve.scheduler.stages import StageClock
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class _Trace:
 
 
 class Profiler:
-    def __init__(self, runner: Runner, pace: Pace, spans: Spans, take_in: Callable[[], None]) -> None:
+    def __init__(self, runner: Runner, pace: Pace, stages: StageClock, take_in: Callable[[], None]) -> None:
         """`take_in` waits for all launched steps and takes in their results."""
         self._runner = runner
         self._pace = pace
-        self._spans = spans
+        self._stages = stages
         self._take_in = take_in
         self._num_launched = 0
         self._plan: ProfilePlan | None = None
@@ -133,7 +133,7 @@ class Profiler:
         self._num_launched += 1
         if self._plan is not None:
             self._count(batch, self._plan)
-        return self._spans.launch(self._num_launched, batch)
+        return self._stages.launch(self._num_launched, batch)
 
     def tend(self) -> None:
         """Between two steps."""
@@ -171,14 +171,15 @@ class Profiler:
         memory_file = str(folder / "memory.pprof") if plan.saves_memory else None
         self._stages_left.remove(stage)
         self._trace = _Trace(str(folder), stage, plan.num_steps, memory_file)
-        self._spans.is_on = True
+        self._stages.show()
         logger.info("Profiling to %s.", folder)
 
     def _end(self) -> None:
         assert self._trace is not None
         trace = self._trace
         self._take_in()
-        self._trace, self._spans.is_on = None, False
+        self._trace = None
+        self._stages.hide()
         self._completing = self._runner.execute(StopProfile(trace.memory_file))
         self._pace.awaits_profile = bool(self._stages_left)
 

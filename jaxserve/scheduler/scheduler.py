@@ -61,7 +61,7 @@ from jaxserve.scheduler.requests import GAVE_WAY_MESSAGE, QUEUE_FULL_MESSAGE, UN
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
-from jaxserve.scheduler.spans import Spans
+from jaxserve.scheduler.stages import StageClock
 from jaxserve.scheduler.step_log import Load, StepLog
 from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.time_limits import TIMER_INTERVAL_S, TimeLimits
@@ -106,7 +106,8 @@ class Scheduler:
         self._wall_clock = wall_clock
         self._limits = prefill_limits(args, spec)
         by_urgency = args.enable_priority_scheduling or args.schedule_policy == "priority"
-        self.meter = Meter(is_on=args.enable_metrics)
+        self.stages = StageClock(runner.annotate, counts=args.enable_metrics)
+        self.meter = Meter(self.stages, is_on=args.enable_metrics)
         windows = [group.window for group in spec.kv_groups]
         self.cache = CacheManager(
             groups=spec.kv_groups,
@@ -165,9 +166,8 @@ class Scheduler:
         )
         changes_logits = None if processors is None else Processors(processors, runner, self._table, self._requests.finish)
         builder = StepBuilder(self._table, spec.num_draft_tokens)
-        self.spans = Spans(runner.annotate)
-        self.profiler = Profiler(runner, self.pace, self.spans, self.process_results)
-        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.meter, self.spans)
+        self.profiler = Profiler(runner, self.pace, self.stages, self.process_results)
+        self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.meter)
         self._memory = DecodeMemory(
             cache=self.cache,
             table=self._table,

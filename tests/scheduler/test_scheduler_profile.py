@@ -41,7 +41,7 @@ def launches(harness: Harness) -> list[tuple[str, int, int, int]]:
     return [
         (name.removeprefix("launch "), facts["step_num"], facts["rows"], facts["tokens"])
         for name, facts in harness.runner.spans
-        if name.startswith("launch")
+        if name.startswith("launch ")
     ]
 
 

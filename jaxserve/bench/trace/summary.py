@@ -41,7 +41,7 @@ class Summary:
     steps_of: dict[str, int]  # by kind
     rows: float  # mean of a step
     tokens: float
-    window_us: float  # from the first launch to the end of the last wait or launch
+    window_us: float  # from the first launch to the end of what the host did last
     step_us: tuple[float, float, float]  # from launch to launch: mean, median, longest; 0 where there is but one
     host: tuple[Stage, ...]  # its stages, longest first
     busy: float  # share of the window in which some device worked
@@ -52,8 +52,10 @@ class Summary:
 
 def summarize(trace: Trace, num_gaps: int = 5, num_ops: int = 10) -> Summary:
     launches = trace.launches
-    named = [event for event in stages(trace) if event.begin_us >= launches[0].begin_us]
-    begin, end = launches[0].begin_us, max(event.end_us for event in named)
+    every = list(stages(trace))
+    begin = max(event.begin_us for event in every if event.begin_us <= launches[0].begin_us)  # of the stage it stands in
+    named = [event for event in every if event.begin_us >= begin]
+    end = max(event.end_us for event in named)
     busy = _union(trace.device, begin, end)
     periods = [after.begin_us - before.begin_us for before, after in itertools.pairwise(launches)]
     gaps = sorted(_gaps(busy, begin, end), key=lambda gap: gap[0] - gap[1])[:num_gaps]
@@ -68,7 +70,7 @@ def summarize(trace: Trace, num_gaps: int = 5, num_ops: int = 10) -> Summary:
         host=_by_name(named, unnamed_us=end - begin - sum(event.us for event in named)),
         busy=sum(stop - start for start, stop in busy) / (end - begin) if end > begin else 0.0,
         num_devices=trace.num_devices,
-        gaps=tuple(_gap(trace, named, start, stop) for start, stop in gaps),
+        gaps=tuple(_gap(trace, named, begin, start, stop) for start, stop in gaps),
         ops=_by_name(event for event in trace.device if "::" not in event.name)[:num_ops],
     )
 
@@ -102,8 +104,7 @@ def _gaps(busy: list[tuple[float, float]], begin: float, end: float) -> list[tup
     return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if stop > start]
 
 
-def _gap(trace: Trace, named: list[Event], start: float, stop: float) -> Gap:
-    begin = trace.launches[0].begin_us
+def _gap(trace: Trace, named: list[Event], begin: float, start: float, stop: float) -> Gap:
     step = max((launch for launch in trace.launches if launch.begin_us < stop), key=lambda launch: launch.begin_us)
     host = _overlaps(named, start, stop)
     unnamed_us = stop - start - sum(us for _, us in host)
