@@ -117,12 +117,12 @@ class Histogram(_Accumulator):
         counts[bisect.bisect_left(self._bounds, value)] += 1
         self._values[labels] += value
 
-    def observe_many(self, values: np.ndarray, labels: Labels = ()) -> None:
-        """As if each of the values came by itself."""
+    def observe_many(self, values: np.ndarray, times: np.ndarray, labels: Labels = ()) -> None:
+        """As if each of the values came by itself, and so many times."""
         labels, counts = self._series(labels)
-        added = np.bincount(np.searchsorted(self._edges, values, side="left"), minlength=len(counts))
-        counts[:] = (np.array(counts) + added).tolist()
-        self._values[labels] += float(np.sum(values))
+        added = np.bincount(np.searchsorted(self._edges, values, side="left"), times, minlength=len(counts))
+        counts[:] = (np.array(counts) + added.astype(np.int64)).tolist()
+        self._values[labels] += float(values @ times)
 
     def count(self, labels: Labels = ()) -> int:
         return sum(self._counts.get(labels, ()))

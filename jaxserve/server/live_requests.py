@@ -57,6 +57,20 @@ class LiveCall:
             self._sink.end()
 
 
+class GapBuffer:
+    """Seconds between tokens, and how many times each came."""
+
+    __slots__ = ("seconds", "times")
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.times: list[int] = []
+
+    def add(self, seconds: float, times: int) -> None:
+        self.seconds.append(seconds)
+        self.times.append(times)
+
+
 @dataclasses.dataclass(slots=True)
 class LiveSequence:
     rid: str
@@ -68,7 +82,7 @@ class LiveSequence:
     turn: Turn | None = None  # of a session
     first_text_s: float = 0.0  # Unix time of its first chunk
     completion_tokens: int = 0  # so far
-    gaps: list[float] | None = None  # where the seconds between its tokens go, if somebody counts them
+    gaps: GapBuffer | None = None  # where the seconds between its tokens go, if somebody counts them
     last_token_s: float = 0.0  # time.perf_counter()
 
     def timeline(self) -> RequestTimeline:
@@ -138,6 +152,8 @@ class LiveTable:
             out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
             out.cached_tokens.tolist(), strict=True,
         )  # fmt: skip
+        run_gaps: GapBuffer | None = None
+        run_since_s, run_count, run_len = 0.0, 1, 0
         end = 0
         for i, (rid, text, count, prompt, completion, cached) in enumerate(rows):
             start, end = end, end + count
@@ -149,10 +165,13 @@ class LiveTable:
                 if not sequence.completion_tokens:
                     sequence.first_text_s = now_s
                 elif (gaps := sequence.gaps) is not None:
-                    if count == 1:
-                        gaps.append(tick_s - sequence.last_token_s)
+                    # Rows whose last tokens came together are next to each other, mostly: one entry for all of them.
+                    if gaps is run_gaps and count == run_count and sequence.last_token_s == run_since_s:
+                        run_len += 1
                     else:
-                        gaps.extend([(tick_s - sequence.last_token_s) / count] * count)
+                        if run_gaps is not None:
+                            run_gaps.add((tick_s - run_since_s) / run_count, run_len * run_count)
+                        run_gaps, run_since_s, run_count, run_len = gaps, sequence.last_token_s, count, 1
                 sequence.completion_tokens, sequence.last_token_s = completion, tick_s
             meta: dict[str, Any] = {}
             if reason is not None:
@@ -173,6 +192,8 @@ class LiveTable:
                 self._hold(call, chunk)
             else:
                 call.push(chunk)
+        if run_gaps is not None:
+            run_gaps.add((tick_s - run_since_s) / run_count, run_len * run_count)
 
     def _end(
         self, sequence: LiveSequence, timeline: RequestTimeline, times: RequestTimes | None, reason: FinishReason

@@ -23,6 +23,7 @@ from jaxserve.messages import TOKENIZER, WorkerAddress
 from jaxserve.metrics import OTHER, Registry, Snapshot, count_process
 from jaxserve.metrics.exposition import Labelled, render
 from jaxserve.scheduler.control.get_metrics import GetMetricsReqOutput
+from jaxserve.server.live_requests import GapBuffer
 from jaxserve.server.requests import RequestError
 from jaxserve.server.timelines import durations
 from jaxserve.timeline import RequestTimeline
@@ -38,7 +39,7 @@ header_labels: contextvars.ContextVar[Labels | None] = contextvars.ContextVar("h
 
 _MOST_CUSTOM = 128  # combinations of custom labels; further ones count as `other`
 _MOST_LABEL_CHARS = 128
-_GAPS_TOGETHER = 2048
+_GAPS_TOGETHER = 1024
 _STAGES = {
     "tokenize": "tokenize",
     "dispatch": "dispatch",
@@ -83,19 +84,21 @@ def _text(value: object) -> str:
 class TokenGaps:
     """Seconds between the tokens of requests, kept until they are many: then looking at each costs little."""
 
-    def __init__(self, take: Callable[[np.ndarray, Labels], None]) -> None:
+    def __init__(self, take: Callable[[np.ndarray, np.ndarray, Labels], None]) -> None:
+        """`take` is given seconds, how many times each came, and labels."""
         self._take = take
-        self._buffers: dict[Labels, list[float]] = {}
+        self._buffers: dict[Labels, GapBuffer] = {}
 
-    def buffer(self, labels: Labels) -> list[float]:
-        """Where those of a request with these labels are to be appended."""
-        return self._buffers.setdefault(labels, [])
+    def buffer(self, labels: Labels) -> GapBuffer:
+        """For a request with these labels."""
+        return self._buffers.setdefault(labels, GapBuffer())
 
     def settle(self, least: int = _GAPS_TOGETHER) -> None:
         for labels, gaps in self._buffers.items():
-            if len(gaps) >= least:
-                self._take(np.array(gaps), labels)
-                gaps.clear()
+            if len(gaps.seconds) >= least:
+                self._take(np.array(gaps.seconds), np.array(gaps.times), labels)
+                gaps.seconds.clear()
+                gaps.times.clear()
 
 
 class ServerMetrics:

@@ -22,12 +22,15 @@ def test_one_by_one_and_together_are_the_same() -> None:
     one_by_one, together = Histogram(family), Histogram(family)
     for value in values.tolist():
         one_by_one.observe(value)
-    together.observe_many(values[:3])
-    together.observe_many(values[3:])
-    together.observe_many(values[:0])
+    ones = np.ones(len(values), np.int64)
+    together.observe_many(values[:3], ones[:3])
+    together.observe_many(values[3:], ones[3:])
+    together.observe_many(values[:0], ones[:0])
     assert one_by_one.snapshot() == together.snapshot()
     assert together.snapshot().series[0].counts == [3, 2, 2, 1]
     assert together.count() == len(values)
+    together.observe_many(np.array([5.0, 0.1]), np.array([3, 2]))
+    assert together.snapshot().series[0].counts == [5, 2, 2, 4] and together.value() == values.sum() + 15.2
 
 
 def test_series_are_bounded() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.messages import BatchStrOut, TokenLogprobs
-from jaxserve.server.live_requests import CallFacts, LiveCall, LiveSequence, LiveTable
+from jaxserve.server.live_requests import CallFacts, GapBuffer, LiveCall, LiveSequence, LiveTable
 from jaxserve.server.requests import GenerationChunk
 from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason
@@ -145,3 +145,31 @@ async def test_routing_costs_little() -> None:
         costs_s.append(time.perf_counter() - started_s)
     assert sorted(costs_s)[10] < 0.02, f"median {sorted(costs_s)[10] * 1e3:.2f} ms"
     print(f"256 rows: median {sorted(costs_s)[10] * 1e3:.2f} ms")
+
+
+async def test_gaps_between_tokens_are_counted_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every token but a sequence's first; rows with the same gap share an entry."""
+    now_s = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
+    here, there = GapBuffer(), GapBuffer()
+    table, call = LiveTable(), Recorded().call(1)
+    for rid, gaps in (("a", here), ("b", here), ("c", there), ("d", here), ("silent", None)):
+        table.add(LiveSequence(rid, 0, call.facts, call, sent=True, gaps=gaps))
+
+    def told(rids: str, counts: list[int], so_far: list[int], at_s: float) -> None:
+        nonlocal now_s
+        now_s = at_s
+        names = ["silent" if name == "s" else name for name in rids]
+        message = out(names, ["x"] * len(names))
+        message.token_counts, message.completion_tokens = np.array(counts), np.array(so_far)
+        message.token_ids = np.zeros(sum(counts), np.int32)
+        table.route(message)
+
+    told("abcds", [1, 1, 1, 1, 1], [1, 1, 1, 1, 1], 10.0)
+    assert not here.times and not there.times
+    told("abcs", [1, 1, 1, 1], [2, 2, 2, 2], 12.0)
+    assert (here.seconds, here.times, there.seconds, there.times) == ([2.0], [2], [2.0], [1])
+    told("abd", [4, 4, 1], [6, 6, 2], 14.0)
+    assert (here.seconds[1:], here.times[1:]) == ([0.5, 4.0], [8, 1])
+    told("dab", [1, 0, 1], [3, 6, 7], 15.0)
+    assert (here.seconds[3:], here.times[3:]) == ([1.0], [2])

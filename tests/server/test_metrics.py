@@ -188,9 +188,10 @@ def test_latencies_are_of_requests_that_were_served() -> None:
 
 def test_gaps_are_taken_in_heaps() -> None:
     heaps: list[tuple[int, tuple[str, ...]]] = []
-    gaps = TokenGaps(lambda values, labels: heaps.append((len(values), labels)))
-    gaps.buffer(("a",)).extend([0.1] * 3000)
-    gaps.buffer(("b",)).append(0.1)
+    gaps = TokenGaps(lambda seconds, times, labels: heaps.append((int(times.sum()), labels)))
+    for _ in range(1500):
+        gaps.buffer(("a",)).add(0.1, 2)
+    gaps.buffer(("b",)).add(0.1, 1)
     gaps.settle()
     gaps.settle(1)
     assert heaps == [(3000, ("a",)), (1, ("b",))]

@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 from live_server import LiveServer, environment, running
 from pages import KEY, OpenPage
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from server_process import Server, serving
+
+WAIT_MS = 20_000  # the machine may be busy
+expect.set_options(timeout=WAIT_MS)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(WAIT_MS)
         page.on("console", lambda message: said.append(message.text) if not allowed or allowed not in message.text else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(url)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import re
+import threading
+from collections.abc import Iterator
 
 import pytest
 from live_server import LiveServer
@@ -26,6 +29,23 @@ def work(server: LiveServer, num: int, tokens: int = 40) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         bodies = [{"text": "What is a radix cache? " * 9 + str(i % 3), "sampling_params": sampling(tokens)} for i in range(num)]
         assert all(pool.map(lambda body: server.generate(**body), bodies))
+
+
+@contextlib.contextmanager
+def keeping_busy(server: LiveServer) -> Iterator[None]:
+    is_enough = threading.Event()
+
+    def keep_on() -> None:
+        while not is_enough.is_set():
+            work(server, 8, 200)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(keep_on)
+        try:
+            yield
+        finally:
+            is_enough.set()
+        busy.result()
 
 
 def sampling(tokens: int) -> dict[str, object]:
@@ -75,12 +95,10 @@ def test_it_shows_who_runs_and_how_requests_went(open_page: OpenPage, worked: Li
     expect(rows.nth(5)).to_be_visible()
     expect(rows.first).to_contain_text("length")
     assert rows.first.locator(".part.prefill").count() >= 1 and rows.first.locator(".part.decode").count() == 1
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(work, worked, 8, 400)
+    with keeping_busy(worked):
         expect(page.locator(".tiles dd").first).not_to_have_text("0")
         expect(page.locator("#chart-requests .legend b").first).not_to_have_text("0")
         expect(rows.filter(has_text="runs").first).to_be_visible()
-        busy.result()
     expect(page.locator("#stage-table tbody tr")).to_have_count(6)
     page.get_by_label("Bars").select_option("own")
     expect(page.locator(".tiles dd").first).to_have_text("0")

@@ -197,7 +197,7 @@ def test_a_key_is_asked_for_and_stop_stops_the_server(open_page: OpenPage, slow:
     page.get_by_label("API key").blur()
     expect(page.locator("#model")).to_have_text("model")
     assert KEY not in json.dumps(page.evaluate("() => Object.values(localStorage)"))
-    page.get_by_label("Most tokens").fill("400")  # 8 s
+    page.get_by_label("Most tokens").fill("480")  # 9.6 s
     page.get_by_label("Token probabilities").select_option("Off")  # the fake has none
     page.get_by_role("button", name="Try again").click()
     expect(page.locator("article.assistant .text")).not_to_be_empty()
@@ -206,7 +206,7 @@ def test_a_key_is_asked_for_and_stop_stops_the_server(open_page: OpenPage, slow:
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("article.assistant .stats")).to_contain_text("stopped")
     while num_running(slow):
-        assert time.monotonic() - begun_s < 3
+        assert time.monotonic() - begun_s < 5
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 

@@ -58,8 +58,8 @@ def compare(before: Path, after: Path, metrics: tuple[str, ...], fail_if_slower:
         pairing = pair_up(*records)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    found = {pair.title: _chosen(list(compare_pair(pair)), metrics) for pair in pairing.pairs}
-    if not any(found.values()):
+    found = [_chosen(list(compare_pair(pair)), metrics) for pair in pairing.pairs]
+    if not any(found):
         raise click.ClickException("No number is in both files" + (f": {', '.join(metrics)}." if metrics else "."))
     if as_json:
         click.echo(json.dumps(_as_json(pairing, found), indent=2))
@@ -69,7 +69,7 @@ def compare(before: Path, after: Path, metrics: tuple[str, ...], fail_if_slower:
         _warn(after, records[1])
     if fail_if_slower is None:
         return 0
-    slower = [one for group in found.values() for one in group if _fails(one, fail_if_slower)]
+    slower = [one for group in found for one in group if _fails(one, fail_if_slower)]
     if slower:
         said = ", ".join(f"{one.metric.label} by {one.slower_by:.1%}" for one in slower)
         raise click.ClickException(f"Slower by more than {100 * fail_if_slower:g} %: {said}.")
@@ -86,7 +86,7 @@ def _fails(one: Comparison, share: float) -> bool:
     return one.verdict in (Verdict.SLOWER, Verdict.UNKNOWN) and one.slower_by > share
 
 
-def _print(before: Path, after: Path, pairing: Pairing, found: dict[str, list[Comparison]]) -> None:
+def _print(before: Path, after: Path, pairing: Pairing, found: list[list[Comparison]]) -> None:
     click.echo(f"A: {before}\nB: {after}")
     if pairing.differences:
         click.echo("What differs beside the numbers (A, B):")
@@ -94,12 +94,12 @@ def _print(before: Path, after: Path, pairing: Pairing, found: dict[str, list[Co
             click.echo(f"  {name}: {', '.join(values)}")
     for line in pairing.alone:
         click.echo(f"Not compared: {line}.")
-    for pair in pairing.pairs:
+    for pair, group in zip(pairing.pairs, found, strict=True):
         click.echo(f"\n{pair.title}\n{len(pair.before)} and {len(pair.after)} runs")
         click.echo(f"{'':<20} {'A':>10} {'B':>10} {'':<5} {'B/A':>7}   95 % interval")
-        for one in found[pair.title]:
+        for one in group:
             click.echo(_line(one))
-    for basis in dict.fromkeys(one.basis for group in found.values() for one in group if one.basis):
+    for basis in dict.fromkeys(one.basis for group in found for one in group if one.basis):
         click.echo(f"\n{_BASES[basis]}")
 
 
@@ -123,14 +123,14 @@ def _warn(path: Path, records: list[Record]) -> None:
         click.echo(f"{path}: a run was interrupted.", err=True)
 
 
-def _as_json(pairing: Pairing, found: dict[str, list[Comparison]]) -> dict[str, Any]:
+def _as_json(pairing: Pairing, found: list[list[Comparison]]) -> dict[str, Any]:
     return {
         "differences": [{"name": name, "before": one, "after": other} for name, one, other in pairing.differences],
         "not_compared": pairing.alone,
         "loads": [
             {"load": dict(pair.load), "runs": [len(pair.before), len(pair.after)],
-             "metrics": [_metric_json(one) for one in found[pair.title]]}
-            for pair in pairing.pairs
+             "metrics": [_metric_json(one) for one in group]}
+            for pair, group in zip(pairing.pairs, found, strict=True)
         ],
     }  # fmt: skip
 

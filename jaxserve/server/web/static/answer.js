@@ -18,7 +18,8 @@ export async function fill(node, settings, signal, onChange) {
 
 /** Streams on behind the beginning that `node` already has, whose ids are given. */
 export async function continueFrom(node, settings, inputIds, signal, onChange) {
-  const { response_format: _, ...body } = settings.body; // a grammar would begin anew
+  const { response_format: _, ...body } = settings.body; // a grammar would begin anew, here and where a call is required
+  if (body.tool_choice === "required") body.tool_choice = "auto";
   // The ids say what is computed; the messages only that the last one goes on.
   const beginning = { role: "assistant", content: node.content };
   body.messages = [...messagesBefore(node, settings.system), beginning];
