@@ -227,6 +227,27 @@ class WorkerProgress(Message):
     programs_missing: int
 
 
+class HostSpan(msgspec.Struct, array_like=True, gc=False):
+    """What a process did while a profile was taken. Unix time."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    count: int  # of what it did that to
+
+
+class ProfileBegan(Message):
+    """From here on every process that this comes through notes what it does."""
+
+
+class ProfileEnded(Message):
+    """What they noted, for the trace in the folder; it comes through the processes in the order of the work."""
+
+    folder: str
+    ended_ns: int  # Unix time; files took longer
+    spans: dict[str, list[HostSpan]] = {}  # by process
+
+
 class WorkerFailed(Message):
     """A worker's last words; its process exits non-zero right after."""
 
@@ -236,8 +257,8 @@ class WorkerFailed(Message):
 
 
 SchedulerInput = TokenizedGenerateReqInput | BatchTokenizedGenerateReqInput | AbortReq | ControlRequest | ShutdownReq
-DetokenizerInput = BatchTokenIDOut | ControlRequest | ShutdownReq
-TokenizerInput = BatchStrOut | ControlReply | WorkerReady | WorkerProgress | WorkerFailed
+DetokenizerInput = BatchTokenIDOut | ControlRequest | ProfileBegan | ProfileEnded | ShutdownReq
+TokenizerInput = BatchStrOut | ControlReply | ProfileBegan | ProfileEnded | WorkerReady | WorkerProgress | WorkerFailed
 
 
 def _array_to_wire(value: Any) -> Any:

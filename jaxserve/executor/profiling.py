@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,6 +20,8 @@ def start(command: StartProfile) -> None:
     options.python_tracer_level = 1 if command.traces_python else 0
     try:
         jax.profiler.start_trace(command.folder, profiler_options=options)
+        with jax.profiler.TraceAnnotation("clock", unix_ns=str(time.time_ns())):
+            pass
     except RuntimeError as error:
         raise CommandError(f"No profile can be started: {error}") from error
 

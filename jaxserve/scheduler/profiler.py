@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from jaxserve.messages import ProfileBegan, ProfileEnded
 from jaxserve.runner import CommandError, Runner, StartProfile, StopProfile
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.pace import Pace
@@ -57,17 +58,26 @@ class _Trace:
 
 
 class Profiler:
-    def __init__(self, runner: Runner, pace: Pace, stages: StageClock, take_in: Callable[[], None]) -> None:
-        """`take_in` waits for all launched steps and takes in their results."""
+    def __init__(
+        self,
+        runner: Runner,
+        pace: Pace,
+        stages: StageClock,
+        take_in: Callable[[], None],
+        tell: Callable[[ProfileBegan | ProfileEnded], None],
+    ) -> None:
+        """`take_in` waits for all launched steps and takes in their results. `tell`: the processes behind this one."""
         self._runner = runner
         self._pace = pace
         self._stages = stages
         self._take_in = take_in
+        self._tell = tell
         self._num_launched = 0
         self._plan: ProfilePlan | None = None
         self._stages_left: list[str] = []
         self._trace: _Trace | None = None
         self._completing: Future[None] | None = None  # of the trace that ended last
+        self._ended: ProfileEnded | None = None  # what is said of it then
         self._failure = ""  # of that one
         self._last_folder = ""
 
@@ -172,6 +182,7 @@ class Profiler:
         self._stages_left.remove(stage)
         self._trace = _Trace(str(folder), stage, plan.num_steps, memory_file)
         self._stages.show()
+        self._tell(ProfileBegan())
         logger.info("Profiling to %s.", folder)
 
     def _end(self) -> None:
@@ -180,6 +191,7 @@ class Profiler:
         self._take_in()
         self._trace = None
         self._stages.hide()
+        self._ended = ProfileEnded(folder=trace.folder, ended_ns=time.time_ns())
         self._completing = self._runner.execute(StopProfile(trace.memory_file))
         self._pace.awaits_profile = bool(self._stages_left)
 
@@ -189,6 +201,8 @@ class Profiler:
             return self._completing is None
         error, self._completing = self._completing.exception(), None
         self._pace.awaits_profile = False
+        assert self._ended is not None
+        self._tell(self._ended)
         if error is not None:
             self._failure = str(error)
             logger.error("%s", error)

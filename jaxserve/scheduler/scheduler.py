@@ -166,7 +166,7 @@ class Scheduler:
         )
         changes_logits = None if processors is None else Processors(processors, runner, self._table, self._requests.finish)
         builder = StepBuilder(self._table, spec.num_draft_tokens)
-        self.profiler = Profiler(runner, self.pace, self.stages, self.process_results)
+        self.profiler = Profiler(runner, self.pace, self.stages, self.process_results, sink.send_output)
         self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.meter)
         self._memory = DecodeMemory(
             cache=self.cache,

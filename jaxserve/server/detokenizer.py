@@ -30,6 +30,8 @@ from jaxserve.messages import (
     BatchTokenIDOut,
     ControlRequest,
     DetokenizerInput,
+    ProfileBegan,
+    ProfileEnded,
     ShutdownReq,
     WorkerReady,
 )
@@ -37,6 +39,7 @@ from jaxserve.metrics import Registry, Snapshot, count_process
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.garbage import settle_garbage_collector
+from jaxserve.server.host_spans import HostSpans
 from jaxserve.server.stops import StopFilter, cut_at, stop_filter
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import WorkerContext, run_worker
@@ -268,7 +271,7 @@ def work(context: WorkerContext) -> None:
 
 def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender, control: ControlDesk, num_schedulers: int = 1) -> None:
     """Until every scheduler has said that it ends."""
-    num_ended = 0
+    num_ended, spans = 0, HostSpans()
     while num_ended < num_schedulers:
         receiver.wait(timeout_s=WAITING_CONTROL_POLL_S if control else 60.0)
         for message in receiver.receive():
@@ -276,8 +279,15 @@ def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender, control:
                 num_ended += 1
             elif isinstance(message, ControlRequest):
                 control.receive(message)
+            elif isinstance(message, ProfileBegan):
+                spans.begin()
+                sender.send(message)
+            elif isinstance(message, ProfileEnded):
+                message.spans["detokenizer"] = spans.end()
+                sender.send(message)
             else:
-                sender.send(detokenizer.process(message))
+                with spans("detokenize", len(message.rids)):
+                    sender.send(detokenizer.process(message))
         control.serve()
 
 

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -29,6 +30,8 @@ from jaxserve.messages import (
     SCHEDULER,
     BatchStrOut,
     ControlReply,
+    ProfileBegan,
+    ProfileEnded,
     ShutdownReq,
     WorkerAddress,
     WorkerFailed,
@@ -45,6 +48,7 @@ from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.generation import Generation
+from jaxserve.server.host_spans import HostSpans, merge
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.metrics import ServerMetrics
 from jaxserve.server.reply_limits import ReplyLimits
@@ -97,10 +101,13 @@ class TokenizerManager:
         if args.enable_request_time_stats_logging:
             self.timelines.observers.append(log_times)
         self._controls = ControlClient(self, self._link)
+        self._spans = HostSpans()
         self._dispatch = Dispatcher(
             {
                 BatchStrOut: self._receive_texts,
                 ControlReply: self._controls.receive,
+                ProfileBegan: lambda message: self._spans.begin(),
+                ProfileEnded: self._complete_trace,
                 WorkerReady: on_worker_event,
                 WorkerProgress: self._on_progress,
                 WorkerFailed: on_worker_event,
@@ -127,7 +134,14 @@ class TokenizerManager:
         self._dispatch(message)
 
     def _receive_texts(self, out: BatchStrOut) -> None:
-        self._generation.receive(out, hold=self._link.is_behind)
+        with self._spans("texts to their readers", len(out.rids)):
+            self._generation.receive(out, hold=self._link.is_behind)
+
+    def _complete_trace(self, message: ProfileEnded) -> None:
+        processes = {**message.spans, "main": self._spans.end()}
+        threading.Thread(
+            target=merge, args=(message.folder, message.ended_ns, processes), name="merge-trace", daemon=True
+        ).start()
 
     def _end_turn(self) -> None:
         self._generation.release()

@@ -17,7 +17,7 @@ from jaxserve.bench.trace import read_trace, summarize
 
 def busy(server: LiveServer) -> threading.Thread:
     params = {"max_new_tokens": 400, "temperature": 0, "ignore_eos": True}
-    thread = threading.Thread(target=lambda: server.generate(text="A trace", sampling_params=params))
+    thread = threading.Thread(target=lambda: list(server.stream("/generate", {"text": "A trace", "sampling_params": params})))
     thread.start()
     return thread
 
@@ -41,6 +41,17 @@ def test_twenty_steps(demo_server: LiveServer, tmp_path: Path) -> None:
     assert summary.steps_of == {"decode": 20} and summary.rows == 1
     assert {"wait", "process", "schedule", "receive"} <= {stage.name for stage in summary.host}
     assert 0 < summary.busy <= 1 and summary.ops and summary.gaps
+    # All processes on one clock.
+    merged = trace.path.parent / "perfetto_trace.json.gz"
+    while not merged.exists():
+        assert time.monotonic() < give_up_s
+    content = json.loads(gzip.decompress(merged.read_bytes()))
+    assert content.keys() == {"displayTimeUnit", "traceEvents"}
+    launches = [event["ts"] for event in content["traceEvents"] if str(event.get("name", "")).startswith("launch ")]
+    for name in ("detokenize", "texts to their readers"):
+        times = [event["ts"] for event in content["traceEvents"] if event.get("name") == name]
+        assert len(times) >= 5 and launches[0] < times[0] < launches[-1] and times[-1] < launches[-1] + 1e6, (name, times)
+    assert summarize(read_trace(str(merged))).steps_of == {"decode": 20}
     # XProf's format: the same launches, with their facts, and a line per thread.
     (xplane,) = tmp_path.rglob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(xplane)).planes

@@ -23,6 +23,8 @@ from jaxserve.messages import (
     HiddenStates,
     InputLogprobs,
     Message,
+    ProfileBegan,
+    ProfileEnded,
     ShutdownReq,
     TokenizedGenerateReqInput,
     TokenizerInput,
@@ -88,6 +90,7 @@ class MemoryTransport:
         self.answers: dict[str, Answer] = {}
         self.replies: list[TokenizerInput] = []
         self.shut_down = False
+        self.profiles: list[ProfileBegan | ProfileEnded] = []
         self.may_wait: Callable[[], bool] = lambda: True  # set by the harness
         self._decode = decoder(DetokenizerInput).decode
         self._decode_reply = decoder(TokenizerInput).decode
@@ -104,6 +107,9 @@ class MemoryTransport:
         message = self._decode(encode(message))
         if isinstance(message, ShutdownReq):
             self.shut_down = True
+            return
+        if isinstance(message, ProfileBegan | ProfileEnded):
+            self.profiles.append(message)
             return
         count = len(message.rids)
         assert count > 0 and len(set(message.rids)) == count, f"rids {message.rids}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scheduler_harness import Harness, prompt_of
 
-from jaxserve.messages import ControlReply, ShutdownReq
+from jaxserve.messages import ControlReply, ProfileEnded, ShutdownReq
 from jaxserve.scheduler.control.start_profile import ProfileReq, ProfileReqOutput
 from jaxserve.scheduler.control.stop_profile import StopProfileReq
 
@@ -101,6 +101,8 @@ def test_by_stage(make_harness: Callable[..., Harness], tmp_path: Path, num_step
     assert prefill.count("launch prefill") == min(num_steps, 4)
     assert prefill.count("launch decode") == (0 if num_steps < 4 else 1), "the step that shows that prefill is over"
     decode = (tmp_path / "p" / "decode" / "trace.txt").read_text()
+    told = [message.folder if isinstance(message, ProfileEnded) else "" for message in harness.transport.profiles]
+    assert told == ["", f"{tmp_path}/p/prefill", "", f"{tmp_path}/p/decode"]
     assert (decode.count("launch prefill"), decode.count("launch decode")) == (0, num_steps)
 
 

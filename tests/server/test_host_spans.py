@@ -1,0 +1,44 @@
+"""What processes without JAX did, in the trace of the one that has it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+from jaxserve.messages import HostSpan
+from jaxserve.server.host_spans import HostSpans, merge
+
+NOW_NS = 1_795_458_524_000_000_000
+
+
+def test_nothing_is_noted_while_no_profile_is_taken() -> None:
+    spans = HostSpans()
+    with spans("a", 1):
+        pass
+    spans.begin()
+    with spans("b", 2):
+        pass
+    (noted,) = spans.end()
+    assert (noted.name, noted.count) == ("b", 2) and noted.begin_ns <= noted.end_ns
+    assert spans.end() == []
+
+
+def test_merging_on_one_clock(tmp_path: Path) -> None:
+    folder = tmp_path / "plugins" / "profile" / "now"
+    folder.mkdir(parents=True)
+    clock = f'{{"ph":"X","pid":1,"tid":1,"ts":100.5,"dur":2.0,"name":"clock","args":{{"unix_ns":"{NOW_NS}"}}}}'
+    text = f'{{"displayTimeUnit":"ns","metadata":{{"highres-ticks":true}},"traceEvents":[{clock},{{}}]}}'
+    (folder / "vm.trace.json.gz").write_bytes(gzip.compress(text.encode()))
+    spans = [HostSpan("a", NOW_NS + 1_000, NOW_NS + 3_000, 7), HostSpan("late", NOW_NS + 10**9, NOW_NS + 10**9, 1)]
+    merge(str(tmp_path), NOW_NS + 5_000, {"detokenizer": spans})
+    content = json.loads(gzip.decompress((folder / "perfetto_trace.json.gz").read_bytes()))
+    assert content.keys() == {"displayTimeUnit", "traceEvents"}
+    process, span, first, _ = content["traceEvents"]
+    assert process["args"] == {"name": "detokenizer"} and first["name"] == "clock"
+    assert (span["name"], span["ts"], span["dur"], span["args"]) == ("a", 101.5, 2.0, {"count": 7})
+
+
+def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
+    merge(str(tmp_path), NOW_NS, {"main": []})
+    assert not list(tmp_path.iterdir())
