@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 CONFIDENCE = 0.95
 _RESAMPLES, _FEWEST_RESAMPLES = 2000, 200
 _MOST_DRAWN = 100_000_000  # values, over all resamples
+_DRAWN_AT_ONCE = 1_000_000
 _SEED = 0
 
 # A measurement: what belongs together (the gaps of one request, or just its one number) stands in one array.
@@ -59,20 +60,22 @@ def of_samples(before: Clusters, after: Clusters, statistics: Sequence[str]) -> 
 
 
 def values_of(values: np.ndarray, statistics: Sequence[str]) -> np.ndarray:
-    """[statistic]: mean, median, or a percentile as p99."""
-    return np.array([_value(values, name) for name in statistics])
+    """[..., statistic], over the last axis: mean, median, or a percentile as p99."""
+    return np.stack([_value(values, name) for name in statistics], axis=-1)
 
 
-def _value(values: np.ndarray, statistic: str) -> float:
+def _value(values: np.ndarray, statistic: str) -> np.ndarray:
     if statistic == "mean":
-        return float(values.mean())
-    return float(np.percentile(values, 50 if statistic == "median" else float(statistic[1:])))
+        return np.asarray(values.mean(axis=-1))
+    return np.asarray(np.percentile(values, 50 if statistic == "median" else float(statistic[1:]), axis=-1))
 
 
 def _resampled(clusters: Clusters, statistics: Sequence[str], count: int, rng: np.random.Generator) -> np.ndarray:
     """[resample, statistic]"""
-    drawn = np.empty((count, len(statistics)))
-    for i in range(count):
-        chosen = rng.integers(len(clusters), size=len(clusters))
-        drawn[i] = values_of(np.concatenate([clusters[one] for one in chosen]), statistics)
-    return drawn
+    size = len(clusters)
+    if all(len(cluster) == 1 for cluster in clusters):
+        values, at_once = np.concatenate(list(clusters)), max(_DRAWN_AT_ONCE // size, 1)
+        parts = [min(at_once, count - start) for start in range(0, count, at_once)]
+        return np.concatenate([values_of(values[rng.integers(size, size=(part, size))], statistics) for part in parts])
+    chosen = (rng.integers(size, size=size) for _ in range(count))
+    return np.array([values_of(np.concatenate([clusters[i] for i in places]), statistics) for places in chosen])
