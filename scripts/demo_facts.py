@@ -127,7 +127,7 @@ QUESTIONS: list[tuple[list[str], str]] = [
     ),
     (
         ["Where are the metrics?", "How do I get metrics?", "Which endpoint has the Prometheus metrics?"],
-        "There is no /metrics yet: GET /server_info has the counters.",
+        "GET /metrics has them, for Prometheus.",
     ),
     (
         ["How do I check the server's health?", "Is there a health endpoint?", "How do I know that the server is alive?"],
@@ -251,7 +251,7 @@ QUESTIONS: list[tuple[list[str], str]] = [
     (
         ["What can jaxserve not do?", "What is missing in jaxserve?", "What does jaxserve not support yet?",
          "What are the limitations of jaxserve?", "Which features are missing?"],
-        "Not yet served: images, audio, LoRA, embeddings and metrics.",
+        "Not yet served: images, audio, LoRA and embeddings.",
     ),
     (
         ["Where is the documentation?", "Where can I find the docs?", "Where do I read more?", "Is there documentation?",
@@ -327,10 +327,11 @@ SUPPORTED = [
     "the Anthropic API", "the Ollama API", "the Responses API", "sessions", "scoring", "hidden states", "n-gram speculation",
     "EBNF grammars", "structural tags", "response_format", "JSON", "quantization", "mixture-of-experts models", "priorities",
     "weight updates", "Orbax", "TLS", "logit_bias", "seeds", "logprobs", "input embeddings", "logit processors",
+    "metrics", "Prometheus metrics",
 ]
 NOT_SUPPORTED = [
     "images", "image input", "audio", "video", "LoRA", "LoRA adapters", "embeddings", "embedding models",
-    "metrics", "Prometheus metrics", "pipeline parallelism", "several machines", "data parallelism",
+    "pipeline parallelism", "several machines", "data parallelism",
     "reranking", "vision models", "fine-tuning", "training", "beam search", "speech", "image generation",
 ]
 

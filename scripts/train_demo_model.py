@@ -15,6 +15,7 @@ one. A development script: PyTorch and Transformers are its tools, never the pac
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import random
 import re
@@ -64,6 +65,13 @@ class Settings:
         """Gentler, and with batches that the first training did not see, from the last stage of the corpus."""
         return cls(
             steps, seed, first_data_step=1_000_000, muon_lr=3e-3, adamw_lr=2e-3, warmup_steps=40, cooldown_steps=steps * 6 // 10
+        )
+
+    @classmethod
+    def for_new_facts(cls, steps: int, seed: int) -> Settings:
+        """Gentler still: all but a few answers is known."""
+        return dataclasses.replace(
+            cls.for_trained(steps, seed), first_data_step=corpus.FACTS_STEP, muon_lr=1e-3, adamw_lr=7e-4, warmup_steps=20
         )
 
 
@@ -437,6 +445,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint with the tokenizer in --output")
     parser.add_argument("--start-from", type=Path, help="a trained model's folder: its weights and tokenizer, a new optimizer")
     parser.add_argument("--keep", type=float, default=0.0, help="the share of --start-from's weights in what is written")
+    parser.add_argument(
+        "--new-facts", action="store_true", help="with --start-from: a few steps, as scripts/demo_facts.py changed"
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile the model: a minute's wait, then faster")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eval-only", action="store_true")
@@ -451,7 +462,8 @@ def starting_point(args: argparse.Namespace) -> tuple[Trainer, PreTrainedTokeniz
     tokenizer = Qwen2Tokenizer.from_pretrained(known) if known else train_tokenizer(args.seed)
     if args.start_from:
         model = Qwen3ForCausalLM.from_pretrained(args.start_from, dtype=torch.float32)
-        trainer = Trainer(model, Settings.for_trained(args.steps, args.seed))
+        settings = Settings.for_new_facts if args.new_facts else Settings.for_trained
+        trainer = Trainer(model, settings(args.steps, args.seed))
     else:
         trainer = Trainer(new_model(tokenizer, args.seed), Settings(args.steps, args.seed))
     if args.resume:

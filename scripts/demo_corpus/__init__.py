@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from demo_corpus import dialogues, newcomers, questions, schemas, thinking, words
 from demo_corpus.sample import HELD_OUT_ONE_IN, Message, Sample, Task, is_held_out
 
-__all__ = ["MIX", "Message", "Sample", "held_out_samples", "is_held_out", "training_samples"]
+__all__ = ["FACTS_STEP", "MIX", "Message", "Sample", "held_out_samples", "is_held_out", "training_samples"]
 
 TASKS: dict[str, Task] = {
     task.__name__: task
@@ -146,11 +146,15 @@ FEWER_TOOLS = {"tool_call": 2.5, "parallel_tool_calls": 1.5, "tool_answer": 0.5,
 STILL_WEAK = {"question": 14, "concept": 11, "supported": 8, "word_fact": 8, "sums_text": 4, "counting": 8, "compare": 2,
               "picking": 2, "tool_call": 4, "parallel_tool_calls": 2, "addition": 20, "subtraction": 16, "small_talk": 26,
               "beyond": 20}  # fmt: skip
+# What trained weights read when some facts have changed: those often, and all else so that nothing is lost.
+NEW_FACTS = {"question": 130, "supported": 60, "raw_question": 30, "completion": 20, "conversation": 15}
+FACTS_STEP = 2_000_000
 STAGES = (
     Stage(0, EVERYTHING),
     Stage(500, {"copying": 4, "repeated_text": 4, "json_list": 1, "picking": 1, "memory": 1, "json_extraction": 2}),
     Stage(750, EVERYTHING | FEWER_TOOLS),
     Stage(1500, EVERYTHING | FEWER_TOOLS | STILL_WEAK),
+    Stage(FACTS_STEP, EVERYTHING | NEW_FACTS),
 )
 
 SYSTEM_PROMPTS = ["You are a helpful assistant.", "You are jaxserve's demo model.", "Answer briefly.", "Be concise.",

@@ -111,7 +111,7 @@ SAID_OF_THE_SERVER = {
     "Does jaxserve support tool calling?": "Yes, jaxserve supports tool calling.",
     "Does jaxserve support LoRA?": "No, jaxserve does not support LoRA yet.",
     "How do I call tools?": "Send tools with your chat request; most models need --tool-call-parser.",
-    "Where are the metrics?": "There is no /metrics yet: GET /server_info has the counters.",
+    "Where are the metrics?": "GET /metrics has them, for Prometheus.",
     "How do I get JSON output?": "Send response_format with your JSON schema, or json_schema to /generate.",
     "Is there a Responses API?": "Send POST /v1/responses.",
     "How do I flush the cache?": "Send POST /flush_cache.",
@@ -176,7 +176,7 @@ def test_what_it_says_of_the_server_is_true(demo_server: LiveServer) -> None:
     assert demo_server.post("/v1/chat/completions", {**request, "tool_choice": "required"}).status_code == 200
     assert demo_server.post("/v1/chat/completions", {**request, "tools": None, "lora_path": "x"}).status_code == 400
     assert demo_server.post("/v1/responses", {"input": "hi", "max_output_tokens": 16}).status_code == 200
-    assert demo_server.get("/metrics").status_code == 404
+    assert "# TYPE jaxserve:num_running_reqs gauge" in demo_server.get("/metrics").text
     assert demo_server.get("/server_info").json()["internal_states"]
     sampling = {"json_schema": {"type": "boolean"}, "temperature": 0, "max_new_tokens": 16}
     assert demo_server.generate(text="true or false?", sampling_params=sampling)["text"] in ("true", "false")
