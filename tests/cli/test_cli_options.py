@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from jaxserve.cli import serve as serve_module
-from jaxserve.cli.main import run
+from jaxserve.cli.main import cli, run
 from jaxserve.config import ServerArgs
 
 
@@ -34,7 +33,7 @@ def test_without_options_every_default_is_the_fields(served: list[ServerArgs]) -
 
 
 def test_every_field_has_an_option_and_its_help() -> None:
-    page = " ".join(CliRunner().invoke(serve_module.serve, ["--help"], terminal_width=300).output.split())
+    page = " ".join(CliRunner().invoke(cli, ["serve", "--help"], terminal_width=300).output.split())
     for field in dataclasses.fields(ServerArgs):
         assert "--" + field.name.replace("_", "-") in page, field.name
         assert " ".join(field.metadata["help"].split()) in page, field.name

@@ -38,7 +38,9 @@ PATHS = {*create_app(mock.Mock(), ServerArgs(model_path="model")).openapi()["pat
 
 def served(arguments: list[str]) -> ServerArgs | dict[str, Any]:
     """What `jaxserve serve` makes of them: an unknown option is an error."""
-    return cli.commands["serve"].make_context("serve", list(arguments)).params
+    # Below the group, as in life: a command keeps the spellings of --help that it is first asked with.
+    group = cli.make_context("jaxserve", ["serve"])
+    return cli.commands["serve"].make_context("serve", list(arguments), parent=group).params
 
 
 def text(name: str) -> str:
