@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from jaxserve.cli.main import cli
+from jaxserve.cli.serve import serve
 from jaxserve.config import ServerArgs
 from jaxserve.metrics import FAMILIES, PREFIX
 from jaxserve.parsers.reasoning import REASONING_FORMATS
@@ -23,7 +23,7 @@ from jaxserve.types import SamplingParams
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "from_vllm.md").read_text()
 VLLM = {kind: set(names) for kind, names in json.loads((ROOT / "scripts" / "vllm_surface.json").read_text()).items()}
-OPTIONS = {option for parameter in cli.commands["serve"].params for option in parameter.opts}
+OPTIONS = {option for parameter in serve.params for option in parameter.opts}
 OPENAI = {name for kind in (ChatCompletionRequest, CompletionRequest) for name in kind.__struct_fields__}
 FIELDS = {*OPENAI, *KNOWN_FIELDS, *SamplingParams.__struct_fields__}
 VALUES = {"disallowed_tokens", "thinking_budget"}  # of fields

@@ -5,7 +5,7 @@
     2    it was asked wrongly
     130  interrupted
 
-Commands import what they need when they run, so `jaxserve --help` is quick and `jaxserve serve` never imports JAX here.
+A command is imported when it is asked for, and imports what it needs when it runs: `jaxserve serve` never imports JAX here.
 """
 
 from __future__ import annotations
@@ -15,25 +15,20 @@ from collections.abc import Sequence
 
 import click
 
-from jaxserve.cli.bench import bench
-from jaxserve.cli.chat import chat
-from jaxserve.cli.check_env import check_env
-from jaxserve.cli.compile import compile_command
-from jaxserve.cli.convert import convert
-from jaxserve.cli.generate import generate
-from jaxserve.cli.serve import serve
+from jaxserve.cli.lazy_group import LazyGroup
 from jaxserve.server.version import package_version
 
 EXIT_INTERRUPTED = 130
 
-
-class _InOrder(click.Group):
-    """Lists its commands as they were added, the first that a newcomer needs first."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
+_COMMANDS = {
+    "serve": "jaxserve.cli.serve:serve",
+    "chat": "jaxserve.cli.chat:chat",
+    "generate": "jaxserve.cli.generate:generate",
+    "check-env": "jaxserve.cli.check_env:check_env",
+    "convert": "jaxserve.cli.convert:convert",
+    "compile": "jaxserve.cli.compile:compile_command",
+    "bench": "jaxserve.cli.bench:bench",
+}
 _FIRST_STEPS = """\b
 First steps, with the built-in model:
   jaxserve chat demo
@@ -42,15 +37,14 @@ First steps, with the built-in model:
 
 
 @click.group(
-    cls=_InOrder, epilog=_FIRST_STEPS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    cls=LazyGroup,
+    places=_COMMANDS,
+    epilog=_FIRST_STEPS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_version(), prog_name="jaxserve")
 def cli() -> None:
     """jaxserve: an LLM inference server on JAX."""
-
-
-for command in (serve, chat, generate, check_env, convert, compile_command, bench):
-    cli.add_command(command)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -20,13 +20,15 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxserve.messages import ProfileBegan, ProfileEnded
 from jaxserve.runner import CommandError, Runner, StartProfile, StopProfile
-from jaxserve.scheduler.batch import ScheduleBatch
-from jaxserve.scheduler.pace import Pace
-from jaxserve.scheduler.stages import StageClock
+
+if TYPE_CHECKING:  # the main process has this module too, for the request's sake, and none of the scheduler
+    from jaxserve.scheduler.batch import ScheduleBatch
+    from jaxserve.scheduler.pace import Pace
+    from jaxserve.scheduler.stages import StageClock
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ import numpy as np
 from jaxserve.config import METRIC_BUCKETS, ServerArgs
 from jaxserve.messages import TOKENIZER, WorkerAddress
 from jaxserve.metrics import OTHER, Registry, Snapshot, count_process
-from jaxserve.metrics.exposition import Labelled, render
 from jaxserve.scheduler.control.get_metrics import GetMetricsReqOutput
 from jaxserve.server.live_requests import GapBuffer
 from jaxserve.server.requests import RequestError
@@ -175,6 +174,9 @@ class ServerMetrics:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         await asyncio.wait({self._asking}, timeout=SCRAPE_WAIT_S)
+        # Here and not above: workers are started behind this module's import, and need not wait for prometheus_client.
+        from jaxserve.metrics.exposition import Labelled, render
+
         parts = [Labelled(self._own(gauges), self._labels)]
         for worker, snapshot in sorted(self._snapshots.items()):
             labels = {**self._labels, "engine_type": "unified", "dp_rank": str(worker.rank)}

@@ -24,6 +24,7 @@ from jsonschema import Draft7Validator
 from packaging.requirements import Requirement
 
 from jaxserve.cli.main import cli
+from jaxserve.cli.serve import serve
 from jaxserve.config import ServerArgs
 from jaxserve.server.http.app import create_app
 
@@ -40,7 +41,7 @@ def served(arguments: list[str]) -> ServerArgs | dict[str, Any]:
     """What `jaxserve serve` makes of them: an unknown option is an error."""
     # Below the group, as in life: a command keeps the spellings of --help that it is first asked with.
     group = cli.make_context("jaxserve", ["serve"])
-    return cli.commands["serve"].make_context("serve", list(arguments), parent=group).params
+    return serve.make_context("serve", list(arguments), parent=group).params
 
 
 def text(name: str) -> str:

@@ -123,11 +123,13 @@ async def test_a_hanging_step_ends_the_server(monkeypatch: pytest.MonkeyPatch) -
         assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], RequestError)
 
 
-async def test_the_main_process_and_the_detokenizer_know_no_jax(pipeline: Pipeline) -> None:
+async def test_the_main_process_and_the_detokenizer_know_no_jax_and_no_scheduler(pipeline: Pipeline) -> None:
     code = (
         "import sys, jaxserve.server.detokenizer, jaxserve.server.launch\n"
         "import jaxserve.server.http.uvicorn_server, jaxserve.server.engine\n"
-        "bad = {'jax', 'jaxlib', 'flax', 'torch'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+        "from jaxserve.scheduler.control.registry import controls; controls()\n"
+        "bad = {'jax', 'jaxlib', 'flax', 'torch', 'jaxserve.scheduler.batch', 'jaxserve.cache'} & set(sys.modules)\n"
+        "sys.exit(str(bad) if bad else 0)"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await process.wait() == 0
