@@ -84,8 +84,15 @@ class DecodeMemory:
         self._ratio = ratio
         self._tokens_per_step = num_draft_tokens
         self._by_urgency = retraction_policy == "priority"
-        self.num_retracted = 0
-        self.num_retracted_input_tokens = self.num_retracted_output_tokens = 0
+        self._num_retracted = 0
+        self._num_retracted_input_tokens = self._num_retracted_output_tokens = 0
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "num_retractions": self._num_retracted,
+            "num_retracted_input_tokens": self._num_retracted_input_tokens,
+            "num_retracted_output_tokens": self._num_retracted_output_tokens,
+        }
 
     def grow(self) -> bool:
         """Pages for what the next step may add to every decode row, or False and nothing happened."""
@@ -116,10 +123,10 @@ class DecodeMemory:
         for req in reqs:
             self._running.remove(req.row)
             self._residents.retract(req)
-            self.num_retracted_input_tokens += req.prompt_len
-            self.num_retracted_output_tokens += len(req.output_ids)
+            self._num_retracted_input_tokens += req.prompt_len
+            self._num_retracted_output_tokens += len(req.output_ids)
         self._waiting.push_front(reqs)
-        self.num_retracted += len(reqs)
+        self._num_retracted += len(reqs)
 
     def _retract_until_fits(self) -> list[Req]:
         victims: list[Req] = []

@@ -53,13 +53,22 @@ class GrammarQueue:
         """Without a compiler no request with a grammar may come."""
         self._compiler = compiler
         self._items: dict[Req, PendingGrammar] = {}  # in order of arrival
-        self.num_pushed = 0  # ever; of these:
-        self.num_known = 0  # had been compiled before
-        self.num_refused = 0
-        self.num_late = 0  # took too long
+        self._num_pushed = 0  # ever; of these:
+        self._num_known = 0  # had been compiled before
+        self._num_refused = 0
+        self._num_late = 0  # took too long
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def counts(self) -> dict[str, int]:
+        return {
+            "num_grammar_queue_reqs": len(self._items),
+            "num_grammars": self._num_pushed,
+            "num_grammar_cache_hits": self._num_known,
+            "num_grammars_aborted": self._num_refused,
+            "num_grammar_timeouts": self._num_late,
+        }
 
     def push(self, req: Req, grammar: Grammar) -> None:
         """Its grammar may be known already; the next poll says so."""
@@ -70,8 +79,8 @@ class GrammarQueue:
         else:
             pending = self._compiler.submit_behind(req.thinking, grammar)
         self._items[req] = pending
-        self.num_pushed += 1
-        self.num_known += pending.done
+        self._num_pushed += 1
+        self._num_known += pending.done
 
     def poll(self) -> Compiled:
         """Takes out all whose grammar is compiled or refused. Does not wait."""
@@ -81,8 +90,8 @@ class GrammarQueue:
             try:
                 req.matcher = pending.result().matcher(ignore_eos=req.sampling.ignore_eos)
             except GrammarError as error:
-                self.num_late += isinstance(error, NotCompiledError)
-                self.num_refused += not isinstance(error, NotCompiledError)
+                self._num_late += isinstance(error, NotCompiledError)
+                self._num_refused += not isinstance(error, NotCompiledError)
                 compiled.failed.append((req, FinishReason.abort(str(error), 400, "BadRequestError")))
             except Exception:
                 logger.exception("The grammar of request %s could not be compiled.", req.rid)

@@ -61,19 +61,27 @@ class ResultProcessor:
         self._num_draft_tokens = spec.num_draft_tokens
         self._constraints = constraints
         self._jumps = jumps
-        self.num_verified = 0  # rows times steps that verified drafts, and the drafts accepted in them
-        self.num_accepted_drafts = 0
+        self._num_verified = 0  # rows times steps that verified drafts, and the drafts accepted in them
+        self._num_accepted_drafts = 0
 
     @property
     def avg_accept_len(self) -> float | None:
         """Tokens gained per row and step that verified drafts; None if there was none."""
-        return 1 + self.num_accepted_drafts / self.num_verified if self.num_verified else None
+        return 1 + self._num_accepted_drafts / self._num_verified if self._num_verified else None
 
     @property
-    def accept_rate(self) -> float | None:
+    def _accept_rate(self) -> float | None:
         """Of the drafts that could have been accepted."""
-        most = self.num_verified * (self._num_draft_tokens - 1)
-        return self.num_accepted_drafts / most if most else None
+        most = self._num_verified * (self._num_draft_tokens - 1)
+        return self._num_accepted_drafts / most if most else None
+
+    def counts(self) -> dict[str, float | None]:
+        return {
+            "avg_spec_accept_length": self.avg_accept_len,
+            "num_spec_verify_calls": self._num_verified,
+            "num_spec_accepted_tokens": self._num_accepted_drafts,
+            "spec_accept_rate": self._accept_rate,
+        }
 
     def process(self, batch: ScheduleBatch, step: StepInput, output: StepOutput) -> int:
         """Returns the number of tokens that went to requests."""
@@ -104,8 +112,8 @@ class ResultProcessor:
         table.kv_len[rows] -= step.extend_lens - output.num_tokens
         table.verify_steps[rows] += 1
         table.accepted_drafts[rows] += output.num_tokens - 1
-        self.num_verified += len(rows)
-        self.num_accepted_drafts += int(output.num_tokens.sum()) - len(rows)
+        self._num_verified += len(rows)
+        self._num_accepted_drafts += int(output.num_tokens.sum()) - len(rows)
 
     def _take_all_places(self, wanted: np.ndarray, batch: ScheduleBatch, output: StepOutput) -> tuple[int, np.ndarray]:
         """Token by token, as if each had come in a step of its own: a row that ends at one of them drops the rest."""
