@@ -1,17 +1,21 @@
 """Tiny random checkpoints, written by Transformers, with a tokenizer beside them: what parity tests compare and servers serve.
 
-`CASES` names them; `make_checkpoint(name, folder)` writes one. In tests use the session fixture `checkpoint`, which makes each
-at most once: `checkpoint("llama") -> Path`. Weights are drawn wider than Transformers does, biases and norms too, so that every
-array matters and the tokens differ.
+`model_families.CASES` names them; `make_checkpoint(name, folder)` writes one. In tests use the session fixture `checkpoint`,
+which makes each at most once: `checkpoint("llama") -> Path`. Weights are drawn wider than Transformers does, biases and norms
+too, so that every array matters and the tokens differ. What a case rewrites stays in a folder within.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
+from model_families import CASES, Case
+from model_families.case import Rewrite
+
 BOS, EOS, TURN = "<|begin|>", "<|end|>", "<|turn|>"
+ORACLE = "oracle"  # folder of what Transformers reads, where the checkpoint is of another form
 TOKENIZER_VOCAB = 300  # no case may have a smaller vocabulary
 
 CHAT_TEMPLATE = (
@@ -26,15 +30,6 @@ _CORPUS = (
     "def add(left, right):\n    return left + right\n",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 你好，世界。 Привет, мир. 🙂",
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A configuration: the family (as in Transformers' class names) and what differs from `_BASE`."""
-
-    family: str
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    takes_images: bool = False  # the language model is part of a larger one
 
 
 _BASE: dict[str, Any] = {
@@ -57,83 +52,29 @@ _TINY_VISION = {
 }  # fmt: skip
 
 
-def _rope(kind: str, **params: Any) -> dict[str, Any]:
-    return {"rope_type": kind, "rope_theta": 10000.0, **params}
-
-
-_LLAMA3 = _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
-_YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
-_GEMMA: dict[str, Any] = {
-    "sliding_window": 8, "query_pre_attn_scalar": 24, "tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
-_GEMMA3: dict[str, Any] = {
-    **_GEMMA,
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
-    "rope_parameters": {
-        "full_attention": _rope("linear", factor=8.0) | {"rope_theta": 1e6},
-        "sliding_attention": _rope("default"),
-    },
-}
-_QWEN_WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1, "num_hidden_layers": 3}
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
-
-CASES: dict[str, Case] = {
-    "llama": Case("Llama"),
-    "llama-biases": Case(
-        "Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 80, "num_key_value_heads": 4, "vocab_size": 503}
-    ),
-    "llama-linear": Case("Llama", {"rope_parameters": _rope("linear", factor=2.0)}),
-    "llama-dynamic": Case("Llama", {"rope_parameters": _rope("dynamic", factor=2.0), "max_position_embeddings": 64}),
-    "llama-llama3": Case("Llama", {"rope_parameters": _LLAMA3, "tie_word_embeddings": True, "head_dim": 64}),
-    "llama-yarn": Case("Llama", {"rope_parameters": _YARN, "num_key_value_heads": 1}),
-    "mistral": Case("Mistral", {"sliding_window": 8, "vocab_size": 503}),
-    "mistral-full": Case("Mistral", {"sliding_window": None, "num_key_value_heads": 1, "head_dim": 64}),
-    "qwen2": Case("Qwen2", {"tie_word_embeddings": True, "num_key_value_heads": 4}),
-    "qwen2-windows": Case("Qwen2", {**_QWEN_WINDOW, "vocab_size": 503}),
-    "qwen2-yarn": Case("Qwen2", {"rope_parameters": _YARN, "num_key_value_heads": 1}),
-    "qwen3": Case("Qwen3", {"head_dim": 64, "num_attention_heads": 8}),
-    "qwen3-biases": Case("Qwen3", {**_QWEN_WINDOW, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 80}),
-    "gemma2": Case("Gemma2", {**_GEMMA, "num_hidden_layers": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0}),
-    "gemma2-uncapped": Case(
-        "Gemma2",
-        {
-            **_GEMMA,
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
-            "num_key_value_heads": 1,
-            "vocab_size": 503,
-        },
-    ),
-    "gemma3": Case("Gemma3", {**_GEMMA3, "head_dim": 64, "num_attention_heads": 8}),
-    "gemma3-images": Case("Gemma3", {**_GEMMA3, "attention_bias": True, "num_key_value_heads": 4}, takes_images=True),
-    "qwen3-moe": Case("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
-    "qwen3-moe-some-layers": Case(
-        "Qwen3Moe",
-        {
-            **_EXPERTS,
-            "num_hidden_layers": 5,
-            "decoder_sparse_step": 2,
-            "mlp_only_layers": [1],
-            "use_sliding_window": True,
-            "sliding_window": 8,
-        },
-    ),
-}
-
-
 def make_checkpoint(
     name: str, folder: Path, *, dtype: str = "float32", max_shard_size: str | int = "5GB", seed: int = 0
 ) -> Path:
     """Writes the checkpoint and tokenizer of CASES[name] into `folder` and returns it."""
     import torch
 
-    tokenizer = make_tokenizer()
+    tokenizer, case = make_tokenizer(), CASES[name]
     torch.manual_seed(seed)
-    model = build_model(CASES[name], tokenizer.bos_token_id, tokenizer.eos_token_id).to(getattr(torch, dtype))
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    model = build_model(case, tokenizer.bos_token_id, tokenizer.eos_token_id).to(getattr(torch, dtype))
+    model.save_pretrained(folder if case.rewrite is None else folder / ORACLE, max_shard_size=max_shard_size)
+    if case.rewrite is not None:
+        _rewrite(folder, case.rewrite)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def _rewrite(folder: Path, rewrite: Rewrite) -> None:
+    from safetensors.torch import load_file, save_file
+
+    raw = json.loads((folder / ORACLE / "config.json").read_text())
+    raw, tensors = rewrite(raw, load_file(folder / ORACLE / "model.safetensors"))
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
 
 
 def build_model(case: Case, bos_token_id: int | None = None, eos_token_id: int | None = None) -> Any:
@@ -142,10 +83,8 @@ def build_model(case: Case, bos_token_id: int | None = None, eos_token_id: int |
     import transformers
 
     torch.set_num_threads(1)  # of so small a model, more threads only wait for each other
-    kwargs = {**_BASE, **case.kwargs}
-    if case.family == "Qwen2":  # has no head_dim option of its own: hidden_size / heads
-        kwargs.pop("head_dim")
-    config_class = getattr(transformers, "Gemma3TextConfig" if case.family == "Gemma3" else f"{case.family}Config")
+    kwargs = {name: value for name, value in {**_BASE, **case.kwargs}.items() if name not in case.without}
+    config_class = getattr(transformers, case.config_class or f"{case.family}Config")
     config = config_class(**kwargs, bos_token_id=bos_token_id, eos_token_id=eos_token_id)
     if case.takes_images:
         whole_class = getattr(transformers, f"{case.family}Config")
@@ -153,11 +92,10 @@ def build_model(case: Case, bos_token_id: int | None = None, eos_token_id: int |
     config._attn_implementation = "eager"
     model_class = f"{case.family}ForConditionalGeneration" if case.takes_images else f"{case.family}ForCausalLM"
     model = getattr(transformers, model_class)(config).eval()
-    has_centered_norms = case.family.startswith("Gemma")  # they multiply with 1 + weight
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                mean = 0.0 if has_centered_norms or parameter_name.endswith("bias") else 1.0
+                mean = 0.0 if case.has_centered_norms or parameter_name.endswith("bias") else 1.0
                 parameter.normal_(mean, 0.1)
     return model
 
@@ -168,6 +106,7 @@ def load_model(folder: Path) -> Any:
     import transformers
 
     torch.set_num_threads(1)
+    folder = folder / ORACLE if (folder / ORACLE).is_dir() else folder
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 

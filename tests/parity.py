@@ -7,86 +7,18 @@ answer is greedy exactly if each of its tokens is the argmax at its position.
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from checkpoints import load_model
+from model_families import Served
+from model_families.case import NUM_CLIENTS
 
 OUTPUT_LEN = 40
 CACHED_OUTPUT_LEN = 8
 NUM_TOP = 3
-NUM_CLIENTS = 32
-SEVERAL: dict[str, Any] = {"rows": (4, NUM_CLIENTS), "tokens": (32, 512)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Served:
-    """A checkpoint and the options it is served with."""
-
-    case: str
-    page_size: int
-    chunk: int
-    tp: int = 1
-    mixed: bool = False
-    overlap: bool = True
-    radix: bool = True
-    drafts: bool = False
-    rows: tuple[int, ...] = (NUM_CLIENTS,)  # buckets of decode rows; the largest is --max-running-requests
-    tokens: tuple[int, ...] = (512,)  # buckets of prefill tokens. Compiling is most of a test's time
-
-    def options(self, context_len: int) -> dict[str, Any]:
-        """Of ServerArgs."""
-        return {
-            "context_length": context_len,
-            "max_running_requests": self.rows[-1],
-            "max_total_tokens": 16384,
-            "max_prefill_tokens": 512,
-            "page_size": self.page_size,
-            "chunked_prefill_size": self.chunk,
-            "tp_size": self.tp,
-            "decode_row_buckets": self.rows,
-            "prefill_token_buckets": self.tokens,
-            "enable_mixed_chunk": self.mixed,
-            "disable_overlap_schedule": not self.overlap,
-            "disable_radix_cache": not self.radix,
-            **({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3} if self.drafts else {}),
-        }
-
-    def __str__(self) -> str:
-        flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
-        flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)
-        flags += ["buckets"] * (len(self.rows) > 1) + ["drafts"] * self.drafts
-        return "-".join([self.case, *flags])
-
-
-# By a server of its own: what a family's serving can depend on, and every option in two values at least.
-LIVE = [
-    Served("llama", page_size=1, chunk=32, **SEVERAL),
-    Served("mistral", page_size=16, chunk=-1, tp=2, overlap=False, **SEVERAL),
-    Served("qwen2", page_size=64, chunk=64, mixed=True, radix=False),
-    Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False, **SEVERAL),
-    Served("qwen3-moe", page_size=16, chunk=32, tp=4, mixed=True, **SEVERAL),
-    Served("gemma2", page_size=16, chunk=32, mixed=True, **SEVERAL),
-    Served("gemma3", page_size=1, chunk=48, tp=2, mixed=True),
-]
-# By scheduler and runner in the test's process: variants of the models.
-IN_PROCESS = [
-    Served("llama-biases", page_size=64, chunk=-1, tp=4),
-    Served("llama-linear", page_size=16, chunk=32, mixed=True, overlap=False),
-    Served("llama-dynamic", page_size=1, chunk=16, mixed=True),
-    Served("llama-llama3", page_size=16, chunk=32, tp=2, mixed=True),
-    Served("llama-yarn", page_size=64, chunk=64, overlap=False),
-    Served("mistral-full", page_size=1, chunk=32, tp=4, mixed=True),
-    Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False),
-    Served("qwen2-yarn", page_size=16, chunk=64, tp=2, drafts=True),
-    Served("qwen3-moe-some-layers", page_size=1, chunk=48, radix=False),
-    Served("qwen3-biases", page_size=64, chunk=64, tp=1),
-    Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False),
-    Served("gemma3-images", page_size=16, chunk=-1, overlap=False),
-]
 
 
 # Tokens whose logprobs are asked for at every place.

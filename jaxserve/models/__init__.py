@@ -7,10 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.models.config import ModelConfig, generation_defaults
-from jaxserve.models.families import FAMILIES, Family, FamilyTraits
+from jaxserve.models.families import Family, FamilyTraits, families
 from jaxserve.models.location import model_folder
 from jaxserve.models.rope_config import RopeConfig
-from jaxserve.models.specs import DenseMLPSpec, LayerSpec, MoESpec, NormSpec, SelfAttentionSpec
+from jaxserve.models.specs import DenseMLPSpec, LayerSpec, MoESpec, NormSpec, RouterSpec, SelfAttentionSpec
 
 if TYPE_CHECKING:
     from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
@@ -38,7 +38,6 @@ _LAZY = {
 }
 
 __all__ = [
-    "FAMILIES",
     "TENSOR_AXIS",
     "ArrayInfo",
     "Attend",
@@ -53,6 +52,7 @@ __all__ = [
     "NormSpec",
     "ParamTree",
     "RopeConfig",
+    "RouterSpec",
     "SelfAttentionSpec",
     "StepContext",
     "abstract_params",
@@ -60,6 +60,7 @@ __all__ = [
     "check_params",
     "check_tp",
     "convert",
+    "families",
     "generation_defaults",
     "load_params",
     "model_folder",

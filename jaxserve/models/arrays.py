@@ -33,11 +33,12 @@ LOGICAL_TO_MESH: dict[str, str | None] = {
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """`count` consecutive rows of tensor number `tensor` of a Source; None: rows of zeros."""
+    """`count` rows of tensor number `tensor` of a Source, each `step` behind the one before; None: rows of zeros."""
 
     tensor: int | None
     start: int
     count: int
+    step: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

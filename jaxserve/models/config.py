@@ -34,7 +34,9 @@ class ModelConfig:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec = dataclasses.field(default_factory=NormSpec)
     embedding_scale: float = 1.0  # what embedded tokens are multiplied with
+    logit_scale: float = 1.0  # what logits are multiplied with
     logit_soft_cap: float | None = None  # c: a logit x becomes c * tanh(x / c)
+    lm_head_bias: bool = False
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint, as config.json says
     eos_token_ids: tuple[int, ...] = ()
@@ -60,7 +62,7 @@ class ModelConfig:
     @property
     def windows(self) -> tuple[int | None, ...]:
         """Per layer: tokens visible including the newest; None: all."""
-        return tuple(layer.attention.window for layer in self.layers)
+        return tuple(layer.mixer.window for layer in self.layers)
 
     @property
     def kv_windows(self) -> tuple[int | None, ...]:
@@ -75,16 +77,16 @@ class ModelConfig:
 
     @property
     def uses_soft_cap(self) -> bool:
-        return any(layer.attention.soft_cap is not None for layer in self.layers)
+        return any(layer.mixer.soft_cap is not None for layer in self.layers)
 
     @property
     def uses_sinks(self) -> bool:
-        return any(layer.attention.sinks for layer in self.layers)
+        return any(layer.mixer.sinks for layer in self.layers)
 
     @property
     def context_len(self) -> int:
         """Most tokens in one sequence: max_position_embeddings, or more where rope scaling comes on top of it."""
-        return max(layer.attention.rope.extended_len(self.max_position_embeddings) for layer in self.layers)
+        return max(layer.mixer.rope.extended_len(self.max_position_embeddings) for layer in self.layers)
 
     def replace(self, **changes: Any) -> ModelConfig:
         return dataclasses.replace(self, **changes)
@@ -114,7 +116,7 @@ class ModelConfig:
             raise ValueError(f"{folder / 'config.json'}: a value is of the wrong kind: {error}.") from error
 
     def _of_all_attention(self, name: str) -> Any:
-        values = dict.fromkeys(getattr(layer.attention, name) for layer in self.layers)
+        values = dict.fromkeys(getattr(layer.mixer, name) for layer in self.layers)
         if len(values) != 1:
             raise ValueError(f"the layers of {self.architecture} differ in {name}: {', '.join(map(str, values))}.")
         return next(iter(values))
@@ -164,7 +166,9 @@ def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         layers=traits.layers,
         final_norm=traits.layers[-1].norm,
         embedding_scale=traits.embedding_scale,
+        logit_scale=traits.logit_scale,
         logit_soft_cap=traits.logit_soft_cap,
+        lm_head_bias=traits.lm_head_bias,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
         eos_token_ids=_read_eos(raw, generation),

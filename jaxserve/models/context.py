@@ -28,7 +28,7 @@ class StepContext:
         positions: jax.Array, is_live: jax.Array | None, layers: Sequence[LayerSpec], max_position_embeddings: int
     ) -> StepContext:
         with jax.named_scope("rope_tables"):
-            kinds = dict.fromkeys((layer.attention.rope, layer.attention.head_dim) for layer in layers)
+            kinds = dict.fromkeys((layer.mixer.rope, layer.mixer.head_dim) for layer in layers)
             tables = {(rope, dim): rope_cos_sin(positions, rope, dim, max_position_embeddings) for rope, dim in kinds}
         return StepContext(positions, is_live, tables)
 

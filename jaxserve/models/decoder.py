@@ -18,7 +18,14 @@ from flax import nnx
 
 from jaxserve.models.blocks.attention import Attend
 from jaxserve.models.blocks.declare import Declare
-from jaxserve.models.blocks.embedding import declare_embedding, declare_lm_head, embed, logits, tied_lm_head
+from jaxserve.models.blocks.embedding import (
+    declare_embedding,
+    declare_lm_head,
+    declare_lm_head_bias,
+    embed,
+    logits,
+    tied_lm_head,
+)
 from jaxserve.models.blocks.layer import DecoderLayer
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.config import ModelConfig
@@ -35,12 +42,13 @@ class Ends(nnx.Module):
         self.embed = declare_embedding(declare, config.vocab_size)
         self.final_norm = declare.norm("model.norm.weight", config.final_norm)
         self.lm_head = None if config.tie_word_embeddings else declare_lm_head(declare, config.vocab_size)
+        self.lm_head_bias = declare_lm_head_bias(declare, config.vocab_size) if config.lm_head_bias else None
 
 
 def _jitted_layer(graphdef: Any, spec: LayerSpec, context: StepContext, attend: Attend) -> Any:
     def layer(weights: Any, x: jax.Array, kv: Any, index: jax.Array) -> tuple[jax.Array, Any]:
         def bound(qkv: jax.Array, rotary: Any, sinks: jax.Array | None) -> tuple[jax.Array, Any]:
-            return attend(qkv, rotary, kv, spec.attention, index, sinks)
+            return attend(qkv, rotary, kv, spec.mixer, index, sinks)
 
         return nnx.merge(graphdef, weights)(x, context, bound)
 
@@ -77,12 +85,13 @@ class Decoder:
     def logits(self, params: ParamTree, hidden: jax.Array) -> jax.Array:
         """hidden [R, hidden_size] -> float32 [R, vocab_size], whole on every shard."""
         with jax.named_scope("lm_head"):
-            ends = self._ends(params)
+            ends, config = self._ends(params), self.config
             if ends.lm_head is None:
-                lm_head = tied_lm_head(ends.embed, native=self.config.native_products)
+                lm_head = tied_lm_head(ends.embed, native=config.native_products)
             else:
                 lm_head = ends.lm_head.get_value()
-            return logits(lm_head, hidden, self.config.vocab_size, self.config.logit_soft_cap)
+            scale, soft_cap = config.logit_scale, config.logit_soft_cap
+            return logits(lm_head, ends.lm_head_bias, hidden, config.vocab_size, scale=scale, soft_cap=soft_cap)
 
     def _ends(self, params: ParamTree) -> Ends:
         return nnx.merge(self.ends, {name: value for name, value in params.items() if name != "layers"})
@@ -96,7 +105,8 @@ def build_decoder(config: ModelConfig, tp_size: int) -> Decoder:
 
 
 def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
-    """The tree of ArrayInfo (global shapes): {embed, layers: [{attn_norm, attn, mlp_norm, mlp}], final_norm, lm_head?}.
+    """The tree of ArrayInfo (global shapes): {embed, layers: [{attn_norm, attn, mlp_norm, mlp}], final_norm,
+    lm_head?, lm_head_bias?}.
 
     Matrices are a Weight of ArrayInfo. ValueError if the model cannot be split over `tp_size` devices.
     """

@@ -168,9 +168,9 @@ def _fill(block: np.ndarray, checkpoint: SafetensorsCheckpoint, source: Source, 
             if piece.tensor is None:
                 target[...] = 0
             else:
-                offset = piece.start - row
-                rows = slice(start + offset, stop + offset)
-                _copy(target, checkpoint.read(source.names[piece.tensor], (rows, *(slice(*bound) for bound in columns))))
+                first, last = (piece.start + (place - row) * piece.step for place in (start, stop - 1))
+                index = (slice(first, last + 1), *(slice(*bound) for bound in columns))
+                _copy(target, checkpoint.read(source.names[piece.tensor], index)[:: piece.step])
         row += piece.count
     assert row >= last_row, (row, last_row, source.names)
 

@@ -24,17 +24,22 @@ def rope_cos_sin(
     positions: jax.Array, rope: RopeConfig, head_dim: int, max_position_embeddings: int
 ) -> tuple[jax.Array, jax.Array]:
     """Positions int32 [T] -> cos and sin, float32 [T, head_dim / 2]."""
-    position = positions.astype(jnp.float32)[:, None]
+    position, rotated = positions.astype(jnp.float32)[:, None], rope.rotated(head_dim)
     if rope.kind == "dynamic":
-        angles = position * _dynamic_frequencies(position, rope, head_dim, max_position_embeddings)
+        angles = position * _dynamic_frequencies(position, rope, rotated, max_position_embeddings)
     else:
-        angles = position * frequencies(rope, head_dim)
+        angles = position * frequencies(rope, rotated)
     factor = attention_factor(rope)
-    return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+    cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
+    if rotated == head_dim:
+        return cos, sin
+    behind = (0, 0), (0, (head_dim - rotated) // 2)  # what is not rotated is not stretched, either
+    return jnp.pad(cos, behind, constant_values=1), jnp.pad(sin, behind)
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
-    """Radians per position, float32 [head_dim / 2], for every kind whose frequencies do not depend on the position."""
+    """Radians per position of heads (or their rotated part), float32 [head_dim / 2], for every kind whose frequencies do not
+    depend on the position."""
     plain = np.float32(1) / np.float32(rope.theta) ** _exponents(head_dim)
     if rope.kind == "linear":
         return plain / np.float32(rope.factor)

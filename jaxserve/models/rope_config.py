@@ -7,7 +7,7 @@ arithmetic is in `jaxserve.models.rope`, and nothing here imports JAX.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -32,6 +32,8 @@ class RopeConfig:
     mscale_all_dim: float | None = None  # yarn
     attention_factor: float | None = None  # yarn: factor on cos and sin; None: computed from `factor`
     truncate: bool = True  # yarn: whole-numbered correction range
+    rotary_dim: int | None = None  # dimensions of a head that are rotated, the first ones; None: all, 0: none (NoPE)
+    is_interleaved: bool = False  # in checkpoints dimension 2i pairs with 2i + 1, instead of i with i + rotary_dim / 2
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
@@ -40,6 +42,26 @@ class RopeConfig:
             raise ValueError(f"rope_theta must be above 0, got {self.theta}.")
         if self.factor < 1:
             raise ValueError(f"the factor of rope type {self.kind!r} must be at least 1, got {self.factor}.")
+        if self.rotary_dim is not None and (self.rotary_dim < 0 or self.rotary_dim % 2):
+            raise ValueError(f"the rotated dimensions of a head must be an even number, got {self.rotary_dim}.")
+
+    def rotated(self, head_dim: int) -> int:
+        """How many dimensions of a head are rotated."""
+        return head_dim if self.rotary_dim is None else self.rotary_dim
+
+    def head_order(self, head_dim: int) -> tuple[range, ...]:
+        """Dimensions of a head of q or k in checkpoints, in the order in which pairs stand head_dim / 2 apart.
+
+        Heads are loaded in that order (q·k stays what it is), so that attention knows one way to rotate. Dimensions that are
+        not rotated pair with each other.
+        """
+        rotated = self.rotated(head_dim)
+        middle = (rotated + head_dim) // 2  # of those that are not
+        if self.is_interleaved:
+            pairs = range(0, rotated, 2), range(1, rotated, 2)
+        else:
+            pairs = range(rotated // 2), range(rotated // 2, rotated)
+        return _joined((pairs[0], range(rotated, middle), pairs[1], range(middle, head_dim)))
 
     def extended_len(self, max_position_embeddings: int) -> int:
         """The context length with this scaling. llama3's max_position_embeddings is the scaled length, yarn's may be either."""
@@ -50,12 +72,26 @@ class RopeConfig:
         return max_position_embeddings
 
 
+NO_ROPE = RopeConfig(rotary_dim=0)
+
+
+def _joined(parts: Iterable[range]) -> tuple[range, ...]:
+    """The same numbers in as few ranges as can be."""
+    joined: list[range] = []
+    for part in parts:
+        if joined and joined[-1].stop == part.start and joined[-1].step == part.step == 1:
+            joined[-1] = range(joined[-1].start, part.stop)
+        elif part:
+            joined.append(part)
+    return tuple(joined)
+
+
 def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """The rope of a config.json object. Raises ValueError for what the decoder cannot compute."""
+    """The rope of a config.json object, of heads that are rotated whole. ValueError says what the decoder cannot compute."""
     params = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
     if any(isinstance(value, Mapping) for value in params.values()):
         raise ValueError(f"rope_parameters that differ by layer type ({', '.join(params)}) are not supported.")
-    partial = params.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    partial = _partial_rotary_factor(params, raw)
     if partial not in (None, 1, 1.0):
         raise ValueError(f"partial_rotary_factor must be 1 for this model family, got {partial}.")
     theta = params.get("rope_theta") or raw.get("rope_theta") or DEFAULT_THETA
@@ -63,6 +99,23 @@ def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
     if kind == "default":
         return RopeConfig(theta=float(theta))
     return RopeConfig(theta=float(theta), kind=kind, **_scaling_fields(kind, params, raw))
+
+
+def read_partial_rope(raw: Mapping[str, Any], head_dim: int, default: float = 1.0) -> RopeConfig:
+    """The same for a family that may rotate only the first part of a head; `default` where config.json names none."""
+    params = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
+    partial = _partial_rotary_factor(params, raw)
+    partial = default if partial is None else partial
+    if not isinstance(partial, int | float) or not 0 < partial <= 1:
+        raise ValueError(f"partial_rotary_factor must be above 0 and at most 1, got {partial!r}.")
+    whole = {name: {**(raw.get(name) or {}), "partial_rotary_factor": None} for name in ("rope_parameters", "rope_scaling")}
+    rope = read_rope({**raw, **whole, "partial_rotary_factor": None})
+    rotary_dim = int(head_dim * partial)
+    return rope if rotary_dim == head_dim else dataclasses.replace(rope, rotary_dim=rotary_dim)
+
+
+def _partial_rotary_factor(params: Mapping[str, Any], raw: Mapping[str, Any]) -> Any:
+    return params.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
 
 
 def _scaling_fields(kind: str, params: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:

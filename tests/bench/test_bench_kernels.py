@@ -109,7 +109,7 @@ def test_the_grids_name_fields_of_the_configs() -> None:
 def test_shapes_of_a_model() -> None:
     heads = SelfAttentionSpec(num_heads=16, num_kv_heads=4, head_dim=64, scale=0.125)
     layers = tuple(
-        LayerSpec(attention=dataclasses.replace(heads, window=window), mlp=DenseMLPSpec(intermediate_size=8))
+        LayerSpec(mixer=dataclasses.replace(heads, window=window), mlp=DenseMLPSpec(intermediate_size=8))
         for window in (None, 32, None)
     )
     config = ModelConfig(

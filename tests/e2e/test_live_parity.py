@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from live_server import LiveServer, running
-from parity import CACHED_OUTPUT_LEN, LIVE, NUM_CLIENTS, Oracle, Served, asked_of_prompt
+from model_families import LIVE, Served
+from model_families.case import NUM_CLIENTS
+from parity import CACHED_OUTPUT_LEN, Oracle, asked_of_prompt
 
 
 def ask(

@@ -41,15 +41,15 @@ def read(folder: Path, raw: dict[str, Any], overrides: dict[str, Any] | None = N
 
 def ropes(config: ModelConfig) -> dict[int | None, RopeConfig]:
     """By window."""
-    return {layer.attention.window: layer.attention.rope for layer in config.layers}
+    return {layer.mixer.window: layer.mixer.rope for layer in config.layers}
 
 
 def test_gemma2(tmp_path: Path) -> None:
     config = read(tmp_path, GEMMA_2_9B)
     layer = config.layers[0]
     assert config.windows == (4096, None) * 21
-    assert (layer.attention.soft_cap, config.logit_soft_cap, layer.attention.scale) == (50.0, 30.0, 1 / 16)
-    assert (layer.mlp.act, layer.norms_outputs, layer.attention.qk_norm) == ("gelu_pytorch_tanh", True, None)
+    assert (layer.mixer.soft_cap, config.logit_soft_cap, layer.mixer.scale) == (50.0, 30.0, 1 / 16)
+    assert (layer.mlp.act, layer.norms_outputs, layer.mixer.qk_norm) == ("gelu_pytorch_tanh", True, None)
     assert layer.norm == config.final_norm == NormSpec(eps=1e-6, counts_from_one=True)
     assert config.embedding_scale == pytest.approx(3584**0.5)
     assert (config.tie_word_embeddings, config.context_len, config.eos_token_ids) == (True, 8192, (1,))
@@ -60,11 +60,11 @@ def test_gemma3_beside_a_part_for_images(tmp_path: Path) -> None:
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (16, 8, 256, 262208)
     assert config.windows == ((1024,) * 5 + (None,)) * 8
     assert ropes(config) == {1024: LOCAL, None: GLOBAL}
-    assert config.layers[0].attention.qk_norm == config.final_norm
+    assert config.layers[0].mixer.qk_norm == config.final_norm
     assert (config.logit_soft_cap, config.uses_soft_cap) == (None, False)
     assert config.context_len == 131072  # which is the stretched length
     assert (config.eos_token_ids, config.dtype) == ((1, 106), "bfloat16")
-    assert read(tmp_path, GEMMA_3_27B).layers[0].attention.scale == pytest.approx(168**-0.5)
+    assert read(tmp_path, GEMMA_3_27B).layers[0].mixer.scale == pytest.approx(168**-0.5)
 
 
 def test_gemma3_without_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from jaxserve.models import DenseMLPSpec, LayerSpec, ModelConfig, NormSpec, Rope
 
 NORM = NormSpec(eps=1e-5, counts_from_one=True)
 LOCAL = LayerSpec(
-    attention=SelfAttentionSpec(
+    mixer=SelfAttentionSpec(
         num_heads=4, num_kv_heads=2, head_dim=8, scale=0.2, window=3, soft_cap=5.0, qk_norm=NORM, rope=RopeConfig(theta=100.0)
     ),
     mlp=DenseMLPSpec(intermediate_size=24, act="relu"),
@@ -23,7 +23,7 @@ LOCAL = LayerSpec(
     norms_outputs=True,
 )
 WHOLE = dataclasses.replace(
-    LOCAL, attention=dataclasses.replace(LOCAL.attention, window=None, sinks=True, soft_cap=None, rope=RopeConfig(theta=5000.0))
+    LOCAL, mixer=dataclasses.replace(LOCAL.mixer, window=None, sinks=True, soft_cap=None, rope=RopeConfig(theta=5000.0))
 )
 CONFIG = ModelConfig(
     architecture="MadeUp",
@@ -75,7 +75,7 @@ def mlp(x: np.ndarray, arrays: Any) -> np.ndarray:
 def formulas(params: Any, ids: list[int]) -> np.ndarray:
     x = params["embed"][ids] * CONFIG.embedding_scale
     for spec, layer in zip(CONFIG.layers, params["layers"], strict=True):
-        out = attention(normed(x, layer["attn_norm"]), spec.attention, layer["attn"])
+        out = attention(normed(x, layer["attn_norm"]), spec.mixer, layer["attn"])
         x = x + normed(out, layer["attn_out_norm"])
         x = x + normed(mlp(normed(x, layer["mlp_norm"]), layer["mlp"]), layer["mlp_out_norm"])
     logits = normed(x, params["final_norm"]) @ params["embed"].T
@@ -96,3 +96,19 @@ def test_every_option_at_once() -> None:
     np.testing.assert_allclose(logits_of(params, CONFIG, ids), expected, atol=2e-5)
     halves = widened(load_params(Path("nowhere"), CONFIG, mesh_of(2), jnp.float32, "dummy", progress=False))
     np.testing.assert_allclose(logits_of(halves, CONFIG, ids, 2), expected, atol=2e-5)
+
+
+def test_scale_and_bias_of_logits() -> None:
+    """Of a vocabulary that the devices do not divide, as its bias."""
+    plain = CONFIG.replace(vocab_size=31, tie_word_embeddings=False, logit_soft_cap=None)
+    biased, ids = plain.replace(logit_scale=0.25, lm_head_bias=True), prompt(6, 31)
+
+    def answer(config: ModelConfig, tp_size: int) -> tuple[Any, np.ndarray]:
+        params = load_params(Path("nowhere"), config, mesh_of(tp_size), jnp.float32, "dummy", progress=False)
+        return params, logits_of(params, config, ids, tp_size)
+
+    for tp_size in (1, 2):
+        params, logits = answer(biased, tp_size)
+        bias = np.asarray(params["lm_head_bias"])
+        assert len(bias) == (31 if tp_size == 1 else 32) and np.ptp(bias[:31]) > 0
+        np.testing.assert_allclose(logits, (answer(plain, tp_size)[1] + bias[:31]) * 0.25, atol=1e-6)

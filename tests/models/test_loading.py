@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import CASES, make_checkpoint
+from checkpoints import make_checkpoint
 from dense_model import folder_logits, mesh_of, oracle_logits, prompt
 from jax.sharding import NamedSharding
+from model_families import CASES
 from safetensors.numpy import load_file, save_file
 
 from jaxserve.models import CheckpointError, ModelConfig, abstract_params, load_params
@@ -108,10 +109,10 @@ def test_the_vocabulary_is_padded_with_zeros(checkpoint: CheckpointOf) -> None:
 def test_model_that_does_not_divide(checkpoint: CheckpointOf) -> None:
     config = ModelConfig.from_pretrained(checkpoint("llama"))
     layer = config.layers[0]
-    six_heads = dataclasses.replace(layer.attention, num_heads=6)
+    six_heads = dataclasses.replace(layer.mixer, num_heads=6)
     odd = dataclasses.replace(layer.mlp, intermediate_size=97)
     with pytest.raises(ValueError, match="num_kv_heads=2 or be a multiple of it; got 3"):
-        abstract_params(config.replace(layers=(dataclasses.replace(layer, attention=six_heads),)), jnp.float32, 3)
+        abstract_params(config.replace(layers=(dataclasses.replace(layer, mixer=six_heads),)), jnp.float32, 3)
     with pytest.raises(ValueError, match="intermediate_size=97; got 2"):
         abstract_params(config.replace(layers=(layer, dataclasses.replace(layer, mlp=odd))), jnp.float32, 2)
 

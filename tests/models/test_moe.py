@@ -94,7 +94,7 @@ def test_checkpoint_before_transformers_5(checkpoint: CheckpointOf, tmp_path: Pa
 def test_which_layers_have_experts(checkpoint: CheckpointOf) -> None:
     layers = ModelConfig.from_pretrained(checkpoint("qwen3-moe-some-layers")).layers
     assert [type(layer.mlp) for layer in layers] == [DenseMLPSpec, DenseMLPSpec, DenseMLPSpec, MoESpec, DenseMLPSpec]
-    assert layers[3].mlp == MoESpec(num_experts=8, experts_per_token=3, intermediate_size=48, normalizes_weights=False)
+    assert layers[3].mlp == MoESpec(num_experts=8, experts_per_token=3, intermediate_size=48)
 
 
 def test_what_is_refused(checkpoint: CheckpointOf) -> None:

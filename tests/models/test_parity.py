@@ -8,8 +8,9 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import CASES, load_model
+from checkpoints import load_model
 from dense_model import folder_logits, oracle_logits, prompt
+from model_families import CASES
 
 from jaxserve.models import ModelConfig
 

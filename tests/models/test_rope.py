@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.kernels.rotary import apply_rope
 from jaxserve.models.rope import attention_factor, frequencies, rope_cos_sin
-from jaxserve.models.rope_config import RopeConfig, read_rope
+from jaxserve.models.rope_config import RopeConfig, read_partial_rope, read_rope
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CASES: dict[str, dict[str, Any]] = {
@@ -82,3 +82,50 @@ def test_rotation_keeps_lengths_and_depends_on_distance_only() -> None:
 def test_rotation_keeps_the_type() -> None:
     x = jnp.ones((1, 2, 8), jnp.bfloat16)
     assert apply_rope(x, *rope_cos_sin(jnp.asarray([3]), RopeConfig(), 8, 64)).dtype == jnp.bfloat16
+
+
+def rotated_as_published(x: np.ndarray, position: int, rope: RopeConfig) -> np.ndarray:
+    """A head as its checkpoint orders it: pairs are complex numbers, turned by position times frequency."""
+    out, size = x.copy(), rope.rotated(len(x))
+    pairs = np.arange(size).reshape(-1, 2) if rope.is_interleaved else np.arange(size).reshape(2, -1).T
+    turned = (x[pairs[:, 0]] + 1j * x[pairs[:, 1]]) * np.exp(1j * position * frequencies(rope, size).astype(np.float64))
+    out[pairs[:, 0]], out[pairs[:, 1]] = turned.real, turned.imag
+    return out
+
+
+@pytest.mark.parametrize("rotary_dim", [None, 16, 8, 0])
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_heads_are_rotated_as_published_whatever_their_pairs(rotary_dim: int | None, is_interleaved: bool) -> None:
+    rope, dim = RopeConfig(theta=100.0, rotary_dim=rotary_dim, is_interleaved=is_interleaved), 24
+    order = [place for part in rope.head_order(dim) for place in part]
+    assert sorted(order) == list(range(dim))
+    x = np.random.default_rng(0).normal(size=dim)
+    ours = apply_rope(jnp.asarray(x[order], jnp.float32)[None, None], *rope_cos_sin(jnp.asarray([7]), rope, dim, 64))
+    np.testing.assert_allclose(ours[0, 0], rotated_as_published(x, 7, rope)[order], atol=1e-5)
+
+
+def test_heads_that_are_rotated_whole_keep_their_order() -> None:
+    assert RopeConfig().head_order(16) == RopeConfig(rotary_dim=0).head_order(16) == (range(16),)
+    assert RopeConfig(is_interleaved=True).head_order(8) == (range(0, 8, 2), range(1, 8, 2))
+    assert RopeConfig(rotary_dim=4).head_order(8) == (range(2), range(4, 6), range(2, 4), range(6, 8))
+
+
+def test_only_what_is_rotated_is_stretched() -> None:
+    rope = RopeConfig(kind="yarn", factor=4.0, original_max_len=64, rotary_dim=8)
+    cos, sin = rope_cos_sin(jnp.asarray([0, 3]), rope, 24, 64)
+    assert cos.shape == (2, 12)
+    np.testing.assert_array_equal(cos[:, 4:], 1)
+    np.testing.assert_array_equal(sin[:, 4:], 0)
+    np.testing.assert_allclose(cos[0, :4], attention_factor(rope))
+
+
+def test_part_of_a_head_is_read() -> None:
+    raw = {"partial_rotary_factor": 0.75, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 500.0}
+    assert read_partial_rope(raw, 32) == RopeConfig(theta=500.0, kind="linear", factor=2.0, rotary_dim=24)
+    assert read_partial_rope({"rope_parameters": {"partial_rotary_factor": 0.5}}, 32).rotary_dim == 16
+    assert read_partial_rope({}, 32, default=0.25).rotary_dim == 8
+    assert read_partial_rope({}, 32) == RopeConfig()
+    with pytest.raises(ValueError, match="partial_rotary_factor must be above 0 and at most 1, got 2"):
+        read_partial_rope({"partial_rotary_factor": 2}, 32)
+    with pytest.raises(ValueError, match="must be an even number, got 3"):
+        read_partial_rope({"partial_rotary_factor": 0.1}, 32)

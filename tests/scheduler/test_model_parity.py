@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity import CACHED_OUTPUT_LEN, IN_PROCESS, NUM_TOP, Oracle, Served, asked_of_prompt
+from model_families import IN_PROCESS, Served
+from parity import CACHED_OUTPUT_LEN, NUM_TOP, Oracle, asked_of_prompt
 from scheduler_harness import Harness
 
 from jaxserve.config import ServerArgs

@@ -2,7 +2,7 @@
 
 q, k and v are one matrix; its columns go key/value head by key/value head: the group's query heads, then k, then v. So a shard
 of the columns is a set of whole groups, and one matmul feeds the attention. With more devices than key/value heads each head is
-repeated.
+repeated. Dimensions of a head of q and k go as they are rotated (`RopeConfig.head_order`).
 
 T tokens, H local query heads, K local key/value heads, D head_dim.
 """
@@ -55,8 +55,9 @@ class SelfAttention(nnx.Module):
         bias_parts, norm = _parts(spec, prefix, "bias"), spec.qk_norm
         self.qkv_bias = declare.fused_bias(bias_parts, rows, "kv_groups", groups) if spec.qkv_bias else None
         self.o_bias = declare.vector(f"{prefix}.o_proj.bias", declare.hidden_size, "hidden") if spec.o_bias else None
-        self.q_norm = declare.norm(f"{prefix}.q_norm.weight", norm, spec.head_dim, "head_dim") if norm else None
-        self.k_norm = declare.norm(f"{prefix}.k_norm.weight", norm, spec.head_dim, "head_dim") if norm else None
+        head = _head_rows(0, 0, 1, spec)
+        self.q_norm = declare.norm(f"{prefix}.q_norm.weight", norm, spec.head_dim, "head_dim", head) if norm else None
+        self.k_norm = declare.norm(f"{prefix}.k_norm.weight", norm, spec.head_dim, "head_dim", head) if norm else None
         self.sinks = declare.vector(f"{prefix}.sinks", spec.num_heads, "heads") if spec.sinks else None
 
     def __call__(self, x: jax.Array, context: StepContext, attend: BoundAttend) -> tuple[jax.Array, Any]:
@@ -92,9 +93,19 @@ def _parts(spec: SelfAttentionSpec, prefix: str, kind: str) -> dict[str, int]:
 def _columns(spec: SelfAttentionSpec, tp_size: int) -> tuple[KVGroups, list[Rows]]:
     """The order of the fused columns (see the module's docstring)."""
     dim, copies = spec.head_dim, kv_copies(spec, tp_size)
-    q_count = spec.group_size // copies * dim
+    q_heads = spec.group_size // copies
     rows: list[Rows] = []
     for group in range(spec.num_kv_heads * copies):
-        kv_start = group // copies * dim
-        rows += [Rows(0, group * q_count, q_count), Rows(1, kv_start, dim), Rows(2, kv_start, dim)]
+        kv_head = group // copies
+        rows += [*_head_rows(0, group * q_heads, q_heads, spec), *_head_rows(1, kv_head, 1, spec)]
+        rows.append(Rows(2, kv_head * dim, dim))
     return KVGroups(spec.num_kv_heads, spec.group_size, dim), rows
+
+
+def _head_rows(tensor: int, first: int, count: int, spec: SelfAttentionSpec) -> list[Rows]:
+    """`count` heads of q or k, each in the order that is rotated."""
+    dim, order = spec.head_dim, spec.rope.head_order(spec.head_dim)
+    if order == (range(dim),):
+        return [Rows(tensor, first * dim, count * dim)]
+    heads = range(first, first + count)
+    return [Rows(tensor, head * dim + part.start, len(part), part.step) for head in heads for part in order]

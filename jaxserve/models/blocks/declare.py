@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.models.arrays import ArrayInfo, KVGroups, Rows, Source, Stacked
+from jaxserve.models.blocks.norm import ScaleAndBias
 from jaxserve.models.native_weight import NativeWeight
 from jaxserve.models.quantized_weight import Int8Weight
 from jaxserve.models.specs import NormSpec
@@ -38,14 +39,22 @@ class Declare:
         assert self.quantization == "int8wo", self.quantization
         return Int8Weight.of(matrix)
 
-    def vector(self, name: str, size: int, axis: str) -> nnx.Param[Any]:
-        source = Source((name,), ((size,),), (Rows(0, 0, size),), transposed=False)
+    def vector(self, name: str, size: int, axis: str, rows: Sequence[Rows] = ()) -> nnx.Param[Any]:
+        """`rows`: the order its elements come in, if it is another than the checkpoint's."""
+        source = Source((name,), ((size,),), tuple(rows) or (Rows(0, 0, size),), transposed=False)
         return nnx.Param(ArrayInfo((size,), self.dtype, (axis,), source, std=0.02))
 
-    def norm(self, name: str, spec: NormSpec, size: int | None = None, axis: str = "hidden") -> nnx.Param[Any]:
+    def norm(
+        self, name: str, spec: NormSpec, size: int | None = None, axis: str = "hidden", rows: Sequence[Rows] = ()
+    ) -> nnx.Param[Any]:
         """Of the hidden state unless `size` and `axis` say what of."""
-        param = self.vector(name, size or self.hidden_size, axis)
-        return nnx.Param(dataclasses.replace(param.get_value(), mean=0.0 if spec.counts_from_one else 1.0))
+        size = size or self.hidden_size
+        described = self.vector(name, size, axis, rows).get_value()
+        scale = dataclasses.replace(described, mean=0.0 if spec.counts_from_one else 1.0)
+        if not spec.bias:
+            return nnx.Param(scale)
+        bias = self.vector(f"{name.removesuffix('.weight')}.bias", size, axis, rows).get_value()
+        return nnx.Param(ScaleAndBias(scale, bias))
 
     def matrix(self, name: str, size_in: int, axis_in: str) -> nnx.Param[Any]:
         """A projection back to the hidden state."""

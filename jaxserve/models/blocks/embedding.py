@@ -27,6 +27,12 @@ def declare_lm_head(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
     return nnx.Param(declare.weight(_vocab_rows(declare, "lm_head.weight", vocab_size, transposed=True)))
 
 
+def declare_lm_head_bias(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
+    """[padded vocabulary]."""
+    source = Source(("lm_head.bias",), ((vocab_size,),), _padded(declare, vocab_size), transposed=False)
+    return nnx.Param(ArrayInfo((_padded_size(declare, vocab_size),), declare.dtype, ("vocab",), source, std=0.02))
+
+
 def embed(table: Any, token_ids: jax.Array, scale: float) -> jax.Array:
     """Rows of the shard [V / shards, hidden] for ids int32 [T], times scale: each shard gives its own, the sum is whole."""
     weight = table[...]
@@ -45,19 +51,33 @@ def tied_lm_head(table: Any, *, native: bool) -> Weight:
     return TiedNativeWeight(rows.T, rows) if native else PlainWeight(rows.T)
 
 
-def logits(lm_head: Weight, hidden: jax.Array, vocab_size: int, soft_cap: float | None) -> jax.Array:
-    """hidden [R, hidden] -> float32 [R, vocab_size], whole on every shard."""
+def logits(
+    lm_head: Weight, bias: Any, hidden: jax.Array, vocab_size: int, *, scale: float, soft_cap: float | None
+) -> jax.Array:
+    """hidden [R, hidden] -> float32 [R, vocab_size], whole on every shard. `bias` is a parameter or None."""
     local = lm_head.project(hidden, jnp.float32)
+    if bias is not None:
+        local = local + bias[...].astype(jnp.float32)
+    if scale != 1.0:
+        local = local * scale
     if soft_cap is not None:
         local = soft_cap * jnp.tanh(local / soft_cap)
     return jax.lax.all_gather(local, TENSOR_AXIS, axis=1, tiled=True)[:, :vocab_size]
 
 
 def _vocab_rows(declare: Declare, name: str, vocab_size: int, *, transposed: bool) -> ArrayInfo:
-    hidden, padding = declare.hidden_size, -vocab_size % declare.tp_size
-    rows = (Rows(0, 0, vocab_size), *([Rows(None, 0, padding)] if padding else []))
-    source = Source((name,), ((vocab_size, hidden),), rows, transposed)
-    shape, axes = (vocab_size + padding, hidden), ("vocab", "hidden")
+    hidden = declare.hidden_size
+    source = Source((name,), ((vocab_size, hidden),), _padded(declare, vocab_size), transposed)
+    shape, axes = (_padded_size(declare, vocab_size), hidden), ("vocab", "hidden")
     if transposed:
         shape, axes = (shape[1], shape[0]), (axes[1], axes[0])
     return ArrayInfo(shape, declare.dtype, axes, source, std=hidden**-0.5)
+
+
+def _padded_size(declare: Declare, vocab_size: int) -> int:
+    return vocab_size + -vocab_size % declare.tp_size
+
+
+def _padded(declare: Declare, vocab_size: int) -> tuple[Rows, ...]:
+    padding = _padded_size(declare, vocab_size) - vocab_size
+    return (Rows(0, 0, vocab_size), *([Rows(None, 0, padding)] if padding else []))

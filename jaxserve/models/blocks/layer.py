@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.models.blocks.attention import BoundAttend, SelfAttention
@@ -21,10 +22,12 @@ class DecoderLayer(nnx.Module):
         self.spec = spec
         # In checkpoints post_attention_layernorm is the norm behind the attention if there is one, else the one before the MLP.
         after, behind = spec.norms_outputs, f"{prefix}.post_attention_layernorm.weight"
-        self.attn_norm = declare.norm(f"{prefix}.input_layernorm.weight", spec.norm)
-        self.attn = SelfAttention(spec.attention, declare, f"{prefix}.self_attn")
+        before, norms_mlp_input = spec.norms_inputs, spec.norms_inputs and not spec.is_parallel
+        self.attn_norm = declare.norm(f"{prefix}.input_layernorm.weight", spec.norm) if before else None
+        self.attn = SelfAttention(spec.mixer, declare, f"{prefix}.self_attn")
         self.attn_out_norm = declare.norm(behind, spec.norm) if after else None
-        self.mlp_norm = declare.norm(f"{prefix}.pre_feedforward_layernorm.weight" if after else behind, spec.norm)
+        before_mlp = f"{prefix}.pre_feedforward_layernorm.weight" if after else behind
+        self.mlp_norm = declare.norm(before_mlp, spec.norm) if norms_mlp_input else None
         mlp = f"{prefix}.mlp"
         self.mlp = MoE(spec.mlp, declare, mlp) if isinstance(spec.mlp, MoESpec) else DenseMLP(spec.mlp, declare, mlp)
         self.mlp_out_norm = declare.norm(f"{prefix}.post_feedforward_layernorm.weight", spec.norm) if after else None
@@ -32,11 +35,16 @@ class DecoderLayer(nnx.Module):
     def __call__(self, x: jax.Array, context: StepContext, attend: BoundAttend) -> tuple[jax.Array, Any]:
         """x [T, hidden] -> ([T, hidden], kv)."""
         with jax.named_scope("attention"):
-            out, kv = self.attn(norm(x, self.attn_norm, self.spec.norm), context, attend)
-            x = x + self._normed(out, self.attn_out_norm)
+            read = self._normed(x, self.attn_norm)
+            out, kv = self.attn(read, context, attend)
+            x = x + self._scaled(self._normed(out, self.attn_out_norm))
         with jax.named_scope("mlp"):
-            out = self.mlp(norm(x, self.mlp_norm, self.spec.norm), context)
-            return x + self._normed(out, self.mlp_out_norm), kv
+            out = self.mlp(read if self.spec.is_parallel else self._normed(x, self.mlp_norm), context)
+            return x + self._scaled(self._normed(out, self.mlp_out_norm)), kv
 
-    def _normed(self, out: jax.Array, weight: Any) -> jax.Array:
-        return out if weight is None else norm(out, weight, self.spec.norm)
+    def _normed(self, x: jax.Array, weight: Any) -> jax.Array:
+        return x if weight is None else norm(x, weight, self.spec.norm)
+
+    def _scaled(self, out: jax.Array) -> jax.Array:
+        scale = self.spec.residual_scale
+        return out if scale == 1.0 else out * jnp.asarray(scale, out.dtype)

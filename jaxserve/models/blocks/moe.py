@@ -18,7 +18,8 @@ from flax import nnx
 
 from jaxserve.models.arrays import TENSOR_AXIS
 from jaxserve.models.blocks.declare import Declare
-from jaxserve.models.blocks.mlp import activation
+from jaxserve.models.blocks.mlp import DenseMLP, activation
+from jaxserve.models.blocks.router import RouterParams, declare_router, route
 from jaxserve.models.blocks.shards import sum_shards
 from jaxserve.models.context import StepContext
 from jaxserve.models.grouped import Groups
@@ -32,14 +33,18 @@ class MoE(nnx.Module):
         size, hidden, experts = spec.intermediate_size, declare.hidden_size, f"{prefix}.experts"
         gate_up = [{f"{experts}.{e}.{name}_proj.weight": size for name in ("gate", "up")} for e in range(spec.num_experts)]
         down = [{f"{experts}.{e}.down_proj.weight": hidden} for e in range(spec.num_experts)]
-        self.router = declare.router(f"{prefix}.gate.weight", spec.num_experts)
+        self.router, self.router_bias, self.correction = declare_router(spec, declare, f"{prefix}.gate")
         self.gate_up = declare.expert_matrices(gate_up, hidden, ("hidden", "expert_mlp"), f"{experts}.gate_up_proj")
         self.down = declare.expert_matrices(down, size, ("expert_mlp", "hidden"), f"{experts}.down_proj")
+        # Several shared experts are one in checkpoints. Its gate is a router of one.
+        self.shared = DenseMLP(spec.shared, declare, f"{prefix}.shared_experts") if spec.shared is not None else None
+        self.shared_gate = declare.router(f"{prefix}.shared_expert_gate.weight", 1) if spec.gates_shared else None
 
     def __call__(self, x: jax.Array, context: StepContext) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
         with jax.named_scope("route"):
-            weights, experts = self._route(x)
+            params = RouterParams(self.router, self.router_bias, self.correction)
+            weights, experts = route(x, params, self.spec.router, self.spec.experts_per_token)
             sorted_ = _sort(self._local(experts, context.is_live), self.num_experts)
         with jax.named_scope("experts"):
             rows = x[sorted_.choices // self.spec.experts_per_token]
@@ -49,15 +54,19 @@ class MoE(nnx.Module):
             is_mine = sorted_.groups.of_row < self.num_experts
             rows = jnp.where(is_mine[:, None], rows, 0)[sorted_.places].reshape(*experts.shape, -1)
             out = jnp.sum(rows.astype(jnp.float32) * weights[..., None], axis=1)
-        return sum_shards(out.astype(x.dtype))
+        out = out.astype(x.dtype)
+        if self.shared is not None:
+            with jax.named_scope("shared"):
+                out = out + self._shared(x, self.shared)
+        return sum_shards(out)
 
-    def _route(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """[T, K] each: float32 weights, and experts of all shards, the likeliest first."""
-        probabilities = jax.nn.softmax(self.router.get_value().project(x, jnp.float32), axis=-1)
-        weights, experts = jax.lax.top_k(probabilities, self.spec.experts_per_token)
-        if self.spec.normalizes_weights:
-            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-        return weights, experts
+    def _shared(self, x: jax.Array, shared: DenseMLP) -> jax.Array:
+        """This shard's part of what the shared experts add [T, hidden]."""
+        out = shared.partial(x)
+        if self.shared_gate is None:
+            return out
+        gate = jax.nn.sigmoid(self.shared_gate.get_value().project(x, jnp.float32))
+        return (out * gate).astype(x.dtype)
 
     def _local(self, experts: jax.Array, is_live: jax.Array | None) -> jax.Array:
         """int32 [T, K]: this shard's experts from 0; E for all that it has not to compute."""

@@ -1,9 +1,9 @@
-"""What a family answers with, and how config.json spells what most families share."""
+"""What a family is, what it answers with, and how config.json spells what most families share."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxserve.models.rope_config import read_rope
@@ -18,7 +18,19 @@ class FamilyTraits:
 
     layers: tuple[LayerSpec, ...]
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_soft_cap: float | None = None
+    lm_head_bias: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One architecture."""
+
+    architecture: str  # as in config.json's `architectures`
+    model_type: str  # as in config.json's `model_type`, for files without `architectures`
+    read: Callable[[Mapping[str, Any]], FamilyTraits]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of keys that published files leave out
 
 
 def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = None, **traits: Any) -> SelfAttentionSpec:
@@ -41,8 +53,9 @@ def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = Non
     return SelfAttentionSpec(**{**fields, **traits})
 
 
-def read_dense_mlp(raw: Mapping[str, Any], *, bias: bool = False) -> DenseMLPSpec:
-    return DenseMLPSpec(intermediate_size=required_int(raw, "intermediate_size"), act=read_activation(raw), bias=bias)
+def read_dense_mlp(raw: Mapping[str, Any], **traits: Any) -> DenseMLPSpec:
+    """`traits` adds fields."""
+    return DenseMLPSpec(intermediate_size=required_int(raw, "intermediate_size"), act=read_activation(raw), **traits)
 
 
 def read_activation(raw: Mapping[str, Any]) -> str:
@@ -54,11 +67,14 @@ def read_norm(raw: Mapping[str, Any]) -> NormSpec:
     return NormSpec(eps=float(raw.get("rms_norm_eps", 1e-6)))
 
 
+def read_layer_norm(raw: Mapping[str, Any], eps: str, **traits: Any) -> NormSpec:
+    """`eps` is the key's name."""
+    return NormSpec(eps=float(raw.get(eps, 1e-5)), subtracts_mean=True, **traits)
+
+
 def with_windows(layer: LayerSpec, windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
     """A layer like `layer` for each window."""
-    return tuple(
-        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=window)) for window in windows
-    )
+    return tuple(dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, window=window)) for window in windows)
 
 
 def required_int(raw: Mapping[str, Any], name: str) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.models.families.common import (
+    Family,
     FamilyTraits,
     read_attention,
     read_dense_mlp,
@@ -92,7 +93,7 @@ def _layer(raw: Mapping[str, Any], rope: RopeConfig, qk_norm: NormSpec | None, *
         o_bias=bias,
     )
     mlp = read_dense_mlp({**raw, "hidden_act": raw["hidden_activation"]})
-    return LayerSpec(attention=attention, mlp=mlp, norm=_norm(raw), norms_outputs=True)
+    return LayerSpec(mixer=attention, mlp=mlp, norm=_norm(raw), norms_outputs=True)
 
 
 def _norm(raw: Mapping[str, Any]) -> NormSpec:
@@ -114,3 +115,10 @@ def _layer_types(raw: Mapping[str, Any]) -> tuple[str, ...]:
         return read_layer_types(raw)
     num_layers, pattern = required_int(raw, "num_hidden_layers"), required_int(raw, "sliding_window_pattern")
     return tuple("sliding_attention" if layer % pattern else "full_attention" for layer in range(1, num_layers + 1))
+
+
+FAMILIES = (
+    Family("Gemma2ForCausalLM", "gemma2", read_gemma2, GEMMA2_DEFAULTS),
+    Family("Gemma3ForCausalLM", "gemma3_text", read_gemma3, GEMMA3_DEFAULTS),
+    Family("Gemma3ForConditionalGeneration", "gemma3", read_gemma3, GEMMA3_DEFAULTS),  # its text part
+)

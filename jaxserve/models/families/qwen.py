@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.models.families.common import (
+    Family,
     FamilyTraits,
     read_attention,
     read_dense_mlp,
@@ -22,14 +23,14 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 def read_qwen2(raw: Mapping[str, Any]) -> FamilyTraits:
-    layer = LayerSpec(attention=read_attention(raw, qkv_bias=True), mlp=read_dense_mlp(raw), norm=read_norm(raw))
+    layer = LayerSpec(mixer=read_attention(raw, qkv_bias=True), mlp=read_dense_mlp(raw), norm=read_norm(raw))
     return FamilyTraits(with_windows(layer, qwen_windows(raw)))
 
 
 def read_qwen3(raw: Mapping[str, Any]) -> FamilyTraits:
     norm, bias = read_norm(raw), bool(raw.get("attention_bias", False))
     attention = read_attention(raw, default_head_dim=_DEFAULT_HEAD_DIM, qkv_bias=bias, o_bias=bias, qk_norm=norm)
-    layer = LayerSpec(attention=attention, mlp=read_dense_mlp(raw), norm=norm)
+    layer = LayerSpec(mixer=attention, mlp=read_dense_mlp(raw), norm=norm)
     return FamilyTraits(with_windows(layer, qwen_windows(raw)))
 
 
@@ -43,3 +44,9 @@ def qwen_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
         first = raw.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
         return tuple(window if layer >= first else None for layer in range(num_layers))
     return tuple(window if kind == "sliding_attention" else None for kind in read_layer_types(raw))
+
+
+FAMILIES = (
+    Family("Qwen2ForCausalLM", "qwen2", read_qwen2),
+    Family("Qwen3ForCausalLM", "qwen3", read_qwen3),
+)

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.common import FamilyTraits, read_activation, required_int, with_windows
+from jaxserve.models.families.common import Family, FamilyTraits, read_activation, required_int, with_windows
 from jaxserve.models.families.qwen import DEFAULT_WINDOW, read_qwen3
-from jaxserve.models.specs import LayerSpec, MoESpec
+from jaxserve.models.specs import LayerSpec, MoESpec, RouterSpec
 
 
 def read_qwen3_moe(raw: Mapping[str, Any]) -> FamilyTraits:
@@ -19,7 +19,7 @@ def read_qwen3_moe(raw: Mapping[str, Any]) -> FamilyTraits:
         experts_per_token=required_int(raw, "num_experts_per_tok"),
         intermediate_size=required_int(raw, "moe_intermediate_size"),
         act=read_activation(raw),
-        normalizes_weights=bool(raw.get("norm_topk_prob", False)),
+        router=RouterSpec(normalizes=bool(raw.get("norm_topk_prob", False))),
     )
     step, dense = required_int({"decoder_sparse_step": 1, **raw}, "decoder_sparse_step"), raw.get("mlp_only_layers") or ()
 
@@ -32,3 +32,6 @@ def read_qwen3_moe(raw: Mapping[str, Any]) -> FamilyTraits:
 
     layers = with_windows(traits.layers[0], [window] * len(traits.layers))
     return dataclasses.replace(traits, layers=tuple(layer(index, spec) for index, spec in enumerate(layers)))
+
+
+FAMILIES = (Family("Qwen3MoeForCausalLM", "qwen3_moe", read_qwen3_moe),)

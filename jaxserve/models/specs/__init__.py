@@ -1,0 +1,24 @@
+"""What a decoder layer is: plain frozen values, one LayerSpec per layer. Sizes are those of the whole model.
+
+A family (`families`) makes them from config.json, the block kinds (`blocks`) compute what they say. Nothing here imports JAX.
+Layers whose specs are equal run the same program on other weights, so everything a layer's computation depends on is in here.
+"""
+
+from jaxserve.models.specs.attention import SelfAttentionSpec
+from jaxserve.models.specs.checks import ACTIVATIONS, check_activation, check_divides
+from jaxserve.models.specs.layer import LayerSpec
+from jaxserve.models.specs.mlp import DenseMLPSpec
+from jaxserve.models.specs.moe import MoESpec, RouterSpec
+from jaxserve.models.specs.norm import NormSpec
+
+__all__ = [
+    "ACTIVATIONS",
+    "DenseMLPSpec",
+    "LayerSpec",
+    "MoESpec",
+    "NormSpec",
+    "RouterSpec",
+    "SelfAttentionSpec",
+    "check_activation",
+    "check_divides",
+]

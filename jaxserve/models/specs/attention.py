@@ -1,0 +1,50 @@
+"""Attention with keys and values per head."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxserve.models.rope_config import RopeConfig
+from jaxserve.models.specs.checks import check_divides, check_sizes
+from jaxserve.models.specs.norm import NormSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SelfAttentionSpec:
+    """Causal attention with rotary positions; several query heads share a key/value head."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float  # what q·k is multiplied with before the softmax
+    rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
+    window: int | None = None  # tokens visible including the newest; None: all
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: NormSpec | None = None  # over head_dim on q and k, before rope
+    soft_cap: float | None = None  # c: a score s becomes c * tanh(s / c)
+    sinks: bool = False  # a learned score per head that takes part in the softmax and has no value
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "num_heads", "num_kv_heads", "head_dim")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}.")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}.")
+        if self.rope.rotated(self.head_dim) > self.head_dim:
+            raise ValueError(f"of head_dim={self.head_dim} no {self.rope.rotary_dim} dimensions can be rotated.")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"sliding_window must be at least 1 token, got {self.window}.")
+
+    @property
+    def group_size(self) -> int:
+        """Query heads per key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+    def check_tp(self, tp_size: int) -> None:
+        """ValueError with both numbers if the heads cannot be split over `tp_size` devices."""
+        check_divides("num_heads", self.num_heads, tp_size)
+        if self.num_kv_heads % tp_size and tp_size % self.num_kv_heads:
+            raise ValueError(
+                f"--tp-size must divide the model's num_kv_heads={self.num_kv_heads} or be a multiple of it; got {tp_size}."
+            )

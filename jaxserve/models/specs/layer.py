@@ -1,0 +1,34 @@
+"""A layer of the decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxserve.models.specs.attention import SelfAttentionSpec
+from jaxserve.models.specs.mlp import DenseMLPSpec
+from jaxserve.models.specs.moe import MoESpec
+from jaxserve.models.specs.norm import NormSpec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """A mixer (of tokens: attention), then an MLP, each on the residual stream and added to it."""
+
+    mixer: SelfAttentionSpec
+    mlp: DenseMLPSpec | MoESpec
+    norm: NormSpec = dataclasses.field(default_factory=NormSpec)
+    norms_inputs: bool = True  # the mixer and the MLP read the normed stream
+    norms_outputs: bool = False  # the mixer's and the MLP's outputs are normed before they are added
+    is_parallel: bool = False  # the MLP reads what the mixer reads, through one norm
+    residual_scale: float = 1.0  # what outputs are multiplied with before they are added
+
+    def for_context(self, context_len: int) -> LayerSpec:
+        """For sequences of at most `context_len` tokens: a window that none of them outgrows is none."""
+        window = self.mixer.window
+        if window is None or window < context_len:
+            return self
+        return dataclasses.replace(self, mixer=dataclasses.replace(self.mixer, window=None))
+
+    def check_tp(self, tp_size: int) -> None:
+        self.mixer.check_tp(tp_size)
+        self.mlp.check_tp(tp_size)

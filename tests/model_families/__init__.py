@@ -1,0 +1,26 @@
+"""The model families as tests know them, one file each, found by being there.
+
+A file has CASES (name -> Case), LIVE (by a server of its own: what a family's serving can depend on) and IN_PROCESS (by
+scheduler and runner in the test's process: variants). Each family is in one of both at least.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+from model_families.case import Case, Served
+
+__all__ = ["CASES", "IN_PROCESS", "LIVE", "Case", "Served"]
+
+
+def _all(name: str, nothing: Any) -> Iterator[Any]:
+    for info in pkgutil.iter_modules(__path__):
+        yield getattr(importlib.import_module(f"{__name__}.{info.name}"), name, nothing)
+
+
+CASES: dict[str, Case] = {name: case for cases in _all("CASES", {}) for name, case in cases.items()}
+LIVE: list[Served] = [served for part in _all("LIVE", ()) for served in part]
+IN_PROCESS: list[Served] = [served for part in _all("IN_PROCESS", ()) for served in part]

@@ -1,0 +1,29 @@
+"""Qwen3-MoE."""
+
+from __future__ import annotations
+
+from model_families.case import SEVERAL, Case, Served
+
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+
+
+CASES: dict[str, Case] = {
+    "qwen3-moe": Case("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
+    "qwen3-moe-some-layers": Case(
+        "Qwen3Moe",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 5,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 8,
+        },
+    ),
+}
+LIVE = [
+    Served("qwen3-moe", page_size=16, chunk=32, tp=4, mixed=True, **SEVERAL),
+]
+IN_PROCESS = [
+    Served("qwen3-moe-some-layers", page_size=1, chunk=48, radix=False),
+]
