@@ -210,7 +210,7 @@ def test_overrides(tmp_path: Path) -> None:
         ({"head_dim": 15}, "head_dim must be even"),
         ({"head_dim": -4}, "head_dim must be a whole number of at least 1, got -4"),
         ({"hidden_act": "mish"}, "hidden_act must be one of silu, .* got 'mish'"),
-        ({"rope_scaling": {"type": "proportional", "factor": 2.0}}, "rope type 'proportional' is not supported; supported: default,"),
+        ({"rope_scaling": {"type": "axial", "factor": 2.0}}, "rope type 'axial' is not supported; supported: default,"),
         ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "must be at least 1, got 0.5"),
         ({"rope_scaling": {"type": "llama3", "factor": 2.0}}, "rope type 'llama3' needs low_freq_factor"),
