@@ -31,6 +31,7 @@ from jaxserve.models.blocks.norm import norm
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.context import StepContext
 from jaxserve.models.specs import LayerSpec
+from jaxserve.models.stored_as import stored_as
 
 ParamTree = dict[str, Any]
 
@@ -122,7 +123,8 @@ def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
     """
     declare = _declare(config, dtype, tp_size)
     layers = [DecoderLayer(spec, declare, f"model.layers.{index}") for index, spec in enumerate(config.layers)]
-    return {**_described(Ends(config, declare)), "layers": [_described(layer) for layer in layers]}
+    tree = {**_described(Ends(config, declare)), "layers": [_described(layer) for layer in layers]}
+    return jax.tree.map(lambda info: stored_as(info, config.tensor_names), tree)
 
 
 def check_tp(config: ModelConfig, tp_size: int) -> None:

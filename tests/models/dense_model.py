@@ -77,7 +77,7 @@ def folder_logits(
     load_format: str = "auto",
 ) -> np.ndarray:
     """The same for a checkpoint folder."""
-    config = ModelConfig.from_pretrained(folder)
+    config = ModelConfig.from_pretrained(folder).for_context(len(token_ids))
     params = load_params(folder, config, mesh_of(tp_size), dtype, load_format, progress=False)
     return logits_of(params, config, token_ids, tp_size, dtype=dtype)
 

@@ -31,10 +31,7 @@ class SelfAttentionSpec:
             raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}.")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}.")
-        if self.rope.rotated(self.head_dim) > self.head_dim:
-            raise ValueError(
-                f"the rotated dimensions of a head must be at most head_dim={self.head_dim}, got {self.rope.rotary_dim}."
-            )
+        self.rope.check_head(self.head_dim)
         if self.window is not None and self.window < 1:
             raise ValueError(f"sliding_window must be at least 1 token, got {self.window}.")
 
