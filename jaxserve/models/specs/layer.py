@@ -27,7 +27,7 @@ class LayerSpec:
         window = self.mixer.window
         if window is None or window < context_len:
             return self
-        return dataclasses.replace(self, mixer=dataclasses.replace(self.mixer, window=None))
+        return dataclasses.replace(self, mixer=dataclasses.replace(self.mixer, window=None, is_chunked=False))
 
     def check_tp(self, tp_size: int) -> None:
         self.mixer.check_tp(tp_size)
