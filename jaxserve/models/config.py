@@ -15,7 +15,8 @@ from typing import Any
 
 from jaxserve.models.families import find_family, required_int
 from jaxserve.models.rope_config import merge_overrides
-from jaxserve.models.specs import LayerSpec, NormSpec
+from jaxserve.models.specs import LayerSpec, MoESpec, NormSpec
+from jaxserve.models.tensor_names import LLAMA_NAMES, TensorNames
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -37,6 +38,7 @@ class ModelConfig:
     logit_scale: float = 1.0  # what logits are multiplied with
     logit_soft_cap: float | None = None  # c: a logit x becomes c * tanh(x / c)
     lm_head_bias: bool = False
+    tensor_names: TensorNames = LLAMA_NAMES  # of checkpoints
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint, as config.json says
     eos_token_ids: tuple[int, ...] = ()
@@ -79,6 +81,19 @@ class ModelConfig:
         """Per layer: its number in its KV group."""
         windows = self.windows
         return tuple(windows[:layer].count(window) for layer, window in enumerate(windows))
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """The layers with experts."""
+        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.mlp, MoESpec))
+
+    @property
+    def num_experts(self) -> int:
+        """Of each layer that has some; 0 if none has."""
+        counts = {layer.mlp.num_experts for layer in self.layers if isinstance(layer.mlp, MoESpec)}
+        if len(counts) > 1:
+            raise ValueError(f"the layers of {self.architecture} differ in num_experts: {', '.join(map(str, sorted(counts)))}.")
+        return counts.pop() if counts else 0
 
     @property
     def uses_soft_cap(self) -> bool:
@@ -174,6 +189,7 @@ def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         logit_scale=traits.logit_scale,
         logit_soft_cap=traits.logit_soft_cap,
         lm_head_bias=traits.lm_head_bias,
+        tensor_names=traits.tensor_names,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
         eos_token_ids=_read_eos(raw, generation),

@@ -7,6 +7,9 @@ Dynamic NTK scaling depends on a sequence's length, which a ragged batch with a 
 have to change when its sequence grows. Here a token's own position stands for the length: position p rotates as in a sequence
 of p + 1 tokens. Up to max_position_embeddings that is no scaling at all, beyond it is what Transformers computes for a token
 when it is generated; only prompts that are themselves longer than max_position_embeddings differ.
+
+LongRoPE has two sets of factors, for sequences within the original context and beyond it. For the same reason one set rotates
+all sequences of a server: the short factors if none can outgrow the original context (`RopeConfig.for_context`), else the long.
 """
 
 from __future__ import annotations
@@ -47,12 +50,18 @@ def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
         return _llama3(plain, rope)
     if rope.kind == "yarn":
         return _yarn(plain, rope, head_dim)
+    if rope.kind == "longrope":
+        stretch = np.asarray(rope.short_factor if rope.is_short else rope.long_factor, np.float32)
+        return np.float32(1) / (stretch * np.float32(rope.theta) ** _exponents(head_dim))
     assert rope.kind == "default", rope.kind
     return plain
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cos and sin are multiplied with: 1, except for YaRN (https://arxiv.org/abs/2309.00071, section 3.4)."""
+    """What cos and sin are multiplied with: 1, except for YaRN (https://arxiv.org/abs/2309.00071, section 3.4) and LongRoPE
+    (https://arxiv.org/abs/2402.13753)."""
+    if rope.kind == "longrope":
+        return _longrope_attention_factor(rope)
     if rope.kind != "yarn":
         return 1.0
     if rope.attention_factor is not None:
@@ -64,6 +73,15 @@ def attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
     return mscale(1.0)
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    given = rope.short_mscale if rope.is_short else rope.long_mscale
+    given = rope.attention_factor if given is None else given
+    if given is not None:
+        return given
+    assert rope.original_max_len is not None
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_len)) if rope.factor > 1 else 1.0
 
 
 def _exponents(head_dim: int) -> np.ndarray:

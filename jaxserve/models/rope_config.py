@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 DEFAULT_THETA = 10000.0
-_KINDS_WITH_ORIGINAL_LEN = ("llama3", "yarn")
+_KINDS_WITH_ORIGINAL_LEN = ("llama3", "yarn", "longrope")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,15 +23,20 @@ class RopeConfig:
     kind: str = "default"
     factor: float = 1.0  # every kind but default: how much longer the context gets
     max_len_is_scaled: bool = False  # linear, dynamic: max_position_embeddings is the context length after the extension
-    original_max_len: int | None = None  # llama3, yarn: context length before the extension
+    original_max_len: int | None = None  # llama3, yarn, longrope: context length before the extension
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     mscale: float | None = None  # yarn
     mscale_all_dim: float | None = None  # yarn
-    attention_factor: float | None = None  # yarn: factor on cos and sin; None: computed from `factor`
+    attention_factor: float | None = None  # yarn, longrope: factor on cos and sin; None: computed from `factor`
     truncate: bool = True  # yarn: whole-numbered correction range
+    short_factor: tuple[float, ...] = ()  # longrope: what each frequency is divided by where `is_short`
+    long_factor: tuple[float, ...] = ()  # the same elsewhere
+    short_mscale: float | None = None  # longrope: `attention_factor` where `is_short`
+    long_mscale: float | None = None  # the same elsewhere
+    is_short: bool = False  # longrope: no sequence is longer than original_max_len
     rotary_dim: int | None = None  # dimensions of a head that are rotated, the first ones; None: all, 0: none (NoPE)
     is_interleaved: bool = False  # in checkpoints dimension 2i pairs with 2i + 1, instead of i with i + rotary_dim / 2
 
@@ -44,6 +49,25 @@ class RopeConfig:
             raise ValueError(f"the factor of rope type {self.kind!r} must be at least 1, got {self.factor}.")
         if self.rotary_dim is not None and (self.rotary_dim < 0 or self.rotary_dim % 2):
             raise ValueError(f"the rotated dimensions of a head must be an even number, got {self.rotary_dim}.")
+
+    def for_context(self, context_len: int) -> RopeConfig:
+        """For sequences of at most `context_len` tokens."""
+        if self.kind != "longrope" or self.original_max_len is None:
+            return self
+        return dataclasses.replace(self, is_short=context_len <= self.original_max_len)
+
+    def check_head(self, head_dim: int) -> None:
+        """ValueError unless heads of that size can be rotated so."""
+        rotated = self.rotated(head_dim)
+        if rotated > head_dim:
+            raise ValueError(f"the rotated dimensions of a head must be at most head_dim={head_dim}, got {rotated}.")
+        for name in ("short_factor", "long_factor"):
+            factors = getattr(self, name)
+            if self.kind == "longrope" and len(factors) != rotated // 2:
+                raise ValueError(
+                    f"{name} must have a number for each pair of the {rotated} rotated dimensions of a head, "
+                    f"{rotated // 2}; got {len(factors)}."
+                )
 
     def rotated(self, head_dim: int) -> int:
         """How many dimensions of a head are rotated."""
@@ -72,6 +96,7 @@ class RopeConfig:
         return max_position_embeddings
 
 
+_OLDER_LONGROPE = ("su", "yarn")  # how files of Phi-3 called it at first
 NO_ROPE = RopeConfig(rotary_dim=0)
 
 
@@ -96,6 +121,8 @@ def read_rope(raw: Mapping[str, Any]) -> RopeConfig:
         raise ValueError(f"partial_rotary_factor must be 1 for this model family, got {partial}.")
     theta = params.get("rope_theta") or raw.get("rope_theta") or DEFAULT_THETA
     kind = params.get("rope_type") or params.get("type") or "default"
+    if kind in _OLDER_LONGROPE and "short_factor" in params:
+        kind = "longrope"
     if kind == "default":
         return RopeConfig(theta=float(theta))
     return RopeConfig(theta=float(theta), kind=kind, **_scaling_fields(kind, params, raw))
@@ -123,8 +150,8 @@ def _scaling_fields(kind: str, params: Mapping[str, Any], raw: Mapping[str, Any]
     named_len = raw.get("original_max_position_embeddings") or params.get("original_max_position_embeddings")
     original_len = (named_len or max_len) if kind in _KINDS_WITH_ORIGINAL_LEN else None
     factor = params.get("factor")
-    if factor is None and kind == "yarn" and original_len and max_len:
-        factor = max_len / original_len
+    if factor is None and kind in ("yarn", "longrope") and original_len and max_len:
+        factor = max(max_len / original_len, 1.0)
     if factor is None:
         raise ValueError(f"rope type {kind!r} needs a factor; config.json gives none.")
     fields: dict[str, Any] = {
@@ -134,12 +161,22 @@ def _scaling_fields(kind: str, params: Mapping[str, Any], raw: Mapping[str, Any]
     for name in ("low_freq_factor", "high_freq_factor"):
         if kind == "llama3" and params.get(name) is None:
             raise ValueError(f"rope type 'llama3' needs {name}; config.json gives none.")
+    if kind == "longrope":
+        if not isinstance(original_len, int) or original_len < 2:
+            raise ValueError(f"original_max_position_embeddings must be a whole number of at least 2, got {original_len!r}.")
+        fields.update({name: _long_factors(name, params.get(name)) for name in ("short_factor", "long_factor")})
     optional = (
         "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor",
-        "truncate",
+        "truncate", "short_mscale", "long_mscale",
     )  # fmt: skip
     fields.update({name: params[name] for name in optional if params.get(name) is not None})
     return fields
+
+
+def _long_factors(name: str, factors: Any) -> tuple[float, ...]:
+    if not isinstance(factors, list) or not all(isinstance(value, int | float) and value > 0 for value in factors):
+        raise ValueError(f"rope type 'longrope' needs {name}, a list of numbers above 0; got {factors!r}.")
+    return tuple(map(float, factors))
 
 
 def merge_overrides(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

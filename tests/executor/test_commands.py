@@ -236,7 +236,7 @@ def test_another_model_is_refused_by_what_differs(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 4}))
     message = refusal(runner, CheckWeights(str(folder), "auto"))
-    assert "layers.0.attention.num_kv_heads is 4, that of the served one 2" in message
+    assert "layers.0.mixer.num_kv_heads is 4, that of the served one 2" in message
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "layer_types": ["full_attention"]}))
     assert "number of layers is 1, that of the served one 2" in refusal(runner, CheckWeights(str(folder), "auto"))
 

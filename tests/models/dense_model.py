@@ -56,8 +56,8 @@ def logits_of(
 
     def run(params: Any, ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, context = decoder.embed(params, ids), decoder.context(positions)
-        hidden, layers_seen = decoder.forward(params, x, context, jnp.int32(0), dense_attend)
-        return decoder.logits(params, hidden), layers_seen
+        out = decoder.forward(params, x, context, jnp.int32(0), dense_attend)
+        return decoder.logits(params, out.hidden), out.kv
 
     arrays = abstract_params(config, dtype, tp_size)
     specs = (jax.tree.map(lambda info: info.spec, arrays), PartitionSpec(), PartitionSpec())
@@ -78,7 +78,7 @@ def folder_logits(
     load_format: str = "auto",
 ) -> np.ndarray:
     """The same for a checkpoint folder."""
-    config = ModelConfig.from_pretrained(folder)
+    config = ModelConfig.from_pretrained(folder).for_context(len(token_ids))
     params = load_params(folder, config, mesh_of(tp_size), dtype, load_format, progress=False)
     return logits_of(params, config, token_ids, tp_size, dtype=dtype)
 

@@ -129,3 +129,62 @@ def test_part_of_a_head_is_read() -> None:
         read_partial_rope({"partial_rotary_factor": 2}, 32)
     with pytest.raises(ValueError, match="must be an even number, got 3"):
         read_partial_rope({"partial_rotary_factor": 0.1}, 32)
+
+
+def long_rope(**params: Any) -> dict[str, Any]:
+    """Of config.json, at the sizes of Phi-3.5: heads of 96."""
+    factors = {"short_factor": [1 + 0.05 * pair for pair in range(48)], "long_factor": [1.1 + 1.3 * pair for pair in range(48)]}
+    return {
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "rope_scaling": {"type": "longrope", **factors, **params},
+    }
+
+
+@pytest.mark.parametrize("params", [{}, {"attention_factor": 1.25}, {"factor": 8.0}])
+@pytest.mark.parametrize(("context_len", "seq_len"), [(4096, 4096), (4097, 4097), (131072, 4097)])
+def test_long_rope_equals_that_of_transformers(params: dict[str, Any], context_len: int, seq_len: int) -> None:
+    """A server's longest sequence decides, as a sequence's own length does in Transformers."""
+    import torch
+    from transformers import Phi3Config
+    from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+    raw = long_rope(**params)
+    scaling = {**raw["rope_scaling"], "original_max_position_embeddings": 4096}
+    theirs = Phi3RotaryEmbedding(Phi3Config(**{**raw, "rope_scaling": scaling}))
+    expected = theirs(torch.ones(1), torch.arange(seq_len)[None])
+    rope = read_rope(raw).for_context(context_len)
+    assert rope.extended_len(131072) == 131072
+    assert attention_factor(rope) == pytest.approx(theirs.attention_scaling)
+    found = rope_cos_sin(jnp.arange(seq_len), rope, 96, 131072)
+    for ours, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, other[0, :, :48].numpy(), atol=2e-3)
+
+
+def test_long_rope_is_read() -> None:
+    raw = long_rope(short_mscale=1.1, long_mscale=1.3)
+    rope = read_rope(raw)
+    assert (rope.kind, rope.factor, rope.original_max_len, len(rope.short_factor)) == ("longrope", 32.0, 4096, 48)
+    assert [attention_factor(rope.for_context(context_len)) for context_len in (100, 4096, 4097)] == [1.1, 1.1, 1.3]
+    assert read_rope({**raw, "rope_scaling": {**raw["rope_scaling"], "type": "su"}}) == rope
+    assert attention_factor(read_rope({**long_rope(), "max_position_embeddings": 4096})) == 1.0
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"long_factor": None}, "needs long_factor, a list of numbers above 0; got None"),
+    ({"short_factor": [1.0, -1.0]}, r"needs short_factor, a list of numbers above 0; got \[1.0, -1.0\]"),
+    ({"type": "su", "long_factor": "x"}, "needs long_factor, a list of numbers above 0; got 'x'"),
+])  # fmt: skip
+def test_long_rope_without_its_numbers(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_rope(long_rope(**changes))
+
+
+def test_long_rope_of_other_heads() -> None:
+    rope = read_rope(long_rope())
+    rope.check_head(96)
+    with pytest.raises(ValueError, match=r"short_factor must have a number for each pair of the 64 .* 32; got 48"):
+        rope.check_head(64)
+    with pytest.raises(ValueError, match="original_max_position_embeddings must be a whole number of at least 2, got 1"):
+        read_rope({**long_rope(), "original_max_position_embeddings": 1})

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxserve.models.rope_config import read_rope
 from jaxserve.models.specs import DenseMLPSpec, LayerSpec, NormSpec, SelfAttentionSpec
+from jaxserve.models.tensor_names import LLAMA_NAMES, TensorNames
 
 _ALIASES = {"swish": "silu"}
 
@@ -21,6 +22,7 @@ class FamilyTraits:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     lm_head_bias: bool = False
+    tensor_names: TensorNames = LLAMA_NAMES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,8 +46,7 @@ class SelfAttentionSpec:
             raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}.")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}.")
-        if self.rope.rotated(self.head_dim) > self.head_dim:
-            raise ValueError(f"of head_dim={self.head_dim} no {self.rope.rotary_dim} dimensions can be rotated.")
+        self.rope.check_head(self.head_dim)
         if self.window is not None and self.window < 1:
             name = "attention_chunk_size" if self.is_chunked else "sliding_window"
             raise ValueError(f"{name} must be at least 1 token, got {self.window}.")

@@ -1,0 +1,66 @@
+"""Descriptions of arrays by the tensors that a checkpoint really has (`TensorNames`), made of those by Llama's names."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from jaxserve.models.arrays import ArrayInfo, Derived, Rows, Source, Stacked
+from jaxserve.models.tensor_names import LLAMA_NAMES, Packed, TensorNames, packed_name
+
+
+def stored_as(info: ArrayInfo, names: TensorNames) -> ArrayInfo:
+    """The same array, read from tensors that are named and packed so."""
+    if names == LLAMA_NAMES:
+        return info
+    source = info.source
+    if isinstance(source, Derived):
+        return dataclasses.replace(info, source=dataclasses.replace(source, base=stored_as(source.base, names)))
+    if isinstance(source, Stacked):
+        parts = tuple(_stored_as(part, names) for part in source.parts)
+        return dataclasses.replace(info, source=Stacked(parts, names.of(source.fused)))
+    return dataclasses.replace(info, source=_stored_as(source, names))
+
+
+def _stored_as(source: Source, names: TensorNames) -> Source:
+    for pack in names.packed:
+        order = _places(source.names, pack)
+        if order is not None:
+            source = _packed(source, pack, order)
+    return dataclasses.replace(source, names=tuple(map(names.of, source.names)))
+
+
+def _places(names: Sequence[str], pack: Packed) -> list[int] | None:
+    """Where in `names` the parts of a pack stand, in the pack's order; None if it is not them that an array is made of."""
+    packed = [[packed_name(pack, part, name) for name in names] for part in pack.parts]
+    if not all(any(of_part) for of_part in packed):
+        return None
+    order = [next(place for place, name in enumerate(of_part) if name is not None) for of_part in packed]
+    assert sorted(order) == list(range(len(names))), f"{pack} holds only a part of what stands in {names}"
+    return order
+
+
+def _packed(source: Source, pack: Packed, order: Sequence[int]) -> Source:
+    """The same rows, out of one tensor."""
+    counts = [source.shapes[place][0] for place in order]
+    assert all(count % pack.groups == 0 for count in counts), (pack, counts)
+    runs = [count // pack.groups for count in counts]
+    before = dict(zip(order, itertools.accumulate(runs, initial=0), strict=False))  # part -> rows of a group above its run
+    run_of = dict(zip(order, runs, strict=True))
+
+    def moved(row: Rows) -> Iterator[Rows]:
+        if row.tensor is None:
+            yield row
+            return
+        start, left, run = row.start, row.count, run_of[row.tensor]
+        while left:
+            group, within = divmod(start, run)
+            count = min(left, -(-(run - within) // row.step))
+            yield Rows(0, group * sum(runs) + before[row.tensor] + within, count, row.step)
+            start, left = start + count * row.step, left - count
+
+    name = packed_name(pack, pack.parts[0], source.names[order[0]])
+    assert name is not None
+    shape = (sum(counts), *source.shapes[0][1:])
+    return Source((name,), (shape,), tuple(piece for row in source.rows for piece in moved(row)), source.transposed)
