@@ -25,6 +25,7 @@ from jaxserve.models.specs import (
     RouterSpec,
     TemperatureTuning,
 )
+from jaxserve.models.tensor_names import TensorNames
 
 LLAMA4_DEFAULTS: dict[str, Any] = {
     "head_dim": 128,
@@ -42,10 +43,16 @@ LLAMA4_DEFAULTS: dict[str, Any] = {
 }
 
 
+_NAMES = TensorNames(
+    (("mlp", "feed_forward"), ("mlp.gate", "feed_forward.router"), ("mlp.shared_experts", "feed_forward.shared_expert")),
+    experts_in_first=True,
+)
+
+
 def read_llama4(raw: Mapping[str, Any]) -> FamilyTraits:
     rotates = _rotates(raw)
     layers = zip(rotates, _is_chunked(raw, rotates), _is_sparse(raw), strict=True)
-    return FamilyTraits(tuple(_layer(raw, *kind) for kind in layers))
+    return FamilyTraits(tuple(_layer(raw, *kind) for kind in layers), tensor_names=_NAMES)
 
 
 def _layer(raw: Mapping[str, Any], rotates: bool, is_chunked: bool, is_sparse: bool) -> LayerSpec:
