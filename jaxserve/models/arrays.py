@@ -52,6 +52,7 @@ class Source:
     shapes: tuple[tuple[int, ...], ...]
     rows: tuple[Rows, ...]
     transposed: bool
+    unit_rows: bool = False  # each row, of all columns, is divided by its length
 
 
 @dataclasses.dataclass(frozen=True)
