@@ -25,6 +25,7 @@ ATTENTION_BACKENDS = ("auto", "pallas", "native", "reference")
 KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
 QUANTIZATIONS = ("int8wo",)
 SPECULATIVE_ALGORITHMS = ("NGRAM",)
+EXPERT_RECORDER_MODES = ("stat",)
 GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -302,6 +303,11 @@ class ServerArgs:
         "auto",
         "Type of stored keys and values; auto: the model's. fp8_e4m3 and int8 keep a scale per token and KV head.",
         choices=tuple(KV_CACHE_DTYPES),
+    )
+    expert_distribution_recorder_mode: str | None = arg(
+        None,
+        "Let /start_expert_distribution_record count how many tokens go to each expert; stat: of all steps, in each layer.",
+        choices=EXPERT_RECORDER_MODES,
     )
     random_seed: int | None = arg(None, "Seed for requests that bring none; default: a fresh one.")
     compilation_cache_dir: str | None = arg(None, "Folder of compiled programs, for the next start; default: in ~/.cache.")

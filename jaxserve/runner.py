@@ -46,6 +46,7 @@ class RunnerSpec:
     returns_hidden_states: bool = False  # whether a step may ask for them
     logprobs_after_temperature: bool = False  # of sampled tokens; else they are of the model's own distribution
     moves_logits: bool = False  # whether the host may read and change a step's logits before they are sampled
+    counts_experts: bool = False  # whether it can record how many tokens go to each expert
 
     @property
     def max_pages_per_row(self) -> int:
@@ -266,7 +267,25 @@ class StopProfile:
     memory_file: str | None = None  # for what the devices' memory holds now
 
 
-Command = CheckWeights | ReplaceWeights | ReleaseMemory | ResumeMemory | StartProfile | StopProfile
+@dataclasses.dataclass(frozen=True)
+class StartExpertRecord:
+    """From now on, counts how many tokens go to each expert. What was counted before is forgotten."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StopExpertRecord:
+    """Counts no further."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DumpExpertRecord:
+    """Writes what was counted, as JSON, and forgets it."""
+
+    file: str
+
+
+ExpertRecordCommand = StartExpertRecord | StopExpertRecord | DumpExpertRecord
+Command = CheckWeights | ReplaceWeights | ReleaseMemory | ResumeMemory | StartProfile | StopProfile | ExpertRecordCommand
 
 
 class CommandError(Exception):

@@ -43,6 +43,8 @@ class Blueprint:
         """ValueError with the reason if the model cannot be split so, or if no attention backend serves it."""
         config = config.replace(quantization=args.quantization).for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
+        if args.expert_distribution_recorder_mode is not None and not config.num_experts:
+            raise ValueError(f"--expert-distribution-recorder-mode needs a model with experts; {config.architecture} has none.")
         chip = Chip.of(mesh.devices.flat[0])
         dtype = resolve_dtype(args, chip.platform)
         if chip.platform == "cpu" and dtype == "float32":
@@ -100,6 +102,10 @@ class Blueprint:
         return repr((*parts, num_pages, self.drafter))
 
     @property
+    def counts_experts(self) -> bool:
+        return self.args.expert_distribution_recorder_mode is not None
+
+    @property
     def num_draft_tokens(self) -> int:
         """Tokens of a row that a decode step verifies; 1 without speculative decoding."""
         return self.args.speculative_num_draft_tokens or 1
@@ -151,6 +157,7 @@ class Blueprint:
             returns_hidden_states=args.enable_return_hidden_states,
             logprobs_after_temperature=args.logprobs_after_temperature,
             moves_logits=args.enable_custom_logit_processor,
+            counts_experts=self.counts_experts,
         )
 
     @functools.cached_property
@@ -175,7 +182,7 @@ class Blueprint:
 
     def programs(self, num_pages: NumPages) -> StepPrograms:
         return StepPrograms(
-            Step(self.decoder, self.backend, self.pools(num_pages), self.page_size),
+            Step(self.decoder, self.backend, self.pools(num_pages), self.page_size, self.counts_experts),
             jax.tree.map(lambda info: info.spec, self.arrays),
             self.kv_cache(num_pages),
             self.spec(num_pages),

@@ -21,6 +21,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.executor.background import BackgroundCompiler, Order
 from jaxserve.executor.blueprint import Blueprint, NumPages
 from jaxserve.executor.compilation import ProgramCompiler
+from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.memory import (
     MemoryBudget,
     ProgramMemory,
@@ -80,6 +81,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
         loader=builder.loader,
         model_path=args.model_path,
         load_format=args.load_format,
+        expert_record=ExpertRecord(blueprint.config.num_layers, blueprint.config.sparse_layers),
         startup_s={"imports": imports_s, **builder.took_s},
     )
     logger.info("KV cache of %d tokens", runner.spec.max_total_tokens)

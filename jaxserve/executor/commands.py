@@ -17,17 +17,21 @@ import jax
 import numpy as np
 
 from jaxserve.executor import profiling
+from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.step import Params
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.runner import (
     CheckWeights,
     Command,
     CommandError,
+    DumpExpertRecord,
     MemoryTag,
     ReleaseMemory,
     ReplaceWeights,
     ResumeMemory,
+    StartExpertRecord,
     StartProfile,
+    StopExpertRecord,
     StopProfile,
 )
 
@@ -40,17 +44,25 @@ class DeviceContents(Protocol):
     params: Params | None
     kv_pool: Any | None
 
+    @property
+    def expert_counts(self) -> jax.Array | None:
+        """How many tokens went to each expert; None if they are not counted at all."""
+        ...
+
     def empty_kv_pool(self) -> Any:
         """A new one. Nothing is compiled for it."""
         ...
 
 
 class CommandThread:
-    def __init__(self, contents: DeviceContents, loader: WeightLoader, model_path: str, load_format: str) -> None:
-        """The last two say where the weights are from."""
+    def __init__(
+        self, contents: DeviceContents, loader: WeightLoader, model_path: str, load_format: str, expert_record: ExpertRecord
+    ) -> None:
+        """`model_path` and `load_format` say where the weights are from."""
         self._contents = contents
         self._loader = loader
         self._source = (model_path, load_format)
+        self._expert_record = expert_record
         self._thread = ThreadPoolExecutor(1, "runner-commands")
 
     def start(self, command: Command) -> Future[None]:
@@ -81,6 +93,8 @@ class CommandThread:
                 profiling.start(command)
             case StopProfile():
                 profiling.stop(command)
+            case StartExpertRecord() | StopExpertRecord() | DumpExpertRecord():
+                self._expert_record.carry_out(command, self._contents.expert_counts)
 
     def _replace_weights(self, model_path: str, load_format: str) -> None:
         self._loader.check(model_path, load_format)

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.executor import profiling
 from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
+from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
 from jaxserve.executor.input_embeds import pack_embeds
 from jaxserve.executor.logit_lines import LogitsKey, padded, padded_logits, parts_of
@@ -84,6 +85,7 @@ class ModelRunner:
         loader: WeightLoader,
         model_path: str,
         load_format: str,
+        expert_record: ExpertRecord,
         startup_s: dict[str, float],
     ) -> None:
         """`compiled`: the essential programs of the set, at least; what is missing comes from `later`. `params` came from the
@@ -95,7 +97,7 @@ class ModelRunner:
         self._params: Params | None = params
         self._mesh = mesh
         self._counter = compile_counter
-        self._commands = CommandThread(self, loader, model_path, load_format)
+        self._commands = CommandThread(self, loader, model_path, load_format, expert_record)
         self._command: Future[None] | None = None  # the newest
         self._scratch_row = spec.max_rows
         self._row_params = np.zeros((spec.max_rows + 1, NUM_ROW_PARAMS), np.int32)
@@ -280,6 +282,10 @@ class ModelRunner:
     @kv_pool.setter
     def kv_pool(self, kv_pool: Any | None) -> None:
         self._forward_state = dataclasses.replace(self._forward_state, kv=kv_pool)
+
+    @property
+    def expert_counts(self) -> jax.Array | None:
+        return self._forward_state.expert_counts
 
     def empty_kv_pool(self) -> Any:
         return self._compiled["kv_pool"]()

@@ -90,7 +90,8 @@ class StepPrograms:
         self._spec = spec
         self._mesh = mesh
         self._drafter = drafter
-        self._state_specs = ForwardState(kv_cache.specs(), _WHOLE, _WHOLE)  # type: ignore[arg-type]
+        counts = _WHOLE if step.counts_experts else None
+        self._state_specs = ForwardState(kv_cache.specs(), _WHOLE, _WHOLE, counts)  # type: ignore[arg-type]
 
     def lower(self, key: ProgramKey, params: Params) -> Any:
         """A jax.stages.Lowered. `params` may be shapes with shardings."""
@@ -204,7 +205,7 @@ class StepPrograms:
         forward, sampling = shapes
 
         def run() -> tuple[ForwardState, SamplingState]:
-            others = _zeros((forward.page_table, forward.hidden))
+            others = _zeros((forward.page_table, forward.hidden, forward.expert_counts))
             return ForwardState(self._empty_pool(forward.kv), *others), _zeros(sampling)
 
         return jax.jit(run, out_shardings=jax.tree.map(lambda shape: shape.sharding, shapes)).lower()
@@ -226,7 +227,10 @@ class StepPrograms:
         page_table = self._whole((len(self._spec.kv_groups) * self._num_rows, self._spec.max_pages_per_row))
         step, spec = self._step, self._spec
         hidden = self._whole((spec.max_slots, step.decoder.config.hidden_size), jnp.dtype(step.attention.spec.dtype))
-        return ForwardState(kv, page_table, hidden)
+        config = step.decoder.config
+        counts_shape = (len(config.sparse_layers), config.num_experts)
+        counts = self._whole(counts_shape, jnp.uint32) if step.counts_experts else None
+        return ForwardState(kv, page_table, hidden, counts)
 
     def _sampling_state(self) -> SamplingState:
         tables = RowTables.shapes(self._num_rows, self._spec.vocab_size)

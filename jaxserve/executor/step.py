@@ -35,6 +35,7 @@ class ForwardState:
     kv: Any  # the backend's arrays [pages of all layers, *page shape]; each KV group has its part of them
     page_table: jax.Array  # int32 [groups * (max_rows + 1), max_pages_per_row]: group by group, all rows of each
     hidden: jax.Array  # [slots, hidden size] behind the final norm, of the newest step's tokens; for `scoring`, `input_embeds`
+    expert_counts: jax.Array | None = None  # uint32 [layers with experts, experts]: tokens that went to each, if recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Step:
     attention: AttentionBackend
     pools: Mapping[int | None, KVPool]  # of each KV group, by its layers' window
     page_size: int
+    counts_experts: bool = False
 
     def __call__(
         self, params: Params, state: ForwardState, continuation: Continuation, packed: jax.Array, bucket: Bucket
@@ -83,12 +85,15 @@ class Step:
         x = self.decoder.embed(params, token_ids)
         if batch.input_ids is not None:
             x = with_given(x, token_ids, state.hidden)
-        context = self.decoder.context(placement.positions, placement.is_live)
-        hidden, kv = self.decoder.forward(params, x, context, state.kv, attend)
+        context = self.decoder.context(placement.positions, placement.is_live, counts_experts=self.counts_experts)
+        hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend)
         with jax.named_scope("logits"):
             logits = self.decoder.logits(params, _sampled_tokens(hidden, placement, bucket))
         forwarded = Forwarded(logits, inputs, batch.rows, batch.seq_lens, batch.extend_lens, batch.sample, batch.row_params)
-        return ForwardState(kv, page_table, jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0))), forwarded
+        if counts is not None:
+            assert state.expert_counts is not None
+            counts = state.expert_counts + counts.astype(jnp.uint32)
+        return ForwardState(kv, page_table, jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0)), counts), forwarded
 
     def _plan_attention(
         self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxserve.models.families import find_family, required_int
 from jaxserve.models.rope_config import merge_overrides
-from jaxserve.models.specs import LayerSpec, NormSpec
+from jaxserve.models.specs import LayerSpec, MoESpec, NormSpec
 from jaxserve.models.tensor_names import LLAMA_NAMES, TensorNames
 
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -77,6 +77,19 @@ class ModelConfig:
         """Per layer: its number in its KV group."""
         windows = self.windows
         return tuple(windows[:layer].count(window) for layer, window in enumerate(windows))
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """The layers with experts."""
+        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.mlp, MoESpec))
+
+    @property
+    def num_experts(self) -> int:
+        """Of each layer that has some; 0 if none has."""
+        counts = {layer.mlp.num_experts for layer in self.layers if isinstance(layer.mlp, MoESpec)}
+        if len(counts) > 1:
+            raise ValueError(f"the layers of {self.architecture} differ in num_experts: {', '.join(map(str, sorted(counts)))}.")
+        return counts.pop() if counts else 0
 
     @property
     def uses_soft_cap(self) -> bool:

@@ -22,15 +22,21 @@ class StepContext:
     positions: jax.Array  # int32 [T]
     is_live: jax.Array | None  # bool [T]; False for slots without a token, None: all have one
     rope_tables: Mapping[tuple[RopeConfig, int], CosSin]  # per kind of rope and head_dim: float32 [T, head_dim / 2] each
+    counts_experts: bool = False  # whether mixtures count their experts' tokens
 
     @staticmethod
     def of(
-        positions: jax.Array, is_live: jax.Array | None, layers: Sequence[LayerSpec], max_position_embeddings: int
+        positions: jax.Array,
+        is_live: jax.Array | None,
+        layers: Sequence[LayerSpec],
+        max_position_embeddings: int,
+        *,
+        counts_experts: bool = False,
     ) -> StepContext:
         with jax.named_scope("rope_tables"):
             kinds = dict.fromkeys((layer.mixer.rope, layer.mixer.head_dim) for layer in layers)
             tables = {(rope, dim): rope_cos_sin(positions, rope, dim, max_position_embeddings) for rope, dim in kinds}
-        return StepContext(positions, is_live, tables)
+        return StepContext(positions, is_live, tables, counts_experts)
 
     def cos_sin(self, attention: SelfAttentionSpec) -> CosSin:
         return self.rope_tables[attention.rope, attention.head_dim]

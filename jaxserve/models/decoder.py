@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,12 @@ from jaxserve.models.stored_as import stored_as
 ParamTree = dict[str, Any]
 
 
+class DecoderOutput(NamedTuple):
+    hidden: jax.Array  # [T, hidden_size] after the final norm
+    kv: Any
+    expert_counts: jax.Array | None  # int32 [layers with experts, experts]: tokens that went to each, if they are counted
+
+
 class Ends(nnx.Module):
     """What stands before and behind the layers."""
 
@@ -48,7 +54,7 @@ class Ends(nnx.Module):
 
 
 def _jitted_layer(graphdef: Any, spec: LayerSpec, context: StepContext, attend: Attend) -> Any:
-    def layer(weights: Any, x: jax.Array, kv: Any, index: jax.Array) -> tuple[jax.Array, Any]:
+    def layer(weights: Any, x: jax.Array, kv: Any, index: jax.Array) -> tuple[jax.Array, Any, jax.Array | None]:
         def bound(qkv: jax.Array, rotary: Any, sinks: jax.Array | None) -> tuple[jax.Array, Any]:
             return attend(qkv, rotary, kv, spec.mixer, index, sinks)
 
@@ -70,19 +76,23 @@ class Decoder:
         with jax.named_scope("embed"):
             return embed(self._ends(params).embed, token_ids, self.config.embedding_scale)
 
-    def context(self, positions: jax.Array, is_live: jax.Array | None = None) -> StepContext:
+    def context(self, positions: jax.Array, is_live: jax.Array | None = None, *, counts_experts: bool = False) -> StepContext:
         """What `forward` needs to know of a step: positions int32 [T], and which slots hold a token, bool [T]."""
-        return StepContext.of(positions, is_live, self.config.layers, self.config.max_position_embeddings)
+        max_len = self.config.max_position_embeddings
+        return StepContext.of(positions, is_live, self.config.layers, max_len, counts_experts=counts_experts)
 
-    def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> tuple[jax.Array, Any]:
-        """Embedded tokens [T, hidden_size] -> (hidden states after the final norm [T, hidden_size], kv)."""
+    def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> DecoderOutput:
+        """Of embedded tokens [T, hidden_size]."""
         # Layers of equal specs differ in their weights only, so one is traced and the others reuse it: a jitted function that
         # is called again with arguments of the same types is not traced again. XLA inlines the calls.
         bodies = {spec: _jitted_layer(graphdef, spec, context, attend) for spec, graphdef in self.layers.items()}
+        counts = []
         for spec, index, weights in zip(self.config.layers, self.config.kv_indices, params["layers"], strict=True):
-            x, kv = bodies[spec](weights, x, kv, jnp.int32(index))
+            x, kv, of_layer = bodies[spec](weights, x, kv, jnp.int32(index))
+            counts += [] if of_layer is None else [of_layer]
         with jax.named_scope("final_norm"):
-            return norm(x, self._ends(params).final_norm, self.config.final_norm), kv
+            hidden = norm(x, self._ends(params).final_norm, self.config.final_norm)
+        return DecoderOutput(hidden, kv, jnp.stack(counts) if counts else None)
 
     def logits(self, params: ParamTree, hidden: jax.Array) -> jax.Array:
         """hidden [R, hidden_size] -> float32 [R, vocab_size], whole on every shard."""

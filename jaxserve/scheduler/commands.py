@@ -65,6 +65,10 @@ class RunnerCommands:
             yield
         future.result()
 
+    def between_steps(self, command: Command) -> Waiting:
+        """Between two steps of whatever runs: the caller has taken in the results of all launched ones. Raises CommandError."""
+        yield from self._alone(command)
+
     def replace_weights(self, command: ReplaceWeights) -> Waiting:
         """Lets the requests that have begun end, while no others begin. If generation is paused, those that wait or were
         retracted go on with the new weights later. Raises CommandError."""

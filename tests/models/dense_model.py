@@ -55,8 +55,8 @@ def logits_of(
 
     def run(params: Any, ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
         x, context = decoder.embed(params, ids), decoder.context(positions)
-        hidden, layers_seen = decoder.forward(params, x, context, jnp.int32(0), dense_attend)
-        return decoder.logits(params, hidden), layers_seen
+        out = decoder.forward(params, x, context, jnp.int32(0), dense_attend)
+        return decoder.logits(params, out.hidden), out.kv
 
     arrays = abstract_params(config, dtype, tp_size)
     specs = (jax.tree.map(lambda info: info.spec, arrays), PartitionSpec(), PartitionSpec())

@@ -40,7 +40,7 @@ def layer_output(folder: Path, x: np.ndarray, is_live: np.ndarray | None = None,
 
     def run(params: Any, x: jax.Array) -> jax.Array:
         context = decoder.context(jnp.zeros(len(x), jnp.int32), None if is_live is None else jnp.asarray(is_live))
-        return decoder.forward(params, x, context, jnp.int32(0), attend)[0]
+        return decoder.forward(params, x, context, jnp.int32(0), attend).hidden
 
     specs = jax.tree.map(lambda info: info.spec, abstract_params(config, jnp.float32, tp_size))
     whole = PartitionSpec()

@@ -32,15 +32,19 @@ class DecoderLayer(nnx.Module):
         self.mlp = MoE(spec.mlp, declare, mlp) if isinstance(spec.mlp, MoESpec) else DenseMLP(spec.mlp, declare, mlp)
         self.mlp_out_norm = declare.norm(f"{prefix}.post_feedforward_layernorm.weight", spec.norm) if after else None
 
-    def __call__(self, x: jax.Array, context: StepContext, attend: BoundAttend) -> tuple[jax.Array, Any]:
-        """x [T, hidden] -> ([T, hidden], kv)."""
+    def __call__(self, x: jax.Array, context: StepContext, attend: BoundAttend) -> tuple[jax.Array, Any, jax.Array | None]:
+        """x [T, hidden] -> ([T, hidden], kv, the tokens of each expert, if there are experts and they are counted)."""
         with jax.named_scope("attention"):
             read = self._normed(x, self.attn_norm)
             out, kv = self.attn(read, context, attend)
             x = x + self._scaled(self._normed(out, self.attn_out_norm))
         with jax.named_scope("mlp"):
-            out = self.mlp(read if self.spec.is_parallel else self._normed(x, self.mlp_norm), context)
-            return x + self._scaled(self._normed(out, self.mlp_out_norm)), kv
+            read, counts = read if self.spec.is_parallel else self._normed(x, self.mlp_norm), None
+            if isinstance(self.mlp, MoE):
+                out, counts = self.mlp(read, context)
+            else:
+                out = self.mlp(read, context)
+            return x + self._scaled(self._normed(out, self.mlp_out_norm)), kv, counts
 
     def _normed(self, x: jax.Array, weight: Any) -> jax.Array:
         return x if weight is None else norm(x, weight, self.spec.norm)

@@ -40,8 +40,8 @@ class MoE(nnx.Module):
         self.shared = DenseMLP(spec.shared, declare, f"{prefix}.shared_experts") if spec.shared is not None else None
         self.shared_gate = declare.router(f"{prefix}.shared_expert_gate.weight", 1) if spec.gates_shared else None
 
-    def __call__(self, x: jax.Array, context: StepContext) -> jax.Array:
-        """x [T, hidden] -> [T, hidden]."""
+    def __call__(self, x: jax.Array, context: StepContext) -> tuple[jax.Array, jax.Array | None]:
+        """x [T, hidden] -> ([T, hidden], int32 [experts of all shards]: tokens that went to each, if they are counted)."""
         with jax.named_scope("route"):
             params = RouterParams(self.router, self.router_bias, self.correction)
             weights, experts = route(x, params, self.spec.router, self.spec.experts_per_token)
@@ -58,7 +58,8 @@ class MoE(nnx.Module):
         if self.shared is not None:
             with jax.named_scope("shared"):
                 out = out + self._shared(x, self.shared)
-        return sum_shards(out)
+        counts = _counts(experts, context.is_live, self.spec.num_experts) if context.counts_experts else None
+        return sum_shards(out), counts
 
     def _shared(self, x: jax.Array, shared: DenseMLP) -> jax.Array:
         """This shard's part of what the shared experts add [T, hidden]."""
@@ -75,6 +76,14 @@ class MoE(nnx.Module):
         if is_live is not None:
             is_mine &= is_live[:, None]
         return jnp.where(is_mine, local, self.num_experts)
+
+
+def _counts(experts: jax.Array, is_live: jax.Array | None, num_experts: int) -> jax.Array:
+    """How often each expert stands in int32 [T, K]; slots without a token do not count."""
+    is_chosen = experts.reshape(-1)[None] == jnp.arange(num_experts)[:, None]
+    if is_live is not None:
+        is_chosen &= jnp.repeat(is_live, experts.shape[1])[None]
+    return jnp.sum(is_chosen, axis=1, dtype=jnp.int32)
 
 
 class _Sorted(NamedTuple):
