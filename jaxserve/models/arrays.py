@@ -55,6 +55,7 @@ class Source:
     transposed: bool
     matrix: int | None = None
     in_first: bool = False
+    unit_rows: bool = False  # each row, of all columns, is divided by its length
 
 
 @dataclasses.dataclass(frozen=True)

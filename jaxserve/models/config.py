@@ -38,6 +38,7 @@ class ModelConfig:
     logit_scale: float = 1.0  # what logits are multiplied with
     logit_soft_cap: float | None = None  # c: a logit x becomes c * tanh(x / c)
     lm_head_bias: bool = False
+    lm_head_has_unit_rows: bool = False  # they are divided by their length while they are loaded
     tensor_names: TensorNames = LLAMA_NAMES  # of checkpoints
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # of the checkpoint, as config.json says
@@ -189,6 +190,7 @@ def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         logit_scale=traits.logit_scale,
         logit_soft_cap=traits.logit_soft_cap,
         lm_head_bias=traits.lm_head_bias,
+        lm_head_has_unit_rows=traits.lm_head_has_unit_rows,
         tensor_names=traits.tensor_names,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),

@@ -48,7 +48,8 @@ class Ends(nnx.Module):
     def __init__(self, config: ModelConfig, declare: Declare) -> None:
         self.embed = declare_embedding(declare, config.vocab_size)
         self.final_norm = declare.norm("model.norm.weight", config.final_norm)
-        self.lm_head = None if config.tie_word_embeddings else declare_lm_head(declare, config.vocab_size)
+        unit_rows = config.lm_head_has_unit_rows
+        self.lm_head = None if config.tie_word_embeddings else declare_lm_head(declare, config.vocab_size, unit_rows=unit_rows)
         self.lm_head_bias = declare_lm_head_bias(declare, config.vocab_size) if config.lm_head_bias else None
 
 

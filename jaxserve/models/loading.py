@@ -31,6 +31,7 @@ Bounds: TypeAlias = tuple[tuple[int, int], ...]  # per axis, [start, stop)
 _MOST_THREADS = 8
 # Transposing this many rows at a time keeps both sides in the cache: 3 times as fast as the whole matrix.
 _TRANSPOSE_ROWS = 256
+_LEAST_LENGTH = 1e-12  # what the length of a row is taken for if it is less
 
 
 def load_params(
@@ -173,7 +174,7 @@ def _fill(block: np.ndarray, checkpoint: SafetensorsCheckpoint, source: Source, 
             else:
                 first, last = (piece.start + (place - row) * piece.step for place in (start, stop - 1))
                 index = (slice(first, last + 1), *(slice(*bound) for bound in columns))
-                _copy(target, _read(checkpoint, source, piece.tensor, index)[:: piece.step])
+                _copy(target, _read(checkpoint, source, piece.tensor, index)[:: piece.step], unit_rows=source.unit_rows)
         row += piece.count
     assert row >= last_row, (row, last_row, source.names)
 
@@ -188,13 +189,20 @@ def _read(checkpoint: SafetensorsCheckpoint, source: Source, tensor: int, index:
     return rows.T if source.in_first else rows
 
 
-def _copy(target: np.ndarray, rows: np.ndarray) -> None:
+def _copy(target: np.ndarray, rows: np.ndarray, *, unit_rows: bool = False) -> None:
     """Copies and converts; `target` may be a transposed view."""
-    if rows.dtype == target.dtype and rows.dtype.itemsize == 2:
+    if rows.dtype == target.dtype and rows.dtype.itemsize == 2 and not unit_rows:
         # As integers: the copy of a bfloat16 array holds the interpreter lock, that of an integer array does not.
         rows, target = rows.view(np.uint16), _as_uint16(target)
     for start in range(0, len(rows), _TRANSPOSE_ROWS):
-        target[start : start + _TRANSPOSE_ROWS] = rows[start : start + _TRANSPOSE_ROWS]
+        part = rows[start : start + _TRANSPOSE_ROWS]
+        target[start : start + _TRANSPOSE_ROWS] = _of_unit_length(part) if unit_rows else part
+
+
+def _of_unit_length(rows: np.ndarray) -> np.ndarray:
+    """float32; rows of zeros stay."""
+    wide = rows.astype(np.float32)
+    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), _LEAST_LENGTH))
 
 
 def _as_uint16(array: np.ndarray) -> np.ndarray:

@@ -71,5 +71,5 @@ def _packed(source: Source, pack: Packed, order: Sequence[int]) -> Source:
 
     name = packed_name(pack, pack.parts[0], source.names[order[0]])
     assert name is not None
-    shape = (sum(counts), *source.shapes[0][1:])
-    return Source((name,), (shape,), tuple(piece for row in source.rows for piece in moved(row)), source.transposed)
+    shape, rows = (sum(counts), *source.shapes[0][1:]), tuple(piece for row in source.rows for piece in moved(row))
+    return dataclasses.replace(source, names=(name,), shapes=(shape,), rows=rows)

@@ -22,9 +22,9 @@ def declare_embedding(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
     return nnx.Param(_vocab_rows(declare, "model.embed_tokens.weight", vocab_size, transposed=False))
 
 
-def declare_lm_head(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
-    """[hidden, padded vocabulary], a Weight."""
-    return nnx.Param(declare.weight(_vocab_rows(declare, "lm_head.weight", vocab_size, transposed=True)))
+def declare_lm_head(declare: Declare, vocab_size: int, *, unit_rows: bool = False) -> nnx.Param[Any]:
+    """[hidden, padded vocabulary], a Weight. `unit_rows`: the checkpoint's rows count by their direction alone."""
+    return nnx.Param(declare.weight(_vocab_rows(declare, "lm_head.weight", vocab_size, transposed=True, unit_rows=unit_rows)))
 
 
 def declare_lm_head_bias(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
@@ -65,9 +65,9 @@ def logits(
     return jax.lax.all_gather(local, TENSOR_AXIS, axis=1, tiled=True)[:, :vocab_size]
 
 
-def _vocab_rows(declare: Declare, name: str, vocab_size: int, *, transposed: bool) -> ArrayInfo:
+def _vocab_rows(declare: Declare, name: str, vocab_size: int, *, transposed: bool, unit_rows: bool = False) -> ArrayInfo:
     hidden = declare.hidden_size
-    source = Source((name,), ((vocab_size, hidden),), _padded(declare, vocab_size), transposed)
+    source = Source((name,), ((vocab_size, hidden),), _padded(declare, vocab_size), transposed, unit_rows)
     shape, axes = (_padded_size(declare, vocab_size), hidden), ("vocab", "hidden")
     if transposed:
         shape, axes = (shape[1], shape[0]), (axes[1], axes[0])

@@ -22,6 +22,7 @@ class FamilyTraits:
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     lm_head_bias: bool = False
+    lm_head_has_unit_rows: bool = False
     tensor_names: TensorNames = LLAMA_NAMES
 
 
@@ -40,10 +41,7 @@ def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = Non
 
     default_head_dim None: hidden_size / heads.
     """
-    num_heads = required_int(raw, "num_attention_heads")
-    head_dim = default_head_dim or required_int(raw, "hidden_size") // num_heads
-    if raw.get("head_dim"):
-        head_dim = required_int(raw, "head_dim")
+    num_heads, head_dim = required_int(raw, "num_attention_heads"), read_head_dim(raw, default_head_dim)
     fields: dict[str, Any] = {
         "num_heads": num_heads,
         "num_kv_heads": raw.get("num_key_value_heads") or num_heads,
@@ -53,6 +51,13 @@ def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = Non
     if "rope" not in traits:
         fields["rope"] = read_rope(raw)
     return SelfAttentionSpec(**{**fields, **traits})
+
+
+def read_head_dim(raw: Mapping[str, Any], default: int | None = None) -> int:
+    """default None: hidden_size / heads."""
+    if raw.get("head_dim"):
+        return required_int(raw, "head_dim")
+    return default or required_int(raw, "hidden_size") // required_int(raw, "num_attention_heads")
 
 
 def read_dense_mlp(raw: Mapping[str, Any], **traits: Any) -> DenseMLPSpec:

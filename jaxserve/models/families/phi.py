@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.common import Family, FamilyTraits, read_attention, read_dense_mlp, read_norm, required_int
+from jaxserve.models.families.common import (
+    Family,
+    FamilyTraits,
+    read_attention,
+    read_dense_mlp,
+    read_head_dim,
+    read_norm,
+    required_int,
+)
 from jaxserve.models.rope_config import read_partial_rope
 from jaxserve.models.specs import LayerSpec
 from jaxserve.models.tensor_names import Packed, TensorNames
@@ -17,9 +25,8 @@ _NAMES = TensorNames(packed=(Packed("qkv_proj", ("q_proj", "k_proj", "v_proj")),
 def read_phi3(raw: Mapping[str, Any]) -> FamilyTraits:
     if raw.get("attention_bias"):
         raise ValueError("attention_bias must be false: Phi-3 has no biases.")
-    head_dim = required_int(raw, "hidden_size") // required_int(raw, "num_attention_heads")
     layer = LayerSpec(
-        mixer=read_attention(raw, rope=read_partial_rope(raw, head_dim), window=raw.get("sliding_window")),
+        mixer=read_attention(raw, rope=read_partial_rope(raw, read_head_dim(raw)), window=raw.get("sliding_window")),
         mlp=read_dense_mlp(raw),
         norm=read_norm(raw),
     )

@@ -1,0 +1,35 @@
+"""What a family's config.json may ask for and gets a sentence for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.models import ModelConfig
+
+# A case of `model_families`, keys of its config.json that are replaced (... : left out), and the sentence. Sorted by case.
+REFUSALS: list[tuple[str, dict[str, Any], str]] = [
+    ("baichuan", {"max_position_embeddings": ..., "model_max_length": 4096}, r"those of 13B, know positions by ALiBi"),
+    ("glm", {"rope_parameters": {"partial_rotary_factor": 0}}, r"partial_rotary_factor must be above 0 and at most 1, got 0\."),
+    ("glm4", {"hidden_act": "mish"}, r"hidden_act must be one of silu, .*; got 'mish'\."),
+    ("internlm2", {"num_key_value_heads": 3}, r"num_heads=8 must be a multiple of num_kv_heads=3\."),
+    ("phi3", {"attention_bias": True}, r"attention_bias must be false: Phi-3 has no biases\."),
+    ("phi3", {"sliding_window": 0}, r"sliding_window must be at least 1 token, got 0\."),
+    ("phi3-beyond", {"hidden_size": 96}, r"short_factor must have a number for each pair .* 6; got 8\."),
+    ("phi3-beyond", {"original_max_position_embeddings": 1}, r"must be a whole number of at least 2, got 1\."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "changes", "sentence"), REFUSALS, ids=[f"{row[0]}-{'-'.join(row[1])}" for row in REFUSALS])
+def test_what_a_family_cannot_do_is_said(
+    case: str, changes: dict[str, Any], sentence: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    raw = {**json.loads((checkpoint(case) / "config.json").read_text()), **changes}
+    (tmp_path / "config.json").write_text(json.dumps({name: value for name, value in raw.items() if value is not ...}))
+    with pytest.raises(ValueError, match=sentence) as raised:
+        ModelConfig.from_pretrained(tmp_path)
+    assert str(raised.value).startswith(str(tmp_path / "config.json"))
