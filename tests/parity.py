@@ -64,7 +64,7 @@ class Oracle:
         longest = prompt_len - 1 if start < 0 or start >= prompt_len - 1 else start
         most = longest // served.page_size * served.page_size if served.radix else 0
         assert hit <= most
-        has_windows = getattr(self.config, "sliding_window", None) is not None
+        has_windows = any(getattr(self.config, name, None) is not None for name in ("sliding_window", "attention_chunk_size"))
         assert hit == most or not seen or (start >= 0 and has_windows)
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
+from jaxserve.executor.attention_chunks import check_page_size
 from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.kv_cache import KVCacheLayout, KVPool
@@ -62,6 +63,8 @@ class Blueprint:
         except NotImplementedError as error:
             raise ValueError(f"--attention-backend {args.attention_backend} cannot serve this model: {error}") from error
         assert backend.spec.page_size is not None
+        for chunk_size in config.chunk_sizes:
+            check_page_size(chunk_size, backend.spec.page_size)
         args = resolve_args(
             args, platform=chip.platform, model_context_len=config.context_len, page_size=backend.spec.page_size
         )

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxserve.executor.attention_chunks import AttentionRows, chunk_rows
 from jaxserve.executor.forward_batch import NUM_DECODE_ROWS, Bucket, ForwardBatch, TokenPlacement, place_tokens, unpack
 from jaxserve.executor.input_embeds import with_given
 from jaxserve.executor.kv_cache import KVPool
@@ -60,7 +61,7 @@ class Step:
         # Of one group the whole: jnp.split would add an operation.
         tables = jnp.split(page_table, len(self.pools)) if len(self.pools) > 1 else [page_table]
         plans = {
-            window: self._plan_attention(batch, placement, table, bucket)
+            window: self._plan_attention(batch, placement, table, bucket, window)
             for window, table in zip(self.pools, tables, strict=True)
         }
         token_ids = _input_tokens(batch, placement, inputs)
@@ -96,20 +97,19 @@ class Step:
         return ForwardState(kv, page_table, jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0)), counts), forwarded
 
     def _plan_attention(
-        self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket
+        self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket, window: int | None
     ) -> AttentionMetadata:
-        """For the layers of one KV group; the page table is the group's."""
+        """For the layers of one KV group, those of a window; the page table is the group's."""
         page_index, slot_offsets = jnp.divmod(placement.positions, self.page_size)
         pages = page_table[batch.rows]
         slot_pages = jnp.where(placement.is_live, pages[placement.row_index, page_index], NO_PAGE)
-        return self.attention.plan(
-            kv_lens=batch.seq_lens,
-            cu_q_lens=placement.cu_q_lens,
-            page_table=pages,
-            slot_pages=slot_pages,
-            slot_offsets=slot_offsets,
-            decode_q_len=bucket.tokens_per_row if bucket.decode_only else None,
-        )
+        if window in self.decoder.config.chunk_sizes:
+            assert window is not None
+            rows = chunk_rows(batch, placement, pages, bucket, chunk_size=window, page_size=self.page_size)
+        else:
+            decode_q_len = bucket.tokens_per_row if bucket.decode_only else None
+            rows = AttentionRows(batch.seq_lens, placement.cu_q_lens, pages, decode_q_len)
+        return self.attention.plan(**rows._asdict(), slot_pages=slot_pages, slot_offsets=slot_offsets)
 
 
 def _count_drafts(batch: ForwardBatch, inputs: jax.Array, lengths: jax.Array) -> ForwardBatch:

@@ -45,22 +45,28 @@ class Rows:
 class Source:
     """How an array comes out of a Hugging Face checkpoint: rows of tensors one below the other, transposed if it is a matrix.
 
-    `names[i]` has the shape `shapes[i]`, [out] or [out, in].
+    `names[i]` has the shape `shapes[i]`, [out] or [out, in]. Where it is a stack, `matrix` is the number of the one that is
+    meant. Rows are those of [out, in] even where files have [in, out] (`in_first`).
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     rows: tuple[Rows, ...]
     transposed: bool
+    matrix: int | None = None
+    in_first: bool = False
     unit_rows: bool = False  # each row, of all columns, is divided by its length
 
 
 @dataclasses.dataclass(frozen=True)
 class Stacked:
-    """Matrices [experts, in, out], each out of tensors of its own, or all of them the tensor `fused` [experts, out, in]."""
+    """Matrices [experts, in, out], each out of tensors of its own, or out of one that holds all of them, `fused`.
+
+    Without `parts` all checkpoints have that one.
+    """
 
     parts: tuple[Source, ...]
-    fused: str
+    fused: tuple[Source, ...]
 
 
 @dataclasses.dataclass(frozen=True)

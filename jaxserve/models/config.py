@@ -68,6 +68,11 @@ class ModelConfig:
         return tuple(layer.mixer.window for layer in self.layers)
 
     @property
+    def chunk_sizes(self) -> frozenset[int]:
+        """The windows that are chunks: a token sees its own chunk of so many positions."""
+        return frozenset(layer.mixer.window for layer in self.layers if layer.mixer.window and layer.mixer.is_chunked)
+
+    @property
     def kv_windows(self) -> tuple[int | None, ...]:
         """Of each KV group, the widest first: layers of one window share a pool of pages."""
         return tuple(sorted(set(self.windows), key=lambda window: math.inf if window is None else window, reverse=True))

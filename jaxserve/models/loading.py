@@ -120,12 +120,19 @@ def _check_tensors(checkpoint: SafetensorsCheckpoint, stored: Mapping[str, Array
 def _tensors(checkpoint: SafetensorsCheckpoint, info: ArrayInfo) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of what an array is read from."""
     assert isinstance(info.source, Source | Stacked), info  # stored arrays are not derived
-    if isinstance(info.source, Stacked) and checkpoint.has(info.source.fused):
-        experts, size_in, size_out = info.shape
-        yield info.source.fused, (experts, size_out, size_in)
+    if isinstance(info.source, Source):
+        yield from zip(info.source.names, info.source.shapes, strict=True)
         return
-    for source in info.source.parts if isinstance(info.source, Stacked) else (info.source,):
+    sources, is_fused = _of_experts(checkpoint, info.source)
+    for source in sources[:1] if is_fused else sources:
         yield from zip(source.names, source.shapes, strict=True)
+
+
+def _of_experts(checkpoint: SafetensorsCheckpoint, stacked: Stacked) -> tuple[tuple[Source, ...], bool]:
+    """One for each expert, and whether all are in the same tensor."""
+    (name,) = stacked.fused[0].names
+    is_fused = not stacked.parts or checkpoint.has(name)
+    return (stacked.fused if is_fused else stacked.parts), is_fused
 
 
 def _load_array(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, sharding: NamedSharding) -> jax.Array:
@@ -148,13 +155,9 @@ def _read_block(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, bounds: Boun
         return block
     assert isinstance(source, Stacked), info
     experts, *of_matrix = bounds
-    columns = tuple(slice(*bound) for bound in reversed(of_matrix))
-    is_fused = checkpoint.has(source.fused)
+    sources, _ = _of_experts(checkpoint, source)
     for expert, matrix in zip(range(*experts), block, strict=True):
-        if is_fused:
-            _copy(matrix.T, checkpoint.read(source.fused, (slice(expert, expert + 1), *columns))[0])
-        else:
-            _fill(matrix, checkpoint, source.parts[expert], tuple(of_matrix))
+        _fill(matrix, checkpoint, sources[expert], tuple(of_matrix))
     return block
 
 
@@ -171,9 +174,19 @@ def _fill(block: np.ndarray, checkpoint: SafetensorsCheckpoint, source: Source, 
             else:
                 first, last = (piece.start + (place - row) * piece.step for place in (start, stop - 1))
                 index = (slice(first, last + 1), *(slice(*bound) for bound in columns))
-                _copy(target, checkpoint.read(source.names[piece.tensor], index)[:: piece.step], unit_rows=source.unit_rows)
+                _copy(target, _read(checkpoint, source, piece.tensor, index)[:: piece.step], unit_rows=source.unit_rows)
         row += piece.count
     assert row >= last_row, (row, last_row, source.names)
+
+
+def _read(checkpoint: SafetensorsCheckpoint, source: Source, tensor: int, index: tuple[slice, ...]) -> np.ndarray:
+    """Of tensor number `tensor`, [out] or [out, in], these rows and columns."""
+    name, in_file = source.names[tensor], index[::-1] if source.in_first else index
+    if source.matrix is None:
+        rows = checkpoint.read(name, in_file)
+    else:
+        rows = checkpoint.read(name, (slice(source.matrix, source.matrix + 1), *in_file))[0]
+    return rows.T if source.in_first else rows
 
 
 def _copy(target: np.ndarray, rows: np.ndarray, *, unit_rows: bool = False) -> None:

@@ -19,7 +19,10 @@ def stored_as(info: ArrayInfo, names: TensorNames) -> ArrayInfo:
         return dataclasses.replace(info, source=dataclasses.replace(source, base=stored_as(source.base, names)))
     if isinstance(source, Stacked):
         parts = tuple(_stored_as(part, names) for part in source.parts)
-        return dataclasses.replace(info, source=Stacked(parts, names.of(source.fused)))
+        fused = tuple(_stored_as(part, names) for part in source.fused)
+        if names.experts_in_first:
+            parts, fused = (), tuple(map(_in_first, fused))
+        return dataclasses.replace(info, source=Stacked(parts, fused))
     return dataclasses.replace(info, source=_stored_as(source, names))
 
 
@@ -29,6 +32,12 @@ def _stored_as(source: Source, names: TensorNames) -> Source:
         if order is not None:
             source = _packed(source, pack, order)
     return dataclasses.replace(source, names=tuple(map(names.of, source.names)))
+
+
+def _in_first(source: Source) -> Source:
+    """Of a stack [experts, out, in] the same of [experts, in, out]."""
+    ((experts, size_out, size_in),) = source.shapes
+    return dataclasses.replace(source, shapes=((experts, size_in, size_out),), in_first=True)
 
 
 def _places(names: Sequence[str], pack: Packed) -> list[int] | None:

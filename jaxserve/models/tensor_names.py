@@ -31,6 +31,7 @@ class TensorNames:
 
     renamed: tuple[tuple[str, str], ...] = ()  # (Llama's, the checkpoint's)
     packed: tuple[Packed, ...] = ()
+    experts_in_first: bool = False  # all experts' matrices are one tensor [experts, in, out]
 
     def of(self, name: str) -> str:
         """The checkpoint's name of a tensor."""

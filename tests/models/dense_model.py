@@ -33,7 +33,8 @@ def dense_attend(
     position = jnp.arange(num_tokens)
     visible = position[None] <= position[:, None]
     if layer.window is not None:
-        visible &= position[None] > position[:, None] - layer.window
+        first = position // layer.window * layer.window if layer.is_chunked else position - layer.window + 1
+        visible &= position[None] >= first[:, None]
     scores = jnp.where(visible, scores, -jnp.inf)
     if sinks is not None:  # a key that all see, without a value
         sink = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1)).astype(scores.dtype)

@@ -73,11 +73,12 @@ def test_every_kind_of_source_is_rewritten() -> None:
 
     names = TensorNames((("experts", "all"),), (Packed("both", ("gate", "up")),))
     stacked = stored_as(
-        info((2, 3, 8), Stacked((source("experts.0.gate", "experts.0.up"), source("down")), "experts.gate_up")), names
+        info((2, 3, 8), Stacked((source("experts.0.gate", "experts.0.up"), source("down")), (source("experts.gate_up"),))),
+        names,
     )
     assert isinstance(stacked.source, Stacked)
     assert [part.names for part in stacked.source.parts] == [("all.0.both",), ("down",)]
-    assert stacked.source.fused == "all.gate_up"
+    assert [part.names for part in stacked.source.fused] == [("all.gate_up",)]
     derived = stored_as(info((3, 4), Derived(info((3, 4), source("experts")), np.asarray)), names)
     assert isinstance(derived.source, Derived)
     assert isinstance(derived.source.base.source, Source)

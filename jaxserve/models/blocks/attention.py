@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxserve.kernels.rotary import Rotary
@@ -21,7 +22,7 @@ from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.norm import factors
 from jaxserve.models.blocks.shards import sum_shards
 from jaxserve.models.context import StepContext
-from jaxserve.models.specs import SelfAttentionSpec
+from jaxserve.models.specs import SelfAttentionSpec, TemperatureTuning
 from jaxserve.models.weight import linear
 
 
@@ -55,9 +56,9 @@ class SelfAttention(nnx.Module):
         bias_parts, norm = _parts(spec, prefix, "bias"), spec.qk_norm
         self.qkv_bias = declare.fused_bias(bias_parts, rows, "kv_groups", groups) if spec.qkv_bias else None
         self.o_bias = declare.vector(f"{prefix}.o_proj.bias", declare.hidden_size, "hidden") if spec.o_bias else None
-        head = _head_rows(0, 0, 1, spec)
-        self.q_norm = declare.norm(f"{prefix}.q_norm.weight", norm, spec.head_dim, "head_dim", head) if norm else None
-        self.k_norm = declare.norm(f"{prefix}.k_norm.weight", norm, spec.head_dim, "head_dim", head) if norm else None
+        head, learned = _head_rows(0, 0, 1, spec), norm if norm is not None and norm.has_weight else None
+        self.q_norm = declare.norm(f"{prefix}.q_norm.weight", learned, spec.head_dim, "head_dim", head) if learned else None
+        self.k_norm = declare.norm(f"{prefix}.k_norm.weight", learned, spec.head_dim, "head_dim", head) if learned else None
         self.sinks = declare.vector(f"{prefix}.sinks", spec.num_heads, "heads") if spec.sinks else None
 
     def __call__(self, x: jax.Array, context: StepContext, attend: BoundAttend) -> tuple[jax.Array, Any]:
@@ -65,6 +66,9 @@ class SelfAttention(nnx.Module):
         num_tokens, group = len(x), self.num_heads // self.num_kv_heads
         qkv = linear(x, self.qkv, self.qkv_bias)
         qkv = qkv.reshape(num_tokens, self.num_kv_heads, group + 2, self.spec.head_dim)
+        if self.spec.tuning is not None:
+            queries = qkv[:, :, :group] * _temperatures(context.positions, self.spec.tuning).astype(qkv.dtype)
+            qkv = jnp.concatenate([queries, qkv[:, :, group:]], axis=2)
         with jax.named_scope("attend"):
             out, kv = attend(qkv, self._rotary(x, context), None if self.sinks is None else self.sinks[...])
         return sum_shards(linear(out.reshape(num_tokens, -1), self.o), self.o_bias), kv
@@ -74,9 +78,18 @@ class SelfAttention(nnx.Module):
         norm = self.spec.qk_norm
         if norm is None:
             return Rotary(cos, sin)
+        if not norm.has_weight:
+            ones = jnp.ones(self.spec.head_dim, x.dtype)
+            return Rotary(cos, sin, ones, ones, norm.eps)
         # Backends multiply in x's type. Where weights count from one, Transformers multiplies in float32: that makes bfloat16
         # logits at most a twentieth more exact (measured on tiny models), and takes a GPU three more launches per layer.
         return Rotary(cos, sin, factors(self.q_norm, norm, x.dtype), factors(self.k_norm, norm, x.dtype), norm.eps)
+
+
+def _temperatures(positions: jax.Array, tuning: TemperatureTuning) -> jax.Array:
+    """int32 [T] -> float32 [T, 1, 1, 1]."""
+    steps = jnp.floor((positions + 1) / tuning.floor_scale)
+    return (1 + tuning.strength * jnp.log1p(steps))[:, None, None, None]
 
 
 def kv_copies(spec: SelfAttentionSpec, tp_size: int) -> int:

@@ -87,8 +87,13 @@ class Declare:
             )
             for sizes in parts
         )
-        shape = (len(parts), size_in, sum(parts[0].values()))
-        info = ArrayInfo(shape, self.dtype, ("experts", *axes), Stacked(sources, fused), std=size_in**-0.5)
+        shape = (len(parts), size_in, size_out := sum(parts[0].values()))
+        all_rows = (Rows(0, 0, size_out),)
+        stack = tuple(
+            Source((fused,), ((len(parts), size_out, size_in),), all_rows, transposed=True, matrix=expert)
+            for expert in range(len(parts))
+        )
+        info = ArrayInfo(shape, self.dtype, ("experts", *axes), Stacked(sources, stack), std=size_in**-0.5)
         return nnx.Param(self.weight(info))
 
     def router(self, name: str, num_experts: int) -> nnx.Param[Any]:

@@ -67,7 +67,7 @@ def logits(
 
 def _vocab_rows(declare: Declare, name: str, vocab_size: int, *, transposed: bool, unit_rows: bool = False) -> ArrayInfo:
     hidden = declare.hidden_size
-    source = Source((name,), ((vocab_size, hidden),), _padded(declare, vocab_size), transposed, unit_rows)
+    source = Source((name,), ((vocab_size, hidden),), _padded(declare, vocab_size), transposed, unit_rows=unit_rows)
     shape, axes = (_padded_size(declare, vocab_size), hidden), ("vocab", "hidden")
     if transposed:
         shape, axes = (shape[1], shape[0]), (axes[1], axes[0])

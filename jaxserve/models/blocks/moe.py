@@ -48,12 +48,15 @@ class MoE(nnx.Module):
             sorted_ = _sort(self._local(experts, context.is_live), self.num_experts)
         with jax.named_scope("experts"):
             rows = x[sorted_.choices // self.spec.experts_per_token]
+            if self.spec.weighs_inputs:
+                rows = (rows * weights.reshape(-1)[sorted_.choices][:, None]).astype(x.dtype)
             gate, up = jnp.split(self.gate_up.get_value().project_groups(rows, sorted_.groups), 2, axis=-1)
             rows = self.down.get_value().project_groups(activation(self.spec.act)(gate) * up, sorted_.groups)
         with jax.named_scope("combine"):
             is_mine = sorted_.groups.of_row < self.num_experts
             rows = jnp.where(is_mine[:, None], rows, 0)[sorted_.places].reshape(*experts.shape, -1)
-            out = jnp.sum(rows.astype(jnp.float32) * weights[..., None], axis=1)
+            wide = rows.astype(jnp.float32)
+            out = jnp.sum(wide if self.spec.weighs_inputs else wide * weights[..., None], axis=1)
         out = out.astype(x.dtype)
         if self.shared is not None:
             with jax.named_scope("shared"):

@@ -91,12 +91,12 @@ def required_int(raw: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def read_layer_types(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """Per layer full_attention or sliding_attention."""
+def read_layer_types(raw: Mapping[str, Any], kinds: Sequence[str] = ("full_attention", "sliding_attention")) -> tuple[str, ...]:
+    """Per layer one of `kinds`."""
     num_layers, layer_types = required_int(raw, "num_hidden_layers"), tuple(raw["layer_types"])
     if len(layer_types) != num_layers:
         raise ValueError(f"layer_types must have num_hidden_layers={num_layers} entries, got {len(layer_types)}.")
     for kind in layer_types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise ValueError(f"layer_types may hold full_attention and sliding_attention, got {kind!r}.")
+        if kind not in kinds:
+            raise ValueError(f"layer_types may hold {' and '.join(kinds)}, got {kind!r}.")
     return layer_types

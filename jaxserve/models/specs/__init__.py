@@ -4,7 +4,7 @@ A family (`families`) makes them from config.json, the block kinds (`blocks`) co
 Layers whose specs are equal run the same program on other weights, so everything a layer's computation depends on is in here.
 """
 
-from jaxserve.models.specs.attention import SelfAttentionSpec
+from jaxserve.models.specs.attention import SelfAttentionSpec, TemperatureTuning
 from jaxserve.models.specs.checks import ACTIVATIONS, check_activation, check_divides
 from jaxserve.models.specs.layer import LayerSpec
 from jaxserve.models.specs.mlp import DenseMLPSpec
@@ -19,6 +19,7 @@ __all__ = [
     "NormSpec",
     "RouterSpec",
     "SelfAttentionSpec",
+    "TemperatureTuning",
     "check_activation",
     "check_divides",
 ]

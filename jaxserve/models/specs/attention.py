@@ -10,6 +10,19 @@ from jaxserve.models.specs.norm import NormSpec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TemperatureTuning:
+    """Queries grow with their position p: times 1 + strength * log(1 + floor((p + 1) / floor_scale))
+    (https://arxiv.org/abs/2501.19399)."""
+
+    floor_scale: float
+    strength: float
+
+    def __post_init__(self) -> None:
+        if self.floor_scale <= 0:
+            raise ValueError(f"floor_scale must be above 0, got {self.floor_scale}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SelfAttentionSpec:
     """Causal attention with rotary positions; several query heads share a key/value head."""
 
@@ -19,11 +32,13 @@ class SelfAttentionSpec:
     scale: float  # what q·k is multiplied with before the softmax
     rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
     window: int | None = None  # tokens visible including the newest; None: all
+    is_chunked: bool = False  # of the window, a token sees what lies in its own chunk: positions from a multiple of `window` on
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: NormSpec | None = None  # over head_dim on q and k, before rope
     soft_cap: float | None = None  # c: a score s becomes c * tanh(s / c)
     sinks: bool = False  # a learned score per head that takes part in the softmax and has no value
+    tuning: TemperatureTuning | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_dim")
@@ -33,7 +48,8 @@ class SelfAttentionSpec:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}.")
         self.rope.check_head(self.head_dim)
         if self.window is not None and self.window < 1:
-            raise ValueError(f"sliding_window must be at least 1 token, got {self.window}.")
+            name = "attention_chunk_size" if self.is_chunked else "sliding_window"
+            raise ValueError(f"{name} must be at least 1 token, got {self.window}.")
 
     @property
     def group_size(self) -> int:

@@ -26,7 +26,9 @@ class LayerSpec:
         """For sequences of at most `context_len` tokens: a window that none of them outgrows is none, and rope is theirs."""
         window, rope = self.mixer.window, self.mixer.rope.for_context(context_len)
         window = None if window is not None and window >= context_len else window
-        return dataclasses.replace(self, mixer=dataclasses.replace(self.mixer, window=window, rope=rope))
+        is_chunked = self.mixer.is_chunked and window is not None
+        mixer = dataclasses.replace(self.mixer, window=window, is_chunked=is_chunked, rope=rope)
+        return dataclasses.replace(self, mixer=mixer)
 
     def check_tp(self, tp_size: int) -> None:
         self.mixer.check_tp(tp_size)

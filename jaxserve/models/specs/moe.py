@@ -70,6 +70,7 @@ class MoESpec:
     router: RouterSpec = dataclasses.field(default_factory=RouterSpec)
     shared: DenseMLPSpec | None = None  # what all tokens go through besides
     gates_shared: bool = False  # what it answers is multiplied with a sigmoid of the token's own
+    weighs_inputs: bool = False  # weights are multiplied with what experts read, not with what they answer
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_experts", "experts_per_token", "intermediate_size")
