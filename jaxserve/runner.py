@@ -144,7 +144,8 @@ class Scores:
 class EmbeddedTokens:
     """Neighbouring tokens of a step that are given as embeddings; in input_ids they are NO_TOKEN_ID.
 
-    They go into the layers as they are, in the model's type: a factor that the model has for its own table is not applied.
+    They go into the layers in the model's type. A factor that the model has for its own table is applied where Transformers
+    applies it to given embeddings.
     """
 
     first_slot: int  # as in ScoreQuery

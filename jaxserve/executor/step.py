@@ -85,7 +85,10 @@ class Step:
 
         x = self.decoder.embed(params, token_ids)
         if batch.input_ids is not None:
-            x = with_given(x, token_ids, state.hidden)
+            given, config = state.hidden, self.decoder.config
+            if config.scales_given_embeddings:
+                given = given * jnp.asarray(config.embedding_scale, given.dtype)
+            x = with_given(x, token_ids, given)
         context = self.decoder.context(placement.positions, placement.is_live, counts_experts=self.counts_experts)
         hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend)
         with jax.named_scope("logits"):

@@ -35,6 +35,7 @@ class ModelConfig:
     layers: tuple[LayerSpec, ...]
     final_norm: NormSpec = dataclasses.field(default_factory=NormSpec)
     embedding_scale: float = 1.0  # what embedded tokens are multiplied with
+    scales_given_embeddings: bool = False  # and embeddings that come in place of tokens, as Transformers does in some families
     logit_scale: float = 1.0  # what logits are multiplied with
     logit_soft_cap: float | None = None  # c: a logit x becomes c * tanh(x / c)
     lm_head_bias: bool = False
@@ -187,6 +188,7 @@ def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         layers=traits.layers,
         final_norm=traits.layers[-1].norm,
         embedding_scale=traits.embedding_scale,
+        scales_given_embeddings=traits.scales_given_embeddings,
         logit_scale=traits.logit_scale,
         logit_soft_cap=traits.logit_soft_cap,
         lm_head_bias=traits.lm_head_bias,

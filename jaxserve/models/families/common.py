@@ -19,6 +19,7 @@ class FamilyTraits:
 
     layers: tuple[LayerSpec, ...]
     embedding_scale: float = 1.0
+    scales_given_embeddings: bool = False  # with that, too: embeddings that come in place of tokens
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
     lm_head_bias: bool = False

@@ -18,7 +18,7 @@ def read_granite(raw: Mapping[str, Any]) -> FamilyTraits:
         residual_scale=_factor(raw, "residual_multiplier"),
     )
     embedding_scale, logit_scale = _factor(raw, "embedding_multiplier"), 1 / _factor(raw, "logits_scaling")
-    return repeated(raw, layer, embedding_scale=embedding_scale, logit_scale=logit_scale)
+    return repeated(raw, layer, embedding_scale=embedding_scale, scales_given_embeddings=True, logit_scale=logit_scale)
 
 
 def _factor(raw: Mapping[str, Any], name: str) -> float:
