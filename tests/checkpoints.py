@@ -97,6 +97,11 @@ def build_model(case: Case, bos_token_id: int | None = None, eos_token_id: int |
             if parameter.ndim == 1:
                 mean = 0.0 if case.has_centered_norms or parameter_name.endswith("bias") else 1.0
                 parameter.normal_(mean, 0.1)
+        for name, tensor in model.state_dict().items():
+            if name.endswith("e_score_correction_bias"):
+                tensor.normal_(0.0, 0.1)
+        if case.prepare is not None:
+            case.prepare(model)
     return model
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from jaxserve.models.arrays import ArrayInfo, Derived, Rows, Source, Stacked
-from jaxserve.models.tensor_names import LLAMA_NAMES, Packed, TensorNames, packed_name
+from jaxserve.models.tensor_names import LLAMA_NAMES, Packed, TensorNames, has_part, packed_name
 
 
 def stored_as(info: ArrayInfo, names: TensorNames) -> ArrayInfo:
@@ -22,6 +22,8 @@ def stored_as(info: ArrayInfo, names: TensorNames) -> ArrayInfo:
         fused = tuple(_stored_as(part, names) for part in source.fused)
         if names.experts_in_first:
             parts, fused = (), tuple(map(_in_first, fused))
+        if names.experts_in_one:
+            parts = ()
         return dataclasses.replace(info, source=Stacked(parts, fused))
     return dataclasses.replace(info, source=_stored_as(source, names))
 
@@ -31,6 +33,8 @@ def _stored_as(source: Source, names: TensorNames) -> Source:
         order = _places(source.names, pack)
         if order is not None:
             source = _packed(source, pack, order)
+    if any(has_part(name, vector) for vector in names.in_one_row for name in source.names):
+        source = dataclasses.replace(source, shapes=tuple((1, *shape) for shape in source.shapes), matrix=0)
     return dataclasses.replace(source, names=tuple(map(names.of, source.names)))
 
 

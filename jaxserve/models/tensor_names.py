@@ -32,6 +32,8 @@ class TensorNames:
     renamed: tuple[tuple[str, str], ...] = ()  # (Llama's, the checkpoint's)
     packed: tuple[Packed, ...] = ()
     experts_in_first: bool = False  # all experts' matrices are one tensor [experts, in, out]
+    experts_in_one: bool = False  # all experts' matrices are one tensor [experts, out, in]
+    in_one_row: tuple[str, ...] = ()  # vectors (Llama's names) that are stored as a matrix of one row
 
     def of(self, name: str) -> str:
         """The checkpoint's name of a tensor."""
@@ -45,6 +47,11 @@ def packed_name(pack: Packed, part: str, name: str) -> str | None:
     """What `pack` makes of a tensor's name; None unless the tensor is its part `part`."""
     found = _replaced(name, {part: pack.name})
     return None if found == name else found
+
+
+def has_part(name: str, part: str) -> bool:
+    """Whether `part` is one or several whole parts of a tensor's name."""
+    return f".{part}." in f".{name}."
 
 
 def _replaced(name: str, names: dict[str, str]) -> str:

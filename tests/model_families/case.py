@@ -23,6 +23,7 @@ class Case:
     config_class: str | None = None  # None: family + "Config"
     takes_images: bool = False  # the language model is part of a larger one
     has_centered_norms: bool = False  # norms multiply with 1 + weight
+    prepare: Callable[[Any], None] | None = None  # what is done to the torch model before it is written
     rewrite: Rewrite | None = None  # None: the checkpoint is as Transformers writes it
 
 

@@ -14,13 +14,26 @@ from jaxserve.models import ModelConfig
 # A case of `model_families`, keys of its config.json that are replaced (... : left out), and the sentence. Sorted by case.
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("baichuan", {"max_position_embeddings": ..., "model_max_length": 4096}, r"those of 13B, know positions by ALiBi"),
+    ("deepseek-moe", {"moe_layer_freq": 0}, r"moe_layer_freq must be a whole number of at least 1, got 0\."),
+    ("deepseek-moe", {"scoring_func": "tanh"}, r"scoring function must be one of softmax, sigmoid, .*; got 'tanh'\."),
+    ("ernie-moe", {"moe_k": 9}, r"num_experts_per_tok=9 must not exceed num_experts=8\."),
+    ("ernie-moe", {"use_bias": True}, r"use_bias must be false: Ernie's experts have no biases\."),
     ("glm", {"rope_parameters": {"partial_rotary_factor": 0}}, r"partial_rotary_factor must be above 0 and at most 1, got 0\."),
     ("glm4", {"hidden_act": "mish"}, r"hidden_act must be one of silu, .*; got 'mish'\."),
+    ("glm4-moe", {"hidden_act": "mish"}, r"hidden_act must be one of silu, .*; got 'mish'\."),
+    ("glm4-moe", {"n_group": 3}, r"n_group=3 must divide num_experts=16\."),
+    ("glm4-moe", {"topk_group": 5}, r"topk_group=5 must not exceed n_group=4\."),
+    ("granite-moe", {"logits_scaling": 0}, r"logits_scaling must be a number above 0, got 0\."),
     ("internlm2", {"num_key_value_heads": 3}, r"num_heads=8 must be a multiple of num_kv_heads=3\."),
+    ("mixtral", {"num_experts_per_tok": 5}, r"num_experts_per_tok=5 must not exceed num_experts=4\."),
+    ("mixtral", {"num_local_experts": 0}, r"num_local_experts must be a whole number of at least 1, got 0\."),
+    ("olmoe", {"clip_qkv": 8.0}, r"clip_qkv must be null, as queries, .* not clipped here; got 8\.0\."),
     ("phi3", {"attention_bias": True}, r"attention_bias must be false: Phi-3 has no biases\."),
     ("phi3", {"sliding_window": 0}, r"sliding_window must be at least 1 token, got 0\."),
     ("phi3-beyond", {"hidden_size": 96}, r"short_factor must have a number for each pair .* 6; got 8\."),
     ("phi3-beyond", {"original_max_position_embeddings": 1}, r"must be a whole number of at least 2, got 1\."),
+    ("phimoe", {"num_experts_per_tok": 1}, r"num_experts_per_tok must be 2 for routing by sparsemixer, got 1\."),
+    ("qwen2-moe", {"shared_expert_intermediate_size": 0}, r"shared_expert_intermediate_size must be a whole .*, got 0\."),
 ]  # fmt: skip
 
 

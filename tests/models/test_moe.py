@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,19 @@ import pytest
 from checkpoints import load_model
 from dense_model import folder_logits, mesh_of, oracle_logits, prompt
 from jax.sharding import PartitionSpec
+from safetensors.numpy import load_file, save_file
 
-from jaxserve.models import ModelConfig, MoESpec, abstract_params, build_decoder, convert, load_params
+from jaxserve.models import (
+    CheckpointError,
+    LayerSpec,
+    ModelConfig,
+    MoESpec,
+    abstract_params,
+    build_decoder,
+    check_params,
+    convert,
+    load_params,
+)
 from jaxserve.models.grouped import Groups, _tiled, grouped_matmul
 from jaxserve.models.specs import DenseMLPSpec
 
@@ -108,6 +120,35 @@ def test_what_is_refused(checkpoint: CheckpointOf) -> None:
         ModelConfig.from_pretrained(folder, {"num_experts_per_tok": 9})
     with pytest.raises(ValueError, match="decoder_sparse_step must be a whole number of at least 1, got 0"):
         ModelConfig.from_pretrained(folder, {"decoder_sparse_step": 0})
+
+
+@pytest.mark.parametrize(("name", "tensor"), [
+    ("glm4-moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
+    ("ernie-moe", "model.layers.1.mlp.moe_statics.e_score_correction_bias"),
+    ("granite-moe", "model.layers.0.block_sparse_moe.input_linear.weight"),
+    ("mixtral", "model.layers.1.block_sparse_moe.experts.3.w2.weight"),
+    ("qwen2-moe", "model.layers.0.mlp.shared_expert_gate.weight"),
+])  # fmt: skip
+def test_a_tensor_that_is_missing_is_named(name: str, tensor: str, checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint(name), tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[tensor]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=re.escape(tensor)):
+        check_params(folder, ModelConfig.from_pretrained(folder), mesh_of(1), jnp.float32)
+
+
+def test_experts_and_shared_sizes_that_no_device_count_divides(checkpoint: CheckpointOf) -> None:
+    config = ModelConfig.from_pretrained(checkpoint("glm4-moe"), {"n_routed_experts": 12})
+    with pytest.raises(ValueError, match="--tp-size must divide the model's num_experts=12; got 8"):
+        abstract_params(config.replace(layers=(_with_heads(config.layers[1], 8),)), jnp.float32, 8)
+    config = ModelConfig.from_pretrained(checkpoint("qwen2-moe"), {"shared_expert_intermediate_size": 82})
+    with pytest.raises(ValueError, match="--tp-size must divide the model's size of shared experts=82; got 4"):
+        abstract_params(config, jnp.float32, 4)
+
+
+def _with_heads(layer: LayerSpec, count: int) -> LayerSpec:
+    return dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, num_heads=count))
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])

@@ -120,6 +120,11 @@ def required_int(raw: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def first_int(raw: Mapping[str, Any], *names: str) -> int:
+    """Of the first of `names` that config.json has, which it must."""
+    return required_int(raw, next((name for name in names if raw.get(name) is not None), names[0]))
+
+
 def read_layer_types(raw: Mapping[str, Any], kinds: Sequence[str] = ("full_attention", "sliding_attention")) -> tuple[str, ...]:
     """Per layer one of `kinds`."""
     num_layers, layer_types = required_int(raw, "num_hidden_layers"), tuple(raw["layer_types"])
