@@ -24,7 +24,7 @@ from jaxserve.executor.programs import StepPrograms
 from jaxserve.executor.resolve import resolve_args, resolve_dtype
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.step import Params, Step
-from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, choose_backend
+from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, LatentBackend, choose_backend, choose_latent_backend
 from jaxserve.kernels.native import few_rows
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
 from jaxserve.runner import KVGroup, RunnerSpec
@@ -37,7 +37,7 @@ class Blueprint:
     args: ServerArgs  # without an "auto" left
     config: ModelConfig  # without windows that no sequence can outgrow
     mesh: Mesh
-    backend: AttentionBackend
+    backend: AttentionBackend | LatentBackend
 
     @staticmethod
     def draw(args: ServerArgs, config: ModelConfig, mesh: Mesh) -> Blueprint:
@@ -59,7 +59,8 @@ class Blueprint:
             page_size=args.page_size,
         )
         try:
-            backend = choose_backend(args.attention_backend, spec)
+            choose = choose_backend if spec.latent_dim is None else choose_latent_backend
+            backend: AttentionBackend | LatentBackend = choose(args.attention_backend, spec)
         except NotImplementedError as error:
             raise ValueError(f"--attention-backend {args.attention_backend} cannot serve this model: {error}") from error
         assert backend.spec.page_size is not None

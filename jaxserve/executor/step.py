@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,10 @@ from jaxserve.executor.forward_batch import NUM_DECODE_ROWS, Bucket, ForwardBatc
 from jaxserve.executor.input_embeds import with_given
 from jaxserve.executor.kv_cache import KVPool
 from jaxserve.executor.sampling import Continuation, Forwarded
-from jaxserve.kernels.api import AttentionBackend, AttentionMetadata
+from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.kernels.rotary import Rotary
-from jaxserve.models import Decoder, SelfAttentionSpec
+from jaxserve.models import Decoder
+from jaxserve.models.blocks.attend import Inputs, LatentInputs, Mixer
 
 Params = dict[str, Any]
 
@@ -44,7 +44,7 @@ class Step:
     """The static half of the step."""
 
     decoder: Decoder
-    attention: AttentionBackend
+    attention: AttentionBackend | LatentBackend
     pools: Mapping[int | None, KVPool]  # of each KV group, by its layers' window
     page_size: int
     counts_experts: bool = False
@@ -66,22 +66,8 @@ class Step:
         }
         token_ids = _input_tokens(batch, placement, inputs)
 
-        def attend(
-            qkv: jax.Array, rotary: Rotary, kv: Any, layer: SelfAttentionSpec, index: jax.Array, sinks: jax.Array | None
-        ) -> tuple[jax.Array, Any]:
-            metadata, page_offset = plans[layer.window], self.pools[layer.window].page_offset(index)
-            q, kv = self.attention.rope_and_write(qkv, rotary, kv, metadata, page_offset)
-            out = self.attention.ragged_paged_attention(
-                q,
-                kv,
-                metadata,
-                page_offset,
-                scale=layer.scale,
-                sliding_window=layer.window,
-                soft_cap=layer.soft_cap,
-                sinks=sinks,
-            )
-            return out, kv
+        def attend(inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
+            return self._attend(inputs, kv, layer, plans[layer.window], self.pools[layer.window].page_offset(index))
 
         x = self.decoder.embed(params, token_ids)
         if batch.input_ids is not None:
@@ -98,6 +84,27 @@ class Step:
             assert state.expert_counts is not None
             counts = state.expert_counts + counts.astype(jnp.uint32)
         return ForwardState(kv, page_table, jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0)), counts), forwarded
+
+    def _attend(
+        self, inputs: Inputs, kv: Any, layer: Mixer, metadata: AttentionMetadata, page_offset: jax.Array
+    ) -> tuple[jax.Array, Any]:
+        if isinstance(inputs, LatentInputs):
+            latent = cast(LatentBackend, self.attention)
+            kv = latent.write(inputs.rows, kv, metadata, page_offset)
+            return latent.attend(inputs.queries, kv, metadata, page_offset, scale=layer.scale), kv
+        by_head = cast(AttentionBackend, self.attention)
+        q, kv = by_head.rope_and_write(inputs.qkv, inputs.rotary, kv, metadata, page_offset)
+        out = by_head.ragged_paged_attention(
+            q,
+            kv,
+            metadata,
+            page_offset,
+            scale=layer.scale,
+            sliding_window=layer.window,
+            soft_cap=layer.soft_cap,
+            sinks=inputs.sinks,
+        )
+        return out, kv
 
     def _plan_attention(
         self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket, window: int | None

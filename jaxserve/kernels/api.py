@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
 import jax.typing
@@ -23,16 +23,31 @@ from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.reference import ReferenceAttention
+from jaxserve.kernels.reference_latent import ReferenceLatentAttention
 from jaxserve.kernels.rotary import Rotary
 from jaxserve.kernels.spec import AttentionSpec, Chip
 
-__all__ = ["BACKENDS", "AttentionBackend", "AttentionMetadata", "AttentionSpec", "Chip", "PageArray", "choose_backend"]
+__all__ = [
+    "BACKENDS",
+    "LATENT_BACKENDS",
+    "AttentionBackend",
+    "AttentionMetadata",
+    "AttentionSpec",
+    "Chip",
+    "LatentBackend",
+    "PageArray",
+    "PagedBackend",
+    "choose_backend",
+    "choose_latent_backend",
+]
 
 logger = logging.getLogger(__name__)
 
+B = TypeVar("B", bound="PagedBackend")
 
-class AttentionBackend(Protocol):
-    """One implementation of paged attention for one spec. Frozen and hashable: jitted functions close over it.
+
+class PagedBackend(Protocol):
+    """What backends of every kind have. Frozen and hashable: jitted functions close over it.
 
     All array methods are called inside jit and shard_map, with the heads of one shard.
     """
@@ -69,6 +84,10 @@ class AttentionBackend(Protocol):
     ) -> AttentionMetadata:
         """Once per step. The arguments are AttentionMetadata's fields."""
         ...
+
+
+class AttentionBackend(PagedBackend, Protocol):
+    """One implementation of paged attention with keys and values per head, for one spec."""
 
     def rope_and_write(
         self,
@@ -107,8 +126,36 @@ class AttentionBackend(Protocol):
         ...
 
 
+class LatentBackend(PagedBackend, Protocol):
+    """The same of attention over latents: all heads read one row per token (`AttentionSpec.latent_dim`)."""
+
+    def write(self, rows: jax.Array, kv_cache: Any, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> Any:
+        """Writes rows [T, head_dim] into the pages page_offset + slot_pages. Returns the cache, updated in place if it is
+        donated or carried."""
+        ...
+
+    def attend(
+        self,
+        queries: jax.Array,
+        kv_cache: Any,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        *,
+        scale: float,
+    ) -> jax.Array:
+        """Causal attention of queries [T, H, head_dim] over each row's pages, as `ragged_paged_attention` has it
+        -> [T, H, latent_dim]."""
+        ...
+
+
 # In the order of preference of "auto".
 BACKENDS: tuple[type[AttentionBackend], ...] = (PallasGpuAttention, PallasTpuAttention, NativeAttention, ReferenceAttention)
+LATENT_BACKENDS: tuple[type[LatentBackend], ...] = (ReferenceLatentAttention,)
+
+
+def choose_latent_backend(name: str, spec: AttentionSpec) -> LatentBackend:
+    """As `choose_backend`, for a spec with a latent_dim."""
+    return _choose(name, spec, LATENT_BACKENDS)
 
 
 def choose_backend(name: str, spec: AttentionSpec, backends: Sequence[type[AttentionBackend]] = BACKENDS) -> AttentionBackend:
@@ -117,6 +164,10 @@ def choose_backend(name: str, spec: AttentionSpec, backends: Sequence[type[Atten
     Raises ValueError for an unknown name, NotImplementedError with the reason if a named backend (or, for "auto", every
     backend) does not support `spec`. What "auto" passes over is logged with its reason.
     """
+    return _choose(name, spec, backends)
+
+
+def _choose(name: str, spec: AttentionSpec, backends: Sequence[type[B]]) -> B:
     known = tuple(dict.fromkeys(["auto", *(backend.name for backend in backends)]))
     if name not in known:
         raise ValueError(f"attention_backend must be one of {', '.join(known)}; got {name!r}.")

@@ -75,7 +75,7 @@ class ReferenceAttention:
     ) -> tuple[jax.Array, ReferenceKV]:
         q, k, v = split_and_rotate(qkv, rotary)
         with jax.named_scope("write_kv"):
-            return q, reference_pages.write(kv_cache, k, v, metadata, page_offset)
+            return q, reference_pages.write(kv_cache, jnp.stack([k, v], axis=2), metadata, page_offset)
 
     def ragged_paged_attention(
         self,

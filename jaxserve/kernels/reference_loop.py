@@ -78,7 +78,7 @@ class PagedKV:
         positions = chunk[:, None] * self.chunk_tokens + jnp.arange(self.chunk_tokens, dtype=jnp.int32)
         is_live = (positions >= kv_begin[:, None]) & (positions < kv_end[:, None])
         keys = reference_pages.read(self.pool, pages, reference_pages.KEYS)
-        values = reference_pages.read(self.pool, pages, reference_pages.VALUES)
+        values = reference_pages.read(self.pool, pages, reference_pages.VALUES) if self.pool.has_values else keys
         return _Chunk(keys, jnp.where(is_live[:, None, :, None], values, 0), positions, is_live)
 
 

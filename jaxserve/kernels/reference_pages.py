@@ -1,5 +1,7 @@
 """Pages of the reference backend: [num_kv_heads, 2 (K, V), page_size, head_dim], and scales without the last axis if quantized.
 
+Where values are a part of the keys (latents), there is one row per token: [num_kv_heads, 1, page_size, head_dim].
+
 Heads come before tokens, so that one gather of (page, head) pieces, each contiguous, yields keys as [head, token, dim]: what a
 matrix product per head wants. With tokens first, XLA on CPU transposes every key before it multiplies (measured: a quarter
 to a half of the speed).
@@ -30,8 +32,8 @@ _FROM_BITS = {bits: name for name, bits in _AS_BITS.items()}
 class ReferenceKV(NamedTuple):
     """The KV cache. A quantized token is values * scale; otherwise there are no scales."""
 
-    values: jax.Array  # [P, Hkv, 2, page_size, D]
-    scales: jax.Array | None  # float32 [P, Hkv, 2, page_size]
+    values: jax.Array  # [P, Hkv, 2 or 1, page_size, D]
+    scales: jax.Array | None  # float32 [P, Hkv, 2 or 1, page_size]
 
     @property
     def page_size(self) -> int:
@@ -41,20 +43,25 @@ class ReferenceKV(NamedTuple):
     def num_kv_heads(self) -> int:
         return self.values.shape[1]
 
+    @property
+    def has_values(self) -> bool:
+        """Or keys alone, which are the values, too."""
+        return self.values.shape[2] == 2
 
-def pages(num_kv_heads: int, head_dim: int, page_size: int, dtype: str, platform: str) -> ReferenceKV:
+
+def pages(
+    num_kv_heads: int, head_dim: int, page_size: int, dtype: str, platform: str, *, has_values: bool = True
+) -> ReferenceKV:
     """The same with PageArrays."""
     stored = _AS_BITS.get(dtype, dtype) if platform == "cpu" else dtype
-    values = PageArray((num_kv_heads, 2, page_size, head_dim), jnp.dtype(stored), KV_HEAD_AXIS)
-    scales = PageArray((num_kv_heads, 2, page_size), jnp.dtype(jnp.float32), KV_HEAD_AXIS)
+    shape = (num_kv_heads, 2 if has_values else 1, page_size)
+    values = PageArray((*shape, head_dim), jnp.dtype(stored), KV_HEAD_AXIS)
+    scales = PageArray(shape, jnp.dtype(jnp.float32), KV_HEAD_AXIS)
     return ReferenceKV(values, scales if dtype in QUANTIZED_DTYPES else None)  # type: ignore[arg-type]
 
 
-def write(
-    cache: ReferenceKV, k: jax.Array, v: jax.Array, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike
-) -> ReferenceKV:
-    """Scatters k, v [T, Hkv, D] to their slots; one scatter with a [Hkv, 2, D] window per token."""
-    kv = jnp.stack([k, v], axis=2)
+def write(cache: ReferenceKV, kv: jax.Array, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> ReferenceKV:
+    """Scatters keys and values [T, Hkv, 2 or 1, D] to their slots; one scatter with a [Hkv, 2 or 1, D] window per token."""
     pages = metadata.slot_pages + page_offset
 
     def put(pool: jax.Array, rows: jax.Array) -> jax.Array:

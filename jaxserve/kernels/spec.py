@@ -21,6 +21,8 @@ class HeadConfig(Protocol):
     @property
     def windows(self) -> tuple[int | None, ...]: ...
     @property
+    def latent_dim(self) -> int | None: ...
+    @property
     def uses_soft_cap(self) -> bool: ...
     @property
     def uses_sinks(self) -> bool: ...
@@ -66,6 +68,8 @@ class AttentionSpec:
     windows: tuple[int | None, ...] = (None,)  # sliding windows that layers use, each once; None: sees everything
     uses_soft_cap: bool = False
     uses_sinks: bool = False
+    # All heads read one row of head_dim per token, whose first latent_dim are its value. None: a key and a value per head.
+    latent_dim: int | None = None
 
     @staticmethod
     def of(
@@ -83,6 +87,7 @@ class AttentionSpec:
             windows=tuple(dict.fromkeys(config.windows)),
             uses_soft_cap=config.uses_soft_cap,
             uses_sinks=config.uses_sinks,
+            latent_dim=config.latent_dim,
         )
 
     @property

@@ -10,11 +10,11 @@ from jaxserve.models.config import ModelConfig, generation_defaults
 from jaxserve.models.families import Family, FamilyTraits, families
 from jaxserve.models.location import model_folder
 from jaxserve.models.rope_config import RopeConfig
-from jaxserve.models.specs import DenseMLPSpec, LayerSpec, MoESpec, NormSpec, RouterSpec, SelfAttentionSpec
+from jaxserve.models.specs import DenseMLPSpec, LatentAttentionSpec, LayerSpec, MoESpec, NormSpec, RouterSpec, SelfAttentionSpec
 
 if TYPE_CHECKING:
     from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
-    from jaxserve.models.blocks.attention import Attend
+    from jaxserve.models.blocks.attend import Attend
     from jaxserve.models.context import StepContext
     from jaxserve.models.conversion import convert
     from jaxserve.models.decoder import Decoder, ParamTree, abstract_params, build_decoder, check_tp
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "TENSOR_AXIS": "arrays",
     "ArrayInfo": "arrays",
-    "Attend": "blocks.attention",
+    "Attend": "blocks.attend",
     "CheckpointError": "safetensors_files",
     "Decoder": "decoder",
     "ParamTree": "decoder",
@@ -46,6 +46,7 @@ __all__ = [
     "DenseMLPSpec",
     "Family",
     "FamilyTraits",
+    "LatentAttentionSpec",
     "LayerSpec",
     "MoESpec",
     "ModelConfig",

@@ -17,7 +17,7 @@ TENSOR_AXIS = "tensor"
 
 # The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
 # the fused gate and up matrix; experts: a device holds whole experts; expert_mlp: columns inside of one;
-# every_head: all heads, on every device.
+# every_head: all heads, on every device; latent: of queries, or of keys and values.
 LOGICAL_TO_MESH: dict[str, str | None] = {
     "vocab": TENSOR_AXIS,
     "heads": TENSOR_AXIS,
@@ -28,6 +28,7 @@ LOGICAL_TO_MESH: dict[str, str | None] = {
     "expert_mlp": None,
     "routes": None,
     "every_head": None,
+    "latent": None,
     "hidden": None,
     "head_dim": None,
 }

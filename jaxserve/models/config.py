@@ -64,6 +64,12 @@ class ModelConfig:
         return int(self._of_all_attention("head_dim"))
 
     @property
+    def latent_dim(self) -> int | None:
+        """Of what stands for keys and values (num_kv_heads is 1 then, head_dim a row's); None where these are kept."""
+        dim: int | None = self._of_all_attention("latent_dim")
+        return dim
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """Per layer: tokens visible including the newest; None: all."""
         return tuple(layer.mixer.window for layer in self.layers)

@@ -10,7 +10,7 @@ import jax
 
 from jaxserve.models.rope import rope_cos_sin
 from jaxserve.models.rope_config import RopeConfig
-from jaxserve.models.specs import LayerSpec, SelfAttentionSpec
+from jaxserve.models.specs import LatentAttentionSpec, LayerSpec, SelfAttentionSpec
 
 CosSin: TypeAlias = tuple[jax.Array, jax.Array]
 
@@ -21,7 +21,7 @@ class StepContext:
 
     positions: jax.Array  # int32 [T]
     is_live: jax.Array | None  # bool [T]; False for slots without a token, None: all have one
-    rope_tables: Mapping[tuple[RopeConfig, int], CosSin]  # per kind of rope and head_dim: float32 [T, head_dim / 2] each
+    rope_tables: Mapping[tuple[RopeConfig, int], CosSin]  # per kind of rope and rope_dim: float32 [T, rope_dim / 2] each
     counts_experts: bool = False  # whether mixtures count their experts' tokens
 
     @staticmethod
@@ -34,9 +34,9 @@ class StepContext:
         counts_experts: bool = False,
     ) -> StepContext:
         with jax.named_scope("rope_tables"):
-            kinds = dict.fromkeys((layer.mixer.rope, layer.mixer.head_dim) for layer in layers)
+            kinds = dict.fromkeys((layer.mixer.rope, layer.mixer.rope_dim) for layer in layers)
             tables = {(rope, dim): rope_cos_sin(positions, rope, dim, max_position_embeddings) for rope, dim in kinds}
         return StepContext(positions, is_live, tables, counts_experts)
 
-    def cos_sin(self, attention: SelfAttentionSpec) -> CosSin:
-        return self.rope_tables[attention.rope, attention.head_dim]
+    def cos_sin(self, attention: SelfAttentionSpec | LatentAttentionSpec) -> CosSin:
+        return self.rope_tables[attention.rope, attention.rope_dim]

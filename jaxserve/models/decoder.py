@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxserve.models.blocks.attention import Attend
+from jaxserve.models.blocks.attend import Attend, Inputs
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.embedding import (
     declare_embedding,
@@ -55,8 +55,8 @@ class Ends(nnx.Module):
 
 def _jitted_layer(graphdef: Any, spec: LayerSpec, context: StepContext, attend: Attend) -> Any:
     def layer(weights: Any, x: jax.Array, kv: Any, index: jax.Array) -> tuple[jax.Array, Any, jax.Array | None]:
-        def bound(qkv: jax.Array, rotary: Any, sinks: jax.Array | None) -> tuple[jax.Array, Any]:
-            return attend(qkv, rotary, kv, spec.mixer, index, sinks)
+        def bound(inputs: Inputs) -> tuple[jax.Array, Any]:
+            return attend(inputs, kv, spec.mixer, index)
 
         return nnx.merge(graphdef, weights)(x, context, bound)
 

@@ -12,19 +12,22 @@ import numpy as np
 from checkpoints import load_model
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxserve.kernels.rotary import Rotary, split_and_rotate
-from jaxserve.models import ModelConfig, SelfAttentionSpec, abstract_params, build_decoder, load_params
+from jaxserve.kernels.rotary import split_and_rotate
+from jaxserve.models import ModelConfig, abstract_params, build_decoder, load_params
+from jaxserve.models.blocks.attend import Inputs, LatentInputs, Mixer
 
 
 def mesh_of(tp_size: int) -> Mesh:
     return Mesh(np.asarray(jax.devices()[:tp_size]).reshape(1, tp_size), ("data", "tensor"))
 
 
-def dense_attend(
-    qkv: jax.Array, rotary: Rotary, kv: Any, layer: SelfAttentionSpec, index: jax.Array, sinks: jax.Array | None
-) -> tuple[jax.Array, Any]:
+def dense_attend(inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
     """Causal attention of a sequence to itself; kv counts the layers it has seen."""
-    q, k, v = split_and_rotate(qkv, rotary)
+    sinks = None
+    if isinstance(inputs, LatentInputs):
+        q, k, v = inputs.queries, inputs.rows[:, None], inputs.rows[:, None, : layer.latent_dim]
+    else:
+        sinks, (q, k, v) = inputs.sinks, split_and_rotate(inputs.qkv, inputs.rotary)
     group, num_tokens = q.shape[1] // k.shape[1], len(q)
     k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
     scores = jnp.einsum("thd,shd->hts", q, k, preferred_element_type=jnp.float32) * layer.scale

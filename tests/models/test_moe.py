@@ -47,8 +47,8 @@ def layer_output(folder: Path, x: np.ndarray, is_live: np.ndarray | None = None,
     config = ModelConfig.from_pretrained(folder)
     decoder = build_decoder(config, tp_size)
 
-    def attend(qkv: jax.Array, rotary: Any, kv: Any, layer: Any, index: Any, sinks: Any) -> tuple[jax.Array, Any]:
-        return qkv[:, :, :-2].reshape(len(qkv), -1, layer.head_dim), kv
+    def attend(inputs: Any, kv: Any, layer: Any, index: Any) -> tuple[jax.Array, Any]:
+        return inputs.qkv[:, :, :-2].reshape(len(inputs.qkv), -1, layer.head_dim), kv
 
     def run(params: Any, x: jax.Array) -> jax.Array:
         context = decoder.context(jnp.zeros(len(x), jnp.int32), None if is_live is None else jnp.asarray(is_live))

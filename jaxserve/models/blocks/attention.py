@@ -9,8 +9,7 @@ T tokens, H local query heads, K local key/value heads, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from flax import nnx
 
 from jaxserve.kernels.rotary import Rotary
 from jaxserve.models.arrays import KVGroups, Rows
+from jaxserve.models.blocks.attend import BoundAttend, HeadInputs
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.norm import factors
 from jaxserve.models.blocks.qk_norm import QKNorm
@@ -25,25 +25,6 @@ from jaxserve.models.blocks.shards import sum_shards
 from jaxserve.models.context import StepContext
 from jaxserve.models.specs import SelfAttentionSpec, TemperatureTuning
 from jaxserve.models.weight import linear
-
-
-class Attend(Protocol):
-    """What the decoder is given to attend with."""
-
-    def __call__(
-        self, qkv: jax.Array, rotary: Rotary, kv: Any, layer: SelfAttentionSpec, index: jax.Array, sinks: jax.Array | None
-    ) -> tuple[jax.Array, Any]:
-        """qkv [T, K, H / K + 2, D] as it was projected, and what norms and rotates it -> (out [T, H, D], kv).
-
-        `layer` says window, scale and soft cap; `index` is a traced int32, the layer's number among those of its window.
-        `sinks` [H] are scores of a key per head that has no value. kv is any pytree; it is threaded through to be updated in
-        place.
-        """
-        ...
-
-
-# The same, bound to a layer and its cache: (qkv, rotary, sinks) -> (out, kv)
-BoundAttend: TypeAlias = Callable[[jax.Array, Rotary, jax.Array | None], tuple[jax.Array, Any]]
 
 
 class SelfAttention(nnx.Module):
@@ -75,7 +56,7 @@ class SelfAttention(nnx.Module):
             queries = qkv[:, :, :group] * _temperatures(context.positions, self.spec.tuning).astype(qkv.dtype)
             qkv = jnp.concatenate([queries, qkv[:, :, group:]], axis=2)
         with jax.named_scope("attend"):
-            out, kv = attend(qkv, self._rotary(x, context), None if self.sinks is None else self.sinks[...])
+            out, kv = attend(HeadInputs(qkv, self._rotary(x, context), None if self.sinks is None else self.sinks[...]))
         return sum_shards(linear(out.reshape(num_tokens, -1), self.o), self.o_bias), kv
 
     def _rotary(self, x: jax.Array, context: StepContext) -> Rotary:

@@ -8,13 +8,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxserve.models.blocks.attention import BoundAttend, SelfAttention
+from jaxserve.models.blocks.attend import BoundAttend, Mixer
+from jaxserve.models.blocks.attention import SelfAttention
 from jaxserve.models.blocks.declare import Declare
+from jaxserve.models.blocks.latent_attention import LatentAttention
 from jaxserve.models.blocks.mlp import DenseMLP
 from jaxserve.models.blocks.moe import MoE
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.context import StepContext
-from jaxserve.models.specs import LayerSpec, MoESpec
+from jaxserve.models.specs import LatentAttentionSpec, LayerSpec, MoESpec
 
 
 class DecoderLayer(nnx.Module):
@@ -24,7 +26,7 @@ class DecoderLayer(nnx.Module):
         after, behind = spec.norms_outputs, f"{prefix}.post_attention_layernorm.weight"
         before, norms_mlp_input = spec.norms_inputs, spec.norms_inputs and not spec.is_parallel
         self.attn_norm = declare.norm(f"{prefix}.input_layernorm.weight", spec.norm) if before else None
-        self.attn = SelfAttention(spec.mixer, declare, f"{prefix}.self_attn")
+        self.attn = _mixer(spec.mixer, declare, f"{prefix}.self_attn")
         self.attn_out_norm = declare.norm(behind, spec.norm) if after else None
         before_mlp = f"{prefix}.pre_feedforward_layernorm.weight" if after else behind
         self.mlp_norm = declare.norm(before_mlp, spec.norm) if norms_mlp_input else None
@@ -52,3 +54,9 @@ class DecoderLayer(nnx.Module):
     def _scaled(self, out: jax.Array) -> jax.Array:
         scale = self.spec.residual_scale
         return out if scale == 1.0 else out * jnp.asarray(scale, out.dtype)
+
+
+def _mixer(spec: Mixer, declare: Declare, prefix: str) -> SelfAttention | LatentAttention:
+    if isinstance(spec, LatentAttentionSpec):
+        return LatentAttention(spec, declare, prefix)
+    return SelfAttention(spec, declare, prefix)

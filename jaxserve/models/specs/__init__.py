@@ -6,6 +6,7 @@ Layers whose specs are equal run the same program on other weights, so everythin
 
 from jaxserve.models.specs.attention import SelfAttentionSpec, TemperatureTuning
 from jaxserve.models.specs.checks import ACTIVATIONS, check_activation, check_divides
+from jaxserve.models.specs.latent_attention import LatentAttentionSpec
 from jaxserve.models.specs.layer import LayerSpec
 from jaxserve.models.specs.mlp import DenseMLPSpec
 from jaxserve.models.specs.moe import MoESpec, RouterSpec
@@ -14,6 +15,7 @@ from jaxserve.models.specs.norm import NormSpec
 __all__ = [
     "ACTIVATIONS",
     "DenseMLPSpec",
+    "LatentAttentionSpec",
     "LayerSpec",
     "MoESpec",
     "NormSpec",

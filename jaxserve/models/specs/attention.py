@@ -57,6 +57,18 @@ class SelfAttentionSpec:
             name = "attention_chunk_size" if self.is_chunked else "sliding_window"
             raise ValueError(f"{name} must be at least 1 token, got {self.window}.")
 
+    latent_dim = None  # keys and values are kept, not latents
+
+    @property
+    def rope_dim(self) -> int:
+        """Of a head: what cos and sin are made for."""
+        return self.head_dim
+
+    def for_context(self, context_len: int) -> SelfAttentionSpec:
+        window = None if self.window is not None and self.window >= context_len else self.window
+        is_chunked, rope = self.is_chunked and window is not None, self.rope.for_context(context_len)
+        return dataclasses.replace(self, window=window, is_chunked=is_chunked, rope=rope)
+
     @property
     def group_size(self) -> int:
         """Query heads per key/value head."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxserve.models.specs.attention import SelfAttentionSpec
+from jaxserve.models.specs.latent_attention import LatentAttentionSpec
 from jaxserve.models.specs.mlp import DenseMLPSpec
 from jaxserve.models.specs.moe import MoESpec
 from jaxserve.models.specs.norm import NormSpec
@@ -14,7 +15,7 @@ from jaxserve.models.specs.norm import NormSpec
 class LayerSpec:
     """A mixer (of tokens: attention), then an MLP, each on the residual stream and added to it."""
 
-    mixer: SelfAttentionSpec
+    mixer: SelfAttentionSpec | LatentAttentionSpec
     mlp: DenseMLPSpec | MoESpec
     norm: NormSpec = dataclasses.field(default_factory=NormSpec)
     norms_inputs: bool = True  # the mixer and the MLP read the normed stream
@@ -24,11 +25,7 @@ class LayerSpec:
 
     def for_context(self, context_len: int) -> LayerSpec:
         """For sequences of at most `context_len` tokens: a window that none of them outgrows is none, and rope is theirs."""
-        window, rope = self.mixer.window, self.mixer.rope.for_context(context_len)
-        window = None if window is not None and window >= context_len else window
-        is_chunked = self.mixer.is_chunked and window is not None
-        mixer = dataclasses.replace(self.mixer, window=window, is_chunked=is_chunked, rope=rope)
-        return dataclasses.replace(self, mixer=mixer)
+        return dataclasses.replace(self, mixer=self.mixer.for_context(context_len))
 
     def check_tp(self, tp_size: int) -> None:
         self.mixer.check_tp(tp_size)

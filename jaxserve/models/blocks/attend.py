@@ -1,0 +1,49 @@
+"""The seam between blocks and whatever they attend with: what a block gives for the tokens of a step, and what comes back.
+
+T tokens, H local query heads, K local key/value heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+
+from jaxserve.kernels.rotary import Rotary
+from jaxserve.models.specs import LatentAttentionSpec, SelfAttentionSpec
+
+
+class HeadInputs(NamedTuple):
+    """Of attention with keys and values per head."""
+
+    qkv: jax.Array  # [T, K, H / K + 2, D] as it was projected: of each key/value head its queries, its key and its value
+    rotary: Rotary  # what norms and rotates it
+    sinks: jax.Array | None  # [H] scores of a key per head that has no value
+
+
+class LatentInputs(NamedTuple):
+    """Of latent attention."""
+
+    queries: jax.Array  # [T, H, row] in the space of rows
+    rows: jax.Array  # [T, row]: what is kept of the tokens. The first part, of latent_dim, is the value
+
+
+Inputs: TypeAlias = HeadInputs | LatentInputs
+Mixer: TypeAlias = SelfAttentionSpec | LatentAttentionSpec
+
+
+class Attend(Protocol):
+    """What the decoder is given to attend with."""
+
+    def __call__(self, inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
+        """-> (out [T, H, D], or [T, H, latent_dim] of latents; kv).
+
+        `layer` says window, scale and soft cap; `index` is a traced int32, the layer's number among those of its window. kv is
+        any pytree; it is threaded through to be updated in place.
+        """
+        ...
+
+
+# The same, bound to a layer and its cache.
+BoundAttend: TypeAlias = Callable[[Inputs], tuple[jax.Array, Any]]
