@@ -35,7 +35,8 @@ class Demand:
         cfg = self.config
         heads = max(cfg.num_kv_heads // tp_size, 1)
         scales = 2 * 4 if self.kv_dtype in QUANTIZED_DTYPES else 0
-        per_head = 2 * cfg.head_dim * jnp.dtype(self.kv_dtype).itemsize + scales
+        vectors = 2 if cfg.latent_dim is None else 1  # a latent is key and value
+        per_head = vectors * cfg.head_dim * jnp.dtype(self.kv_dtype).itemsize + scales
         tokens = sum(min(window or self.context_len, self.context_len) for window in cfg.windows)
         return tokens * heads * per_head
 

@@ -38,7 +38,7 @@ from jaxserve.executor.pool_sizes import longest_of, num_requests
 from jaxserve.executor.programs import ProgramKey, program_name
 from jaxserve.executor.resolve import platform_defaults
 from jaxserve.executor.warmup import compile_all
-from jaxserve.kernels.api import choose_backend
+from jaxserve.kernels.api import choose_backend, choose_latent_backend
 from jaxserve.models import ModelConfig
 
 # Pages of the pool that the largest step is compiled with to learn what it takes, where it does not fit beside the first pool.
@@ -246,7 +246,12 @@ def _notes(blueprint: Blueprint, target: Target) -> list[str]:
         notes.append(f"{target.num_devices - args.tp_size} of the {target.num_devices} devices stay idle.")
     if target.num_hosts > 1:
         notes.append(f"{target.name} spans {target.num_hosts} hosts; `jaxserve serve` runs on the devices of one host today.")
-    if args.tp_size > config.num_kv_heads:
+    if config.latent_dim is not None and args.tp_size > 1:
+        notes.append(
+            f"Each of the {args.tp_size} devices keeps the latents of all tokens: they hold no more tokens than one would "
+            "beside the same weights."
+        )
+    elif args.tp_size > config.num_kv_heads:
         copies = args.tp_size // config.num_kv_heads
         notes.append(
             f"Each of the {config.num_kv_heads} KV heads is kept on {copies} devices: {args.tp_size} devices hold no more "
@@ -254,7 +259,8 @@ def _notes(blueprint: Blueprint, target: Target) -> list[str]:
         )
     if blueprint.backend.name == "reference":
         try:
-            choose_backend("pallas", blueprint.backend.spec)
+            choose = choose_backend if config.latent_dim is None else choose_latent_backend
+            choose("pallas", blueprint.backend.spec)
         except NotImplementedError as error:
             notes.append(f"Attention runs without our kernels, which is slow: {error}")
     return notes

@@ -114,7 +114,7 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
         kv_write_bytes=round(tokens * cfg.num_layers * shard.kv_token_bytes),
         logits_bytes=lines * cfg.vocab_size * LOGITS_BYTES,
         matmul_flops=2 * (tokens * layer_params + lines * _matrix_params(head, tp_size)),
-        attention_flops=4 * step.num_rows * pairs * shard.num_heads * cfg.head_dim,
+        attention_flops=2 * step.num_rows * pairs * shard.num_heads * (cfg.head_dim + (cfg.latent_dim or cfg.head_dim)),
         all_reduce_bytes=sharded * (2 * cfg.num_layers + 1) * tokens * cfg.hidden_size * shard.itemsize,
         all_gather_bytes=sharded * lines * cfg.vocab_size * LOGITS_BYTES,
     )

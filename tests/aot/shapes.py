@@ -25,6 +25,23 @@ TINY = {
     "max_position_embeddings": 64,
 }
 
+# Rows of 24: latents of 16 and rotated keys of 8.
+TINY_LATENT = {
+    **{name: value for name, value in TINY.items() if name != "head_dim"},
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 2,
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
 
 def config_of(folder: Path, raw: dict[str, Any]) -> ModelConfig:
     return ModelConfig.from_pretrained(write_config(folder, raw))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shapes import config_of
+from shapes import TINY_LATENT, config_of
 
 from benchmarks.model_configs import LLAMA_8B, LLAMA_70B, QWEN3_32B
 from jaxserve.aot.chips import H200, TPU7X, V5E, V6E
@@ -71,3 +71,11 @@ def test_quantized_caches_carry_scales(tmp_path: Path) -> None:
     assert plain.request_bytes(8) == 8192 * 32 * 2 * 128 * 2
     assert int8.request_bytes(8) == 8192 * 32 * (2 * 128 + 8)
     assert plain.request_bytes(16) == plain.request_bytes(8)  # a KV head is kept twice
+
+
+@pytest.mark.parametrize(("kv_dtype", "token_bytes"), [("bfloat16", 2 * 24), ("float8_e4m3fn", 24 + 8)])
+def test_a_latent_is_key_and_value_of_all_heads(kv_dtype: str, token_bytes: int, tmp_path: Path) -> None:
+    wanted = demand(tmp_path, TINY_LATENT, kv_dtype=kv_dtype, context_len=100)
+    for tp_size in (1, 4):  # whole on each device
+        assert wanted.request_bytes(tp_size) == 2 * 100 * token_bytes
+    assert not wanted.fits(parse_target("v5e:1x1"), 3), "4 heads"

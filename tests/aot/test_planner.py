@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shapes import TINY, config_of, cpu_target
+from shapes import TINY, TINY_LATENT, config_of, cpu_target
 
 from jaxserve.aot import planner
 from jaxserve.aot.planner import CapacityPlan, PlanOptions, plan_capacity
@@ -151,6 +151,14 @@ def test_notes(tmp_path: Path) -> None:
     text = plan_text(made)
     assert "4 of the 8 devices stay idle" in text
     assert "Each of the 2 KV heads is kept on 2 devices" in text
+
+
+def test_latents_are_whole_on_each_device(tmp_path: Path) -> None:
+    args = ServerArgs(model_path=str(tmp_path), tp_size=2, **SMALL)
+    options = dataclasses.replace(OPTIONS, compile="none")
+    text = plan_text(plan_capacity(args, config_of(tmp_path, TINY_LATENT), cpu_target(2, 1 << 30), options))
+    assert "Each of the 2 devices keeps the latents of all tokens" in text
+    assert "KV heads" not in text
 
 
 def test_columns_are_aligned() -> None:

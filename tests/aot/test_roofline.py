@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from shapes import TINY, config_of
+from shapes import TINY, TINY_LATENT, config_of
 
 from benchmarks.model_configs import LLAMA_8B
 from jaxserve.aot.chips import H200, TPU7X, V6E
@@ -72,6 +72,11 @@ def test_experts_that_are_chosen_are_counted(quantization: str | None, tmp_path:
     assert one.matmul_flops == 2 * (2 * (attention + router + 2 * expert // 2) + 32 * 50)  # a device computes one of the two
     expert_bytes = expert + 4 * (2 * 16 + 32) if quantization else 2 * expert
     assert many.weight_bytes - one.weight_bytes == 2 * (4 - 1) * expert_bytes + (1000 - 1) * 32 * 2
+
+
+def test_attention_over_latents_scores_whole_rows_and_sums_their_first_part(tmp_path: Path) -> None:
+    work = step_work(ModelShard(config_of(tmp_path, TINY_LATENT), "bfloat16", 2, 24 * 2), StepShape(3, 1, 10))
+    assert work.attention_flops == 2 * 2 * 3 * 10 * 2 * (24 + 16)  # two layers, two heads
 
 
 def test_one_device_sends_nothing(tmp_path: Path) -> None:

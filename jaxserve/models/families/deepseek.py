@@ -64,12 +64,18 @@ def _read(raw: Mapping[str, Any], router: RouterSpec) -> FamilyTraits:
     dense = LayerSpec(mixer=_attention(raw), mlp=read_dense_mlp(raw), norm=read_norm(raw))
     sparse = dataclasses.replace(dense, mlp=_moe(raw, router))
     first, step = raw["first_k_dense_replace"], required_int(raw, "moe_layer_freq")
+    if not isinstance(first, int) or first < 0:
+        raise ValueError(f"first_k_dense_replace must be a whole number of at least 0, got {first!r}.")
     num_layers = required_int(raw, "num_hidden_layers")
     return FamilyTraits(tuple(sparse if i >= first and i % step == 0 else dense for i in range(num_layers)))
 
 
 def _moe(raw: Mapping[str, Any], router: RouterSpec) -> MoESpec:
-    size, act, shared = required_int(raw, "moe_intermediate_size"), read_activation(raw), raw.get("n_shared_experts")
+    size, act, shared = (
+        required_int(raw, "moe_intermediate_size"),
+        read_activation(raw),
+        raw.get("n_shared_experts") and required_int(raw, "n_shared_experts"),
+    )
     return MoESpec(
         # Transformers writes num_local_experts since version 5.
         num_experts=required_int(raw, "n_routed_experts" if raw.get("n_routed_experts") is not None else "num_local_experts"),

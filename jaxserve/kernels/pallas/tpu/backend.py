@@ -1,4 +1,4 @@
-"""PallasTpuAttention: the AttentionBackend of TPUs; puts together what the other tpu modules here hold."""
+"""The backends of TPUs, for keys and values per head and for latents; they put together what the other modules here hold."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_toke
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.tpu.attention import paged_attention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
+from jaxserve.kernels.pallas.tpu.mla import mla_attention, write_latents
 from jaxserve.kernels.pallas.tpu.plan import plan_step
-from jaxserve.kernels.pallas.tpu.tuning import TpuConfig, choose_config, unsupported
+from jaxserve.kernels.pallas.tpu.tuning import TpuConfig, choose_config, layout_of, unsupported
 from jaxserve.kernels.pallas.tpu.write import write_rows
 from jaxserve.kernels.rotary import Rotary, quantize_rows, split_and_rotate
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
@@ -29,8 +30,8 @@ class TpuKV(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class PallasTpuAttention:
-    """AttentionBackend in Pallas Mosaic TPU, for v5e, v5p, v6e and 7x."""
+class _PallasTpu:
+    """What both have, in Pallas Mosaic TPU, for v5e, v5p, v6e and 7x."""
 
     name: ClassVar[str] = "pallas"
     platforms: ClassVar[tuple[str, ...]] = ("tpu",)
@@ -51,7 +52,7 @@ class PallasTpuAttention:
 
     @property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.spec.head_dim)
+        return layout_of(self.spec)
 
     def kv_pages(self) -> TpuKV:
         spec = self.spec
@@ -84,6 +85,11 @@ class PallasTpuAttention:
                 config=self.config,
             )
         return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_q_len)
+
+
+@dataclasses.dataclass(frozen=True)
+class PallasTpuAttention(_PallasTpu):
+    """AttentionBackend."""
 
     def rope_and_write(
         self,
@@ -127,6 +133,41 @@ class PallasTpuAttention:
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
                 sinks=sinks,
+                vmem_limit_bytes=self.config.vmem_limit_bytes,
+                interpret=self.interpret,
+                checked=self.checked,
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class PallasTpuLatentAttention(_PallasTpu):
+    """LatentBackend, absorbed in decode and in extend."""
+
+    def write(self, rows: jax.Array, kv_cache: TpuKV, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> TpuKV:
+        with jax.named_scope("write_kv"):
+            latent, rotated = jnp.split(rows, [self.layout.value_dim], axis=1)
+            options = {"interpret": self.interpret, "checked": self.checked}
+            return TpuKV(*write_latents(*kv_cache, latent, rotated, metadata.work.write, page_offset, **options))
+
+    def attend(
+        self,
+        queries: jax.Array,
+        kv_cache: TpuKV,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        *,
+        scale: float,
+    ) -> jax.Array:
+        with jax.named_scope("attention"):
+            q_latent, q_rotated = jnp.split(queries, [self.layout.value_dim], axis=2)
+            return mla_attention(
+                q_latent,
+                q_rotated,
+                kv_cache.pool,
+                kv_cache.scales,
+                metadata.work,
+                page_offset,
+                scale=scale,
                 vmem_limit_bytes=self.config.vmem_limit_bytes,
                 interpret=self.interpret,
                 checked=self.checked,

@@ -117,7 +117,7 @@ def unsupported(spec: AttentionSpec) -> str | None:
         return f"dtype must be bfloat16 or float32; got {spec.dtype}."
     if spec.kv_dtype not in (spec.dtype, *QUANTIZED_DTYPES):
         return f"kv_dtype must be {spec.dtype}, float8_e4m3fn or int8; got {spec.kv_dtype}."
-    if spec.head_dim > 256:
+    if spec.latent_dim is None and spec.head_dim > 256:
         return f"head_dim must be at most 256; got {spec.head_dim}."
     page_size = spec.page_size or 128
     if reason := unsupported_page(page_size, spec.kv_dtype):
@@ -146,6 +146,12 @@ def memory_tile_tokens(dtype: str) -> int:
     return 32 // jnp.dtype(dtype).itemsize
 
 
+def layout_of(spec: AttentionSpec) -> RowLayout:
+    if spec.latent_dim is None:
+        return RowLayout.of(spec.head_dim)
+    return RowLayout.latent(spec.latent_dim, spec.head_dim - spec.latent_dim)
+
+
 def choose_config(spec: AttentionSpec) -> TpuConfig:
     """By the cost model and the tables of kernels.tuning. ValueError if nothing fits, or for a wrong table."""
     return config_of(*pass_shapes(spec), spec.chip.kind)
@@ -154,7 +160,7 @@ def choose_config(spec: AttentionSpec) -> TpuConfig:
 def pass_shapes(spec: AttentionSpec) -> tuple[PassShape, PassShape]:
     """Of decode and of extend."""
     assert spec.page_size is not None
-    layout = RowLayout.of(spec.head_dim)
+    layout = layout_of(spec)
     heads = (spec.num_heads, spec.num_kv_heads)
     decode = PassShape(layout, *heads, spec.page_size, spec.dtype, spec.kv_dtype, is_decode=True)
     return decode, dataclasses.replace(decode, is_decode=False)
