@@ -5,7 +5,7 @@ shapes of the plain tensors; it decodes no more than the slice that is asked for
 files say themselves: those with scales beside them.
 
 fp8: float8_e4m3fn [out, in] and a float32 factor for each block of rows and columns (DeepSeek V3).
-mxfp4: 4-bit floats, two in a byte, with a power of two for each 32 of them (gpt-oss; OCP Microscaling Formats 1.0, section 5.3).
+mxfp4: 4-bit floats, two in a byte, a power of two for each 32 of them (gpt-oss; OCP Microscaling Formats 1.0, section 5.3).
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ _E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -
 
 @dataclasses.dataclass(frozen=True)
 class Mxfp4Tensors:
-    """Of experts' X [experts, in, out] files have X_blocks uint8 [experts, out, in / 32, 16], the lower half of a byte first, and
-    X_scales uint8 [experts, out, in / 32]."""
+    """Of experts' X [experts, in, out] files have X_blocks uint8 [experts, out, in / 32, 16], the lower half of a byte first,
+    and X_scales uint8 [experts, out, in / 32]."""
 
     checkpoint: SafetensorsCheckpoint
 
