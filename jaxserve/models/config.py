@@ -18,6 +18,7 @@ from jaxserve.models.rope_config import merge_overrides
 from jaxserve.models.specs import LayerSpec, MoESpec, NormSpec
 from jaxserve.models.tensor_names import LLAMA_NAMES, TensorNames
 
+STORED_FORMATS = ("fp8", "mxfp4")  # of quantized checkpoints, what quant_method may be
 _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -182,9 +183,7 @@ def _text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     family = find_family(raw)
     raw = {**family.defaults, **raw}
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ValueError(f"quantized weights (quant_method {method!r}) are not supported; use an unquantized checkpoint.")
+    read_quantization(raw)
     traits = family.read(raw)
     return ModelConfig(
         architecture=family.architecture,
@@ -204,6 +203,22 @@ def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch."),
         eos_token_ids=_read_eos(raw, generation),
     )
+
+
+def read_quantization(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """How config.json says that its checkpoint is quantized; None: not. ValueError for what is not read (`stored_formats`)."""
+    found: Mapping[str, Any] | None = _text_part(raw).get("quantization_config")
+    if not found:
+        return None
+    method, block = found.get("quant_method", "unknown"), found.get("weight_block_size")
+    if method not in STORED_FORMATS:
+        known = " and ".join(STORED_FORMATS)
+        raise ValueError(
+            f"quantized weights (quant_method {method!r}) are not supported; use {known}, or an unquantized checkpoint."
+        )
+    if method == "fp8" and not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+        raise ValueError(f"weight_block_size of quant_method 'fp8' must be two numbers of at least 1, got {block!r}.")
+    return found
 
 
 def _read_eos(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from jaxserve.models.decoder import ParamTree, abstract_params
 from jaxserve.models.dummy import make_dummy
 from jaxserve.models.names import stored_arrays
 from jaxserve.models.orbax_files import check_orbax, find_orbax, restore
-from jaxserve.models.safetensors_files import SafetensorsCheckpoint
+from jaxserve.models.stored_formats import Tensors, open_tensors
 from jaxserve.progress import progress_bar
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]  # per axis, [start, stop)
@@ -85,7 +85,7 @@ def check_params(path: str | Path, config: ModelConfig, mesh: Mesh, dtype: Any, 
         check_orbax(folder, stored_arrays(abstract_params(config, dtype, 1)))
     elif chosen == "safetensors":
         stored = stored_arrays(abstract_params(config, dtype, mesh.shape[TENSOR_AXIS]))
-        _check_tensors(SafetensorsCheckpoint(folder), stored)
+        _check_tensors(open_tensors(folder), stored)
 
 
 def _choose_format(folder: Path, load_format: str) -> str:
@@ -98,7 +98,7 @@ def _choose_format(folder: Path, load_format: str) -> str:
 
 def read_safetensors(folder: Path, stored: Mapping[str, ArrayInfo], mesh: Mesh, take: Callable[[str, jax.Array], None]) -> None:
     """Gives `take` every array of `stored` by name, from several threads. All tensors are checked before any is read."""
-    checkpoint = SafetensorsCheckpoint(folder)
+    checkpoint = open_tensors(folder)
     _check_tensors(checkpoint, stored)
 
     def load(name: str, info: ArrayInfo) -> None:
@@ -111,13 +111,13 @@ def read_safetensors(folder: Path, stored: Mapping[str, ArrayInfo], mesh: Mesh, 
         pool.shutdown(cancel_futures=True)
 
 
-def _check_tensors(checkpoint: SafetensorsCheckpoint, stored: Mapping[str, ArrayInfo]) -> None:
+def _check_tensors(checkpoint: Tensors, stored: Mapping[str, ArrayInfo]) -> None:
     for info in stored.values():
         for name, shape in _tensors(checkpoint, info):
             checkpoint.check(name, shape)
 
 
-def _tensors(checkpoint: SafetensorsCheckpoint, info: ArrayInfo) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _tensors(checkpoint: Tensors, info: ArrayInfo) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of what an array is read from."""
     assert isinstance(info.source, Source | Stacked), info  # stored arrays are not derived
     if isinstance(info.source, Source):
@@ -128,14 +128,14 @@ def _tensors(checkpoint: SafetensorsCheckpoint, info: ArrayInfo) -> Iterator[tup
         yield from zip(source.names, source.shapes, strict=True)
 
 
-def _of_experts(checkpoint: SafetensorsCheckpoint, stacked: Stacked) -> tuple[tuple[Source, ...], bool]:
+def _of_experts(checkpoint: Tensors, stacked: Stacked) -> tuple[tuple[Source, ...], bool]:
     """One for each expert, and whether all are in the same tensor."""
     (name,) = stacked.fused[0].names
     is_fused = not stacked.parts or checkpoint.has(name)
     return (stacked.fused if is_fused else stacked.parts), is_fused
 
 
-def _load_array(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, sharding: NamedSharding) -> jax.Array:
+def _load_array(checkpoint: Tensors, info: ArrayInfo, sharding: NamedSharding) -> jax.Array:
     blocks: dict[Bounds, np.ndarray] = {}  # devices that hold the same slice share the reading
     shards = []
     for device, index in sharding.addressable_devices_indices_map(info.shape).items():
@@ -147,7 +147,7 @@ def _load_array(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, sharding: Na
     return jax.block_until_ready(jax.make_array_from_single_device_arrays(info.shape, sharding, shards))
 
 
-def _read_block(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, bounds: Bounds) -> np.ndarray:
+def _read_block(checkpoint: Tensors, info: ArrayInfo, bounds: Bounds) -> np.ndarray:
     """Elements [start, stop) per axis of the array, in a fresh buffer: JAX may keep the buffer itself on CPU."""
     block, source = np.empty([stop - start for start, stop in bounds], info.dtype), info.source
     if isinstance(source, Source):
@@ -161,7 +161,7 @@ def _read_block(checkpoint: SafetensorsCheckpoint, info: ArrayInfo, bounds: Boun
     return block
 
 
-def _fill(block: np.ndarray, checkpoint: SafetensorsCheckpoint, source: Source, bounds: Bounds) -> None:
+def _fill(block: np.ndarray, checkpoint: Tensors, source: Source, bounds: Bounds) -> None:
     by_rows = block.T if source.transposed else block
     (first_row, last_row), *columns = reversed(bounds) if source.transposed else bounds
     row = 0  # of the whole array
@@ -179,7 +179,7 @@ def _fill(block: np.ndarray, checkpoint: SafetensorsCheckpoint, source: Source, 
     assert row >= last_row, (row, last_row, source.names)
 
 
-def _read(checkpoint: SafetensorsCheckpoint, source: Source, tensor: int, index: tuple[slice, ...]) -> np.ndarray:
+def _read(checkpoint: Tensors, source: Source, tensor: int, index: tuple[slice, ...]) -> np.ndarray:
     """Of tensor number `tensor`, [out] or [out, in], these rows and columns."""
     name, in_file = source.names[tensor], index[::-1] if source.in_first else index
     if source.matrix is None:

@@ -20,6 +20,7 @@ INDEX_FILE = "model.safetensors.index.json"
 _TEXT_PREFIX = "model."
 _TEXT_PREFIXES_BESIDE_IMAGES = ("language_model.model.", "model.language_model.")
 _READABLE_TYPES = ("F64", "F32", "F16", "BF16")
+_LENGTH_BYTES = 8  # that a file begins with: how long the header behind them is
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
 
 
@@ -33,21 +34,26 @@ class SafetensorsCheckpoint:
         self._folder = folder
         self._lock = threading.Lock()
         self._handles: dict[Path, Any] = {}
+        self._offsets_of: dict[Path, dict[str, int]] = {}
         self._listing, self._file_of = self._find_files()
 
     def has(self, name: str) -> bool:
         return name in self._file_of
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """CheckpointError unless tensor `name` is there with this shape and a type that can be read."""
+    def check(self, name: str, shape: tuple[int, ...], types: tuple[str, ...] = _READABLE_TYPES) -> None:
+        """CheckpointError unless tensor `name` is there with this shape and one of `types`, in the files' words."""
         path, tensor = self._tensor(name)
         found = tuple(tensor.get_shape())
         if found != shape:
             raise CheckpointError(f"{path}: tensor {name} has shape {list(found)}, but config.json asks for {list(shape)}.")
-        if tensor.get_dtype() not in _READABLE_TYPES:
+        if tensor.get_dtype() not in types:
             raise CheckpointError(
-                f"{path}: tensor {name} has type {tensor.get_dtype()}; types that can be read: {', '.join(_READABLE_TYPES)}."
+                f"{path}: tensor {name} has type {tensor.get_dtype()}; types that can be read: {', '.join(types)}."
             )
+
+    def type_of(self, name: str) -> str:
+        """In the file's words: BF16, F8_E4M3. CheckpointError if there is no such tensor."""
+        return str(self._tensor(name)[1].get_dtype())
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """A slice of a tensor, in the file's type."""
@@ -56,6 +62,29 @@ class SafetensorsCheckpoint:
             return tensor[index]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}") from error
+
+    def read_bytes(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """The same, uint8, of a type with one byte for each number, which NumPy need not know."""
+        path, tensor = self._tensor(name)
+        try:
+            offset = self._offsets(path)[self._name_in_file(name)]
+            whole = np.memmap(path, np.uint8, "r", offset=offset, shape=tuple(tensor.get_shape()))
+            return np.array(whole[index])
+        except (OSError, ValueError, LookupError) as error:
+            raise CheckpointError(f"{path}: tensor {name} cannot be read: {error}") from error
+
+    def _offsets(self, path: Path) -> dict[str, int]:
+        """Where in the file each tensor begins."""
+        with self._lock:
+            if path not in self._offsets_of:
+                with path.open("rb") as file:
+                    header_len = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+                    header = json.loads(file.read(header_len))
+                begin = _LENGTH_BYTES + header_len
+                self._offsets_of[path] = {
+                    name: begin + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"
+                }
+            return self._offsets_of[path]
 
     def _tensor(self, name: str) -> tuple[Path, Any]:
         name = self._name_in_file(name)

@@ -24,8 +24,11 @@ def stored_as(info: ArrayInfo, names: TensorNames) -> ArrayInfo:
             parts, fused = (), tuple(map(_in_first, fused))
         if names.experts_in_one:
             parts = ()
+        if names.experts_alternate:
+            fused = tuple(map(_alternating, fused))
         return dataclasses.replace(info, source=Stacked(parts, fused))
-    return dataclasses.replace(info, source=_stored_as(source, names))
+    source = _stored_as(source, names)
+    return dataclasses.replace(info, source=_alternating(source) if names.experts_alternate else source)
 
 
 def _stored_as(source: Source, names: TensorNames) -> Source:
@@ -42,6 +45,15 @@ def _in_first(source: Source) -> Source:
     """Of a stack [experts, out, in] the same of [experts, in, out]."""
     ((experts, size_out, size_in),) = source.shapes
     return dataclasses.replace(source, shapes=((experts, size_in, size_out),), in_first=True)
+
+
+def _alternating(source: Source) -> Source:
+    """Of gates and ups together the same, where they come in turns; anything else as it is."""
+    if "gate_up_proj" not in source.names[0]:
+        return source
+    (row,) = source.rows
+    half = row.count // 2
+    return dataclasses.replace(source, rows=(Rows(0, 0, half, 2), Rows(0, 1, half, 2)))
 
 
 def _places(names: Sequence[str], pack: Packed) -> list[int] | None:

@@ -32,6 +32,7 @@ class TensorNames:
     renamed: tuple[tuple[str, str], ...] = ()  # (Llama's, the checkpoint's)
     packed: tuple[Packed, ...] = ()
     experts_in_first: bool = False  # all experts' matrices are one tensor [experts, in, out]
+    experts_alternate: bool = False  # columns of an expert's gate and of its up come in turns
     experts_in_one: bool = False  # all experts' matrices are one tensor [experts, out, in]
     in_one_row: tuple[str, ...] = ()  # vectors (Llama's names) that are stored as a matrix of one row
 

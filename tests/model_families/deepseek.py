@@ -35,7 +35,7 @@ def _v2(**kwargs: Any) -> Case:
     return Case("DeepseekV2", {**_LATENTS, "head_dim": 8, **kwargs})
 
 
-def _v3(**kwargs: Any) -> dict[str, Any]:
+def v3(**kwargs: Any) -> dict[str, Any]:
     """Fields of a Case."""
     groups = {"n_group": 4, "topk_group": 2, "norm_topk_prob": True}
     return {"kwargs": {**_LATENTS, **groups, **kwargs}, "without": ("head_dim",)}
@@ -46,10 +46,10 @@ CASES: dict[str, Case] = {
         q_lora_rank=None, topk_method="greedy", num_attention_heads=8, num_key_value_heads=8, rope_parameters=_YARN
     ),
     "deepseek-v2": _v2(topk_method="group_limited_greedy", n_group=4, topk_group=2, vocab_size=503),
-    "deepseek-v3": Case("DeepseekV3", **_v3(rope_parameters=_YARN, kv_lora_rank=48)),
-    "deepseek-v3-halves": Case("DeepseekV3", **_v3(rope_interleave=False, n_group=1, topk_group=1, tie_word_embeddings=True)),
+    "deepseek-v3": Case("DeepseekV3", **v3(rope_parameters=_YARN, kv_lora_rank=48)),
+    "deepseek-v3-halves": Case("DeepseekV3", **v3(rope_interleave=False, n_group=1, topk_group=1, tie_word_embeddings=True)),
     "kimi-k2": Case(
-        "DeepseekV3", **_v3(q_lora_rank=40, num_attention_heads=8, num_key_value_heads=8, n_shared_experts=1), rewrite=_as_kimi
+        "DeepseekV3", **v3(q_lora_rank=40, num_attention_heads=8, num_key_value_heads=8, n_shared_experts=1), rewrite=_as_kimi
     ),
 }
 LIVE = [

@@ -96,6 +96,12 @@ class Declare:
         info = ArrayInfo(shape, self.dtype, ("experts", *axes), Stacked(sources, stack), std=size_in**-0.5)
         return nnx.Param(self.weight(info))
 
+    def expert_vectors(self, name: str, num_experts: int, size: int, axis: str) -> nnx.Param[Any]:
+        """A vector per expert, [experts, size], of one tensor."""
+        rows = (Rows(0, 0, size),)
+        source = Source((name,), ((num_experts, size),), rows, transposed=True, in_first=True)
+        return nnx.Param(ArrayInfo((num_experts, size), self.dtype, ("experts", axis), source, std=0.02))
+
     def router(self, name: str, num_experts: int) -> nnx.Param[Any]:
         """Of the hidden state, whole on every device and never quantized: a rounded score may choose another expert."""
         source = Source((name,), ((num_experts, self.hidden_size),), (Rows(0, 0, num_experts),), transposed=True)

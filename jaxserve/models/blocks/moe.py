@@ -10,7 +10,7 @@ T tokens, K experts per token, E experts of this shard, I an expert's intermedia
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jaxserve.models.blocks.router import RouterParams, declare_router, route
 from jaxserve.models.blocks.shards import sum_shards
 from jaxserve.models.context import StepContext
 from jaxserve.models.grouped import Groups
-from jaxserve.models.specs import MoESpec
+from jaxserve.models.specs import ClampedSwiglu, MoESpec
 
 
 class MoE(nnx.Module):
@@ -36,6 +36,10 @@ class MoE(nnx.Module):
         self.router, self.router_bias, self.correction = declare_router(spec, declare, f"{prefix}.gate")
         self.gate_up = declare.expert_matrices(gate_up, hidden, ("hidden", "expert_mlp"), f"{experts}.gate_up_proj")
         self.down = declare.expert_matrices(down, size, ("expert_mlp", "hidden"), f"{experts}.down_proj")
+        inner_bias, bias = (f"{experts}.{name}_proj_bias" for name in ("gate_up", "down"))
+        count = spec.num_experts
+        self.gate_up_bias = declare.expert_vectors(inner_bias, count, 2 * size, "expert_mlp") if spec.bias else None
+        self.down_bias = declare.expert_vectors(bias, count, hidden, "hidden") if spec.bias else None
         # Several shared experts are one in checkpoints. Its gate is a router of one.
         self.shared = DenseMLP(spec.shared, declare, f"{prefix}.shared_experts") if spec.shared is not None else None
         self.shared_gate = declare.router(f"{prefix}.shared_expert_gate.weight", 1) if spec.gates_shared else None
@@ -50,8 +54,9 @@ class MoE(nnx.Module):
             rows = x[sorted_.choices // self.spec.experts_per_token]
             if self.spec.weighs_inputs:
                 rows = (rows * weights.reshape(-1)[sorted_.choices][:, None]).astype(x.dtype)
-            gate, up = jnp.split(self.gate_up.get_value().project_groups(rows, sorted_.groups), 2, axis=-1)
-            rows = self.down.get_value().project_groups(activation(self.spec.act)(gate) * up, sorted_.groups)
+            gate, up = jnp.split(_projected(rows, self.gate_up, self.gate_up_bias, sorted_.groups), 2, axis=-1)
+            inner = activation(self.spec.act)(gate) * up if self.spec.swiglu is None else _swiglu(gate, up, self.spec.swiglu)
+            rows = _projected(inner, self.down, self.down_bias, sorted_.groups)
         with jax.named_scope("combine"):
             is_mine = sorted_.groups.of_row < self.num_experts
             rows = jnp.where(is_mine[:, None], rows, 0)[sorted_.places].reshape(*experts.shape, -1)
@@ -79,6 +84,17 @@ class MoE(nnx.Module):
         if is_live is not None:
             is_mine &= is_live[:, None]
         return jnp.where(is_mine, local, self.num_experts)
+
+
+def _projected(rows: jax.Array, weight: Any, bias: Any, groups: Groups) -> jax.Array:
+    """Each row times its expert's matrix, plus its expert's vector."""
+    out: jax.Array = weight.get_value().project_groups(rows, groups)
+    return out if bias is None else out + bias[...].at[groups.of_row].get(mode="clip")
+
+
+def _swiglu(gate: jax.Array, up: jax.Array, spec: ClampedSwiglu) -> jax.Array:
+    gate, up = jnp.minimum(gate, spec.limit), jnp.clip(up, -spec.limit, spec.limit)
+    return (up + 1) * gate * jax.nn.sigmoid(spec.alpha * gate)
 
 
 def _counts(experts: jax.Array, is_live: jax.Array | None, num_experts: int) -> jax.Array:

@@ -9,11 +9,12 @@ from jaxserve.models.specs.checks import ACTIVATIONS, check_activation, check_di
 from jaxserve.models.specs.latent_attention import LatentAttentionSpec
 from jaxserve.models.specs.layer import LayerSpec
 from jaxserve.models.specs.mlp import DenseMLPSpec
-from jaxserve.models.specs.moe import MoESpec, RouterSpec
+from jaxserve.models.specs.moe import ClampedSwiglu, MoESpec, RouterSpec
 from jaxserve.models.specs.norm import NormSpec
 
 __all__ = [
     "ACTIVATIONS",
+    "ClampedSwiglu",
     "DenseMLPSpec",
     "LatentAttentionSpec",
     "LayerSpec",

@@ -60,6 +60,14 @@ class RouterSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ClampedSwiglu:
+    """(up + 1) * gate * sigmoid(alpha * gate), of a gate of at most `limit` and an up within it."""
+
+    alpha: float
+    limit: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MoESpec:
     """A router sends each token to some experts, each of them a dense MLP, and weighs what they answer."""
 
@@ -67,6 +75,8 @@ class MoESpec:
     experts_per_token: int
     intermediate_size: int  # of one expert
     act: str = "silu"
+    swiglu: ClampedSwiglu | None = None  # in place of act(gate) * up
+    bias: bool = False
     router: RouterSpec = dataclasses.field(default_factory=RouterSpec)
     shared: DenseMLPSpec | None = None  # what all tokens go through besides
     gates_shared: bool = False  # what it answers is multiplied with a sigmoid of the token's own
