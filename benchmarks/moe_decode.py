@@ -3,9 +3,11 @@
     python -m benchmarks.moe_decode [--batch 16] [--rounds 5] [--experts 16] [--chosen 4]
 
 A Qwen3-MoE with random weights in float32: both load the same files. The runner is called directly (`jaxserve.bench.steps`),
-theirs is the model called with its KV cache. Every row has CONTEXT_LEN tokens. The weights of a step are those of attention,
-router and output head, and of the experts that some row chose, which are counted in Transformers' routers. They are set against
-a plain read of an array of 1 GiB by as many threads as there are cores, measured in the same turns.
+theirs is the model called with its KV cache, in each of the ways that it has for experts. Every row has CONTEXT_LEN tokens.
+
+The weights of a step are those of attention, router and output head, and of the experts that some row chose, which are counted
+in Transformers' routers. They are set against a plain read of an array of 1 GiB by as many threads as there are cores, measured
+in the same turns: its fastest and our fastest step, as what else runs on the machine disturbs both.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ CONTEXT_LEN = 256
 STEPS = 16
 STREAM_BYTES = 1 << 30
 FLOAT_BYTES = 4
+WAYS = ("eager", "grouped_mm", "batched_mm")  # Transformers' for experts
 
 
 def write_model(folder: pathlib.Path, experts: int, chosen: int) -> None:
@@ -80,7 +83,8 @@ class Theirs:
         self.chosen: list[int] = []  # experts that a step of a layer reads
 
     @torch.inference_mode()
-    def seconds(self) -> float:
+    def seconds(self, way: str) -> float:
+        self.model.set_experts_implementation(way)
         cache, ids = self._filled(), torch.arange(self.batch)[:, None] * 37 % VOCAB
         ids = self._step(ids, cache, 0)
         started_s = time.perf_counter()
@@ -92,7 +96,7 @@ class Theirs:
     def experts_read(self) -> float:
         """Different experts that the rows of a step choose in a layer, on average."""
         hooks = [layer.mlp.gate.register_forward_hook(self._count) for layer in self.model.model.layers]
-        self.seconds()
+        self.seconds(WAYS[0])
         for hook in hooks:
             hook.remove()
         return statistics.mean(self.chosen)
@@ -136,7 +140,7 @@ def weight_bytes(experts: int, experts_read: float) -> float:
 @dataclasses.dataclass(frozen=True)
 class Round:
     ours_s: float
-    theirs_s: float
+    theirs_s: dict[str, float]
     stream: float  # bytes per second
 
 
@@ -153,19 +157,24 @@ def main() -> None:
         ours, theirs = Ours(folder, options.batch), Theirs(folder, options.batch)
         stream = Stream()
         read = theirs.experts_read()
-        for contender in (ours, theirs):
-            contender.seconds()
-        rounds = [Round(ours.seconds(), theirs.seconds(), stream.bytes_per_s()) for _ in range(options.rounds)]
-    num_bytes = weight_bytes(options.experts, read)
-    ratios = [found.theirs_s / found.ours_s for found in rounds]
-    shares = [num_bytes / found.stream / found.ours_s for found in rounds]
+        ours.seconds()
+        rounds = [
+            Round(ours.seconds(), {way: theirs.seconds(way) for way in WAYS}, stream.bytes_per_s())
+            for _ in range(options.rounds)
+        ]
+    num_bytes, fastest_s = weight_bytes(options.experts, read), min(found.ours_s for found in rounds)
     print(f"batch {options.batch}, {options.chosen} of {options.experts} experts; a layer's rows chose {read:.1f} of them")
-    print(f"jaxserve      {statistics.median(found.ours_s for found in rounds) * 1e3:6.1f} ms a step")
-    print(f"Transformers  {statistics.median(found.theirs_s for found in rounds) * 1e3:6.1f} ms a step")
-    print(f"ratio         {statistics.median(ratios):6.2f}  ({min(ratios):.2f} to {max(ratios):.2f})")
-    gb_per_s = statistics.median(found.stream for found in rounds) / 1e9
-    print(f"weights read  {num_bytes / 1e6:6.0f} MB a step, a plain read runs at {gb_per_s:.1f} GB/s")
-    print(f"that share    {100 * statistics.median(shares):6.0f} % of our step")
+    print(f"jaxserve                 {statistics.median(found.ours_s for found in rounds) * 1e3:7.1f} ms a step")
+    for way in WAYS:
+        ratios = [found.theirs_s[way] / found.ours_s for found in rounds]
+        median_s = statistics.median(found.theirs_s[way] for found in rounds)
+        print(
+            f"Transformers, {way:10s} {median_s * 1e3:7.1f} ms a step, ratio {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    stream_rate = max(found.stream for found in rounds)
+    print(f"weights of a step: {num_bytes / 1e6:.0f} MB; a plain read runs at {stream_rate / 1e9:.1f} GB/s")
+    print(f"reading them is {100 * num_bytes / stream_rate / fastest_s:.0f} % of our fastest step, {fastest_s * 1e3:.1f} ms")
 
 
 if __name__ == "__main__":

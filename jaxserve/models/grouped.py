@@ -2,6 +2,7 @@
 
 A platform's way is chosen when a program is lowered (benchmarks/results/grouped_matmul.md says what was seen):
 * TPU: `jax.lax.ragged_dot`, a kernel of the compiler's, which reads the matrices of groups that have rows.
+* GPU: a kernel of ours (`kernels/pallas/gpu/grouped.py`), for the shapes and types that it takes.
 * Elsewhere XLA expands ragged_dot to a product with every matrix, and writes the rows out once per group. On GPUs that is
   taken for few rows, where reading the matrices is all the work. Else a loop takes tiles of rows, as many as there are.
 """
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from jaxserve.kernels.pallas.gpu import grouped as gpu
 
 # Rows of a tile on CPUs: of 8, 32 and 128 the fastest with 8 to 2048 rows of 32 groups. On a GPU, what fills a tensor core.
 _CPU_TILE = 8
@@ -36,7 +39,11 @@ def grouped_matmul(x: jax.Array, matrices: jax.Array, groups: Groups, out_dtype:
     def ragged(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
         return jax.lax.ragged_dot(x, matrices, sizes, precision=matmul_precision(x), preferred_element_type=out_dtype)
 
+    def kernel(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
+        return gpu.grouped_matmul(x, matrices, sizes, out_dtype)
+
     on_gpu = ragged if len(x) <= _GPU_EXPANDED_ROWS else tiled(_GPU_TILE)
+    on_gpu = kernel if gpu.takes_grouped(x, matrices) else on_gpu
     result: jax.Array = jax.lax.platform_dependent(x, matrices, groups.sizes, tpu=ragged, cuda=on_gpu, default=tiled(_CPU_TILE))
     return result
 
