@@ -9,12 +9,11 @@ A platform's way is chosen when a program is lowered (benchmarks/results/grouped
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from jaxserve.kernels.pallas.gpu import grouped as gpu
 
 # Rows of a tile on CPUs: of 8, 32 and 128 the fastest with 8 to 2048 rows of 32 groups. On a GPU, what fills a tensor core.
 _CPU_TILE = 8
@@ -39,11 +38,12 @@ def grouped_matmul(x: jax.Array, matrices: jax.Array, groups: Groups, out_dtype:
     def ragged(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
         return jax.lax.ragged_dot(x, matrices, sizes, precision=matmul_precision(x), preferred_element_type=out_dtype)
 
-    def kernel(x: jax.Array, matrices: jax.Array, sizes: jax.Array) -> jax.Array:
-        return gpu.grouped_matmul(x, matrices, sizes, out_dtype)
-
     on_gpu = ragged if len(x) <= _GPU_EXPANDED_ROWS else tiled(_GPU_TILE)
-    on_gpu = kernel if gpu.takes_grouped(x, matrices) else on_gpu
+    if x.dtype != jnp.float32:
+        from jaxserve.kernels.pallas.gpu import grouped as gpu  # a second of imports, which a server on a CPU can do without
+
+        if gpu.takes_grouped(x, matrices):
+            on_gpu = functools.partial(gpu.grouped_matmul, out_dtype=out_dtype)
     result: jax.Array = jax.lax.platform_dependent(x, matrices, groups.sizes, tpu=ragged, cuda=on_gpu, default=tiled(_CPU_TILE))
     return result
 

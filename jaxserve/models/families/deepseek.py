@@ -71,11 +71,8 @@ def _read(raw: Mapping[str, Any], router: RouterSpec) -> FamilyTraits:
 
 
 def _moe(raw: Mapping[str, Any], router: RouterSpec) -> MoESpec:
-    size, act, shared = (
-        required_int(raw, "moe_intermediate_size"),
-        read_activation(raw),
-        raw.get("n_shared_experts") and required_int(raw, "n_shared_experts"),
-    )
+    size, act = required_int(raw, "moe_intermediate_size"), read_activation(raw)
+    shared = required_int(raw, "n_shared_experts") if raw.get("n_shared_experts") else 0
     return MoESpec(
         # Transformers writes num_local_experts since version 5.
         num_experts=required_int(raw, "n_routed_experts" if raw.get("n_routed_experts") is not None else "num_local_experts"),
