@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec
 TENSOR_AXIS = "tensor"
 
 # The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
-# the fused gate and up matrix; experts: a device holds whole experts; expert_mlp: columns inside of one.
+# the fused gate and up matrix; experts: a device holds whole experts; expert_mlp: columns inside of one;
+# every_head: all heads, on every device.
 LOGICAL_TO_MESH: dict[str, str | None] = {
     "vocab": TENSOR_AXIS,
     "heads": TENSOR_AXIS,
@@ -26,6 +27,7 @@ LOGICAL_TO_MESH: dict[str, str | None] = {
     "experts": TENSOR_AXIS,
     "expert_mlp": None,
     "routes": None,
+    "every_head": None,
     "hidden": None,
     "head_dim": None,
 }

@@ -366,6 +366,12 @@ def test_a_window_that_no_sequence_outgrows_makes_no_other_model(tmp_path: Path)
     loader_of(config, make_mesh(1)).check(str(folder), "auto")
 
 
+def test_factors_of_rope_that_the_context_decides_make_no_other_model(tmp_path: Path) -> None:
+    folder = make_checkpoint("phi3-within", tmp_path)
+    config = ModelConfig.from_pretrained(folder)
+    loader_of(config.for_context(256), make_mesh(1), context_len=256).check(str(folder), "auto")
+
+
 @pytest.mark.parametrize("quantization", [None, "int8wo"])
 @pytest.mark.parametrize("load_format", ["safetensors", "orbax", "dummy"])
 def test_loading_again_compiles_nothing(

@@ -1,7 +1,7 @@
 """The model families as tests know them, one file each, found by being there.
 
 A file has CASES (name -> Case), LIVE (by a server of its own: what a family's serving can depend on) and IN_PROCESS (by
-scheduler and runner in the test's process: variants). Each family is in one of both at least.
+scheduler and runner in the test's process: variants). Of a family that only spells another's differently, logits are enough.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_families.case import Case, Served
+from model_families.case import Case
 
 
 def _as_baichuan(raw: dict[str, Any], tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -25,7 +25,3 @@ def _as_baichuan(raw: dict[str, Any], tensors: dict[str, Any]) -> tuple[dict[str
 CASES: dict[str, Case] = {
     "baichuan": Case("Llama", {"num_key_value_heads": 4, "vocab_size": 503}, rewrite=_as_baichuan),
 }
-LIVE: list[Served] = []
-IN_PROCESS = [
-    Served("baichuan", page_size=64, chunk=-1, tp=2),
-]

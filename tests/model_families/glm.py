@@ -18,6 +18,5 @@ LIVE = [
     Served("glm4", page_size=16, chunk=32, tp=2, mixed=True, **SEVERAL),
 ]
 IN_PROCESS = [
-    Served("glm", page_size=64, chunk=64, overlap=False),
-    Served("glm-plain", page_size=1, chunk=48, tp=4, mixed=True),
+    Served("glm", page_size=64, chunk=64, tp=4, overlap=False),
 ]

@@ -68,8 +68,6 @@ CASES: dict[str, Case] = {
     # Of Transformers' models, Qwen2 has biases of q, k and v alone.
     "internlm3-qkv-bias": Case("Qwen2", {"vocab_size": 503}, without=("head_dim",), rewrite=_as_internlm3),
 }
-LIVE: list[Served] = []
 IN_PROCESS = [
     Served("internlm2", page_size=16, chunk=32, tp=4, mixed=True),
-    Served("internlm3", page_size=1, chunk=48, overlap=False),
 ]

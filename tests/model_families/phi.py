@@ -38,7 +38,6 @@ LIVE = [
     Served("phi4-mini", page_size=16, chunk=32, tp=2, mixed=True),
 ]
 IN_PROCESS = [
-    Served("phi3", page_size=16, chunk=-1, overlap=False),
-    Served("phi3-within", page_size=64, chunk=64, drafts=True),
+    Served("phi3-within", page_size=64, chunk=64, overlap=False),
     Served("phi3-beyond", page_size=1, chunk=48, tp=4, mixed=True),
 ]

@@ -44,7 +44,7 @@ def rounded_oracle_logits(folder: Path, token_ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
-@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen2", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama-biases", "mistral", "qwen2", "qwen3", "qwen3-moe", "glm4"])
 def test_logits_equal_those_of_transformers_with_rounded_weights(name: str, tp_size: int, checkpoint: CheckpointOf) -> None:
     folder = checkpoint(name)
     ids = prompt(24, 500)

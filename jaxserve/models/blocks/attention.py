@@ -20,6 +20,7 @@ from jaxserve.kernels.rotary import Rotary
 from jaxserve.models.arrays import KVGroups, Rows
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.norm import factors
+from jaxserve.models.blocks.qk_norm import QKNorm
 from jaxserve.models.blocks.shards import sum_shards
 from jaxserve.models.context import StepContext
 from jaxserve.models.specs import SelfAttentionSpec, TemperatureTuning
@@ -56,7 +57,9 @@ class SelfAttention(nnx.Module):
         bias_parts, norm = _parts(spec, prefix, "bias"), spec.qk_norm
         self.qkv_bias = declare.fused_bias(bias_parts, rows, "kv_groups", groups) if spec.qkv_bias else None
         self.o_bias = declare.vector(f"{prefix}.o_proj.bias", declare.hidden_size, "hidden") if spec.o_bias else None
-        head, learned = _head_rows(0, 0, 1, spec), norm if norm is not None and norm.has_weight else None
+        self.qk_norm = QKNorm(spec, declare, prefix) if norm is not None and spec.qk_norm_over != "head" else None
+        head = _head_rows(0, 0, 1, spec)
+        learned = norm if norm is not None and norm.has_weight and self.qk_norm is None else None
         self.q_norm = declare.norm(f"{prefix}.q_norm.weight", learned, spec.head_dim, "head_dim", head) if learned else None
         self.k_norm = declare.norm(f"{prefix}.k_norm.weight", learned, spec.head_dim, "head_dim", head) if learned else None
         self.sinks = declare.vector(f"{prefix}.sinks", spec.num_heads, "heads") if spec.sinks else None
@@ -66,6 +69,8 @@ class SelfAttention(nnx.Module):
         num_tokens, group = len(x), self.num_heads // self.num_kv_heads
         qkv = linear(x, self.qkv, self.qkv_bias)
         qkv = qkv.reshape(num_tokens, self.num_kv_heads, group + 2, self.spec.head_dim)
+        if self.qk_norm is not None:
+            qkv = self.qk_norm(qkv)
         if self.spec.tuning is not None:
             queries = qkv[:, :, :group] * _temperatures(context.positions, self.spec.tuning).astype(qkv.dtype)
             qkv = jnp.concatenate([queries, qkv[:, :, group:]], axis=2)
@@ -76,7 +81,7 @@ class SelfAttention(nnx.Module):
     def _rotary(self, x: jax.Array, context: StepContext) -> Rotary:
         cos, sin = context.cos_sin(self.spec)
         norm = self.spec.qk_norm
-        if norm is None:
+        if norm is None or self.qk_norm is not None:
             return Rotary(cos, sin)
         if not norm.has_weight:
             ones = jnp.ones(self.spec.head_dim, x.dtype)

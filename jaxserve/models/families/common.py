@@ -81,7 +81,35 @@ def read_layer_norm(raw: Mapping[str, Any], eps: str, **traits: Any) -> NormSpec
 
 def with_windows(layer: LayerSpec, windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
     """A layer like `layer` for each window."""
-    return tuple(dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, window=window)) for window in windows)
+    return tuple(with_mixer(layer, window=window) for window in windows)
+
+
+def with_mixer(layer: LayerSpec, **changes: Any) -> LayerSpec:
+    """The same layer but for these fields of its mixer."""
+    return dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, **changes))
+
+
+def repeated(raw: Mapping[str, Any], layer: LayerSpec, **traits: Any) -> FamilyTraits:
+    """All layers are like this one."""
+    return FamilyTraits((layer,) * required_int(raw, "num_hidden_layers"), **traits)
+
+
+def read_sliding(raw: Mapping[str, Any], pattern: int) -> tuple[bool, ...]:
+    """Per layer whether it has a window: layer_types, or all but every `pattern`-th."""
+    if raw.get("layer_types") is not None:
+        return tuple(kind == "sliding_attention" for kind in read_layer_types(raw))
+    return tuple((layer + 1) % pattern != 0 for layer in range(required_int(raw, "num_hidden_layers")))
+
+
+def read_rotating(raw: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Per layer: no_rope_layers, whose 1 stands for a layer that does rotate, or all but every no_rope_layer_interval-th."""
+    num_layers, listed = required_int(raw, "num_hidden_layers"), raw.get("no_rope_layers")
+    if listed:
+        if len(listed) < num_layers:
+            raise ValueError(f"no_rope_layers must have num_hidden_layers={num_layers} entries, got {len(listed)}.")
+        return tuple(map(bool, listed[:num_layers]))
+    interval = required_int({"no_rope_layer_interval": 4, **raw}, "no_rope_layer_interval")
+    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
 
 
 def required_int(raw: Mapping[str, Any], name: str) -> int:

@@ -15,8 +15,8 @@ from jaxserve.models.families.common import (
     FamilyTraits,
     read_attention,
     read_dense_mlp,
-    read_layer_types,
     read_norm,
+    read_sliding,
     required_int,
 )
 from jaxserve.models.rope_config import RopeConfig, read_rope
@@ -111,10 +111,8 @@ def _soft_cap(raw: Mapping[str, Any], name: str) -> float | None:
 
 def _layer_types(raw: Mapping[str, Any]) -> tuple[str, ...]:
     """layer_types, or every sliding_window_pattern-th layer without a window."""
-    if raw.get("layer_types") is not None:
-        return read_layer_types(raw)
-    num_layers, pattern = required_int(raw, "num_hidden_layers"), required_int(raw, "sliding_window_pattern")
-    return tuple("sliding_attention" if layer % pattern else "full_attention" for layer in range(1, num_layers + 1))
+    is_sliding = read_sliding(raw, required_int(raw, "sliding_window_pattern"))
+    return tuple("sliding_attention" if slides else "full_attention" for slides in is_sliding)
 
 
 FAMILIES = (

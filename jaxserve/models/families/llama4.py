@@ -15,6 +15,7 @@ from jaxserve.models.families.common import (
     read_dense_mlp,
     read_layer_types,
     read_norm,
+    read_rotating,
     required_int,
 )
 from jaxserve.models.rope_config import NO_ROPE, read_rope
@@ -34,7 +35,6 @@ LLAMA4_DEFAULTS: dict[str, Any] = {
     "rope_theta": 500_000.0,
     "num_experts_per_tok": 1,
     "interleave_moe_layer_step": 1,
-    "no_rope_layer_interval": 4,
     "use_qk_norm": True,
     "attention_chunk_size": 8192,
     "attn_temperature_tuning": True,
@@ -50,7 +50,7 @@ _NAMES = TensorNames(
 
 
 def read_llama4(raw: Mapping[str, Any]) -> FamilyTraits:
-    rotates = _rotates(raw)
+    rotates = read_rotating(raw)
     layers = zip(rotates, _is_chunked(raw, rotates), _is_sparse(raw), strict=True)
     return FamilyTraits(tuple(_layer(raw, *kind) for kind in layers), tensor_names=_NAMES)
 
@@ -83,17 +83,6 @@ def _moe(raw: Mapping[str, Any]) -> MoESpec:
         shared=read_dense_mlp(raw),
         weighs_inputs=True,
     )
-
-
-def _rotates(raw: Mapping[str, Any]) -> tuple[bool, ...]:
-    """no_rope_layers, whose 1 stands for a layer that does rotate, or all but every no_rope_layer_interval-th."""
-    num_layers, listed = required_int(raw, "num_hidden_layers"), raw.get("no_rope_layers")
-    if listed:
-        if len(listed) < num_layers:
-            raise ValueError(f"no_rope_layers must have num_hidden_layers={num_layers} entries, got {len(listed)}.")
-        return tuple(map(bool, listed[:num_layers]))
-    interval = required_int(raw, "no_rope_layer_interval")
-    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
 
 
 def _is_chunked(raw: Mapping[str, Any], rotates: tuple[bool, ...]) -> tuple[bool, ...]:

@@ -1,4 +1,7 @@
-"""Qwen2 and Qwen3: the second trades biases of q, k and v for norms of q and k."""
+"""Qwen2 and Qwen3: the second trades biases of q, k and v for norms of q and k.
+
+MiMo is Qwen2 with layers that guess tokens ahead, whose tensors are passed over.
+"""
 
 from __future__ import annotations
 
@@ -48,5 +51,6 @@ def qwen_windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 FAMILIES = (
     Family("Qwen2ForCausalLM", "qwen2", read_qwen2),
+    Family("MiMoForCausalLM", "mimo", read_qwen2),
     Family("Qwen3ForCausalLM", "qwen3", read_qwen3),
 )

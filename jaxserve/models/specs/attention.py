@@ -8,6 +8,10 @@ from jaxserve.models.rope_config import RopeConfig
 from jaxserve.models.specs.checks import check_divides, check_sizes
 from jaxserve.models.specs.norm import NormSpec
 
+# head: each head by itself, all with the same weights; each_head, each_head_apart: with weights of its own, which checkpoints
+# have in one tensor [heads, head_dim] or in one for each head; all_heads: over all of them together.
+QK_NORMS = ("head", "each_head", "each_head_apart", "all_heads")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TemperatureTuning:
@@ -35,7 +39,8 @@ class SelfAttentionSpec:
     is_chunked: bool = False  # of the window, a token sees what lies in its own chunk: positions from a multiple of `window` on
     qkv_bias: bool = False
     o_bias: bool = False
-    qk_norm: NormSpec | None = None  # over head_dim on q and k, before rope
+    qk_norm: NormSpec | None = None  # of q and k, before rope
+    qk_norm_over: str = "head"  # see QK_NORMS
     soft_cap: float | None = None  # c: a score s becomes c * tanh(s / c)
     sinks: bool = False  # a learned score per head that takes part in the softmax and has no value
     tuning: TemperatureTuning | None = None
@@ -44,6 +49,7 @@ class SelfAttentionSpec:
         check_sizes(self, "num_heads", "num_kv_heads", "head_dim")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}.")
+        assert self.qk_norm_over in QK_NORMS, self.qk_norm_over
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}.")
         self.rope.check_head(self.head_dim)
