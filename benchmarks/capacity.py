@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import capacity_windows
-from benchmarks.model_configs import GEMMA_3_27B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, QWEN3_32B, write_config
+from benchmarks.model_configs import (
+    GEMMA_3_27B,
+    LLAMA_4_SCOUT,
+    LLAMA_8B,
+    LLAMA_70B,
+    QWEN3_30B_A3B,
+    QWEN3_32B,
+    QWEN3_235B_A22B,
+    write_config,
+)
 
 MODELS = {
     "Llama-3.1-8B": LLAMA_8B,
@@ -24,6 +33,8 @@ MODELS = {
     "Llama-3.1-70B": LLAMA_70B,
     "Gemma-3-27B": GEMMA_3_27B,
     "Qwen3-30B-A3B": QWEN3_30B_A3B,
+    "Qwen3-235B-A22B": QWEN3_235B_A22B,
+    "Llama-4-Scout": LLAMA_4_SCOUT,
 }
 # Topology and --tp-size.
 TARGETS = (
@@ -32,6 +43,11 @@ TARGETS = (
     ("tpu7x:1x1x1", 2), ("tpu7x:2x2x1", 8),
     ("h200:1", 1), ("h200:4", 4), ("h200:8", 8),
 )  # fmt: skip
+# Of large models, the smallest that hold them and what one would rather take.
+LARGE = {
+    "Qwen3-235B-A22B": (("v6e:4x8", 32), ("tpu7x:2x2x1", 8), ("h200:4", 4), ("h200:8", 8)),
+    "Llama-4-Scout": (("v6e:2x4", 8), ("tpu7x:2x2x1", 8), ("h200:2", 2), ("h200:4", 4), ("h200:8", 8)),
+}
 # Of the decode steps the table shows one request alone and the most there can be.
 OPTIONS = ("--programs", "largest", "--assumed-context", "4096", "--decode-row-buckets", "1,256")
 
@@ -117,8 +133,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plans = [
         (model, topology, tp, plan(folder, model, topology, tp, options))
-        for topology, tp in TARGETS
         for model in MODELS
+        for topology, tp in LARGE.get(model, TARGETS)
         if not (topology == "v5e:4x4" and model != "Llama-3.1-70B")  # where it is the smallest that will do
     ]
     versions = plans[0][-1]["versions"]

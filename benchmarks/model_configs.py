@@ -154,6 +154,72 @@ QWEN3_30B_A3B = {
     "num_key_value_heads": 4,
     "num_hidden_layers": 48,
 }
+QWEN3_235B_A22B = {
+    **QWEN3_30B_A3B,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 94,
+}
+PHI_4 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "model_type": "phi3",
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 10,
+    "num_hidden_layers": 40,
+    "vocab_size": 100352,
+    "max_position_embeddings": 16384,
+    "original_max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 250000.0,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+    "bos_token_id": 100257,
+    "eos_token_id": 100265,
+}
+# Of these only what a capacity needs was written down: the tensors of images are left out.
+LLAMA_4_SCOUT = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "dtype": "bfloat16",
+    "text_config": {
+        "model_type": "llama4_text",
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "num_hidden_layers": 48,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
+        "use_qk_norm": True,
+        "vocab_size": 202048,
+        "max_position_embeddings": 10485760,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "factor": 16.0,
+            "high_freq_factor": 1.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "tie_word_embeddings": False,
+        "bos_token_id": 200000,
+        "eos_token_id": 200001,
+    },
+}
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> Path:

@@ -27,6 +27,7 @@ _COMMANDS = {
     "check-env": "jaxserve.cli.check_env:check_env",
     "convert": "jaxserve.cli.convert:convert",
     "compile": "jaxserve.cli.compile:compile_command",
+    "models": "jaxserve.cli.models:models",
     "bench": "jaxserve.cli.bench:bench",
 }
 _FIRST_STEPS = """\b

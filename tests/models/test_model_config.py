@@ -199,7 +199,7 @@ def test_overrides(tmp_path: Path) -> None:
     [
         (
             {"architectures": ["FooForCausalLM"]},
-            "architecture 'FooForCausalLM' is not supported; supported: .*LlamaForCausalLM,",
+            "architecture 'FooForCausalLM' is not supported; the nearest that is: .*CONTRIBUTING.md",
         ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "'LlamaForSequenceClassification' is not supported"),
         ({"architectures": ..., "model_type": "foo"}, "model_type 'foo' .* is not supported"),

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.models.families.common import Family, FamilyTraits, required_int
+from jaxserve.models.families.relatives import nearest_relative
 
 __all__ = ["Family", "FamilyTraits", "families", "find_family", "required_int"]
 
@@ -29,12 +30,18 @@ def families() -> tuple[Family, ...]:
 
 
 def find_family(raw: Mapping[str, Any]) -> Family:
-    """The family of a config.json object. Raises ValueError that lists the known ones."""
+    """The family of a config.json object. Raises ValueError that names the nearest relative."""
     architectures = raw.get("architectures") or ()
     for family in families():
         if family.architecture in architectures or (not architectures and family.model_type == raw.get("model_type")):
             return family
-    known = ", ".join(family.architecture for family in families())
-    if architectures:
-        raise ValueError(f"architecture {', '.join(map(repr, architectures))} is not supported; supported: {known}.")
-    raise ValueError(f"model_type {raw.get('model_type')!r} (no architectures given) is not supported; supported: {known}.")
+    model_type = raw.get("model_type")
+    names = [name for name in (*architectures, model_type) if isinstance(name, str)]
+    relative = nearest_relative(names, raw.keys(), families())
+    said = f"architecture {', '.join(map(repr, architectures))}" if architectures else f"model_type {model_type!r}"
+    without = "" if architectures else " (no architectures given)"
+    raise ValueError(
+        f"{said}{without} is not supported; the nearest that is: {relative.architecture} "
+        f"({relative.read.__module__.replace('.', '/')}.py). `jaxserve models` lists all; how one is added: CONTRIBUTING.md, "
+        '"Add a model family".'
+    )
