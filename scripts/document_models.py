@@ -11,18 +11,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from benchmarks import model_configs as published  # noqa: E402
 from checkpoints import ORACLE, make_checkpoint  # noqa: E402
 from model_families import CASES, IN_PROCESS, LIVE  # noqa: E402
 
+from benchmarks import model_configs as published  # noqa: E402
 from jaxserve.aot.footprint import Footprint  # noqa: E402
-from jaxserve.kernels.api import AttentionSpec, Chip, choose_backend  # noqa: E402
-from jaxserve.models import ModelConfig, MoESpec, SelfAttentionSpec, families  # noqa: E402
+from jaxserve.kernels.api import AttentionSpec, Chip, choose_backend, choose_latent_backend  # noqa: E402
+from jaxserve.kernels.pallas.gpu import attention as gpu_attention  # noqa: E402
+from jaxserve.models import ModelConfig, MoESpec, families  # noqa: E402
 
 TESTED = ROOT / "jaxserve" / "models" / "families" / "tested.json"
 PAGE = ROOT / "docs" / "models.md"
@@ -33,7 +35,8 @@ CHIPS = {
     "CPU": Chip("cpu", "cpu"),
 }
 # Tests have tiny heads; kernels are asked about those that are usual.
-USUAL_HEADS = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+USUAL_HEADS: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+USUAL_LATENTS: dict[str, Any] = {"num_heads": 32, "head_dim": 576, "latent_dim": 512}
 # Whose cache and weights the page shows.
 SHOWN = {
     "Llama-3.1-8B": published.LLAMA_8B,
@@ -44,7 +47,10 @@ SHOWN = {
     "Gemma-3-27B": published.GEMMA_3_27B,
     "Qwen3-30B-A3B": published.QWEN3_30B_A3B,
     "Qwen3-235B-A22B": published.QWEN3_235B_A22B,
+    "gpt-oss-120b": published.GPT_OSS_120B,
+    "GLM-4.5": published.GLM_4_5,
     "Llama-4-Scout": published.LLAMA_4_SCOUT,
+    "DeepSeek-V3": published.DEEPSEEK_V3,
 }
 
 
@@ -75,9 +81,7 @@ def _entry(file: str, names: list[str], checkpoint: Callable[[str], Path]) -> di
         "oracle": _raw(oracle)["architectures"][0],
         "is_rewritten": is_rewritten,
         "served": [
-            how
-            for how, served in (("server", LIVE), ("scheduler", IN_PROCESS))
-            if any(one.case in names for one in served)
+            how for how, served in (("server", LIVE), ("scheduler", IN_PROCESS)) if any(one.case in names for one in served)
         ]
         or ["logits"],
         "made_of": sorted({word for config in configs for word in _parts(config)}),
@@ -113,19 +117,14 @@ def _parts(config: ModelConfig) -> Iterator[str]:
 
 def _kernel(configs: list[ModelConfig], chip: Chip) -> str:
     """The backend that serves all of them."""
-    reasons = []
+    names = set()
     for config in configs:
-        spec = AttentionSpec.of(config, chip=chip, tp_size=1, dtype="bfloat16")
-        if all(isinstance(layer.mixer, SelfAttentionSpec) for layer in config.layers):
-            spec = dataclasses.replace(spec, **USUAL_HEADS)
-        chosen = choose_backend("auto", spec)
-        if chosen.name != "reference" or chip.platform == "cpu":
-            continue
-        try:
-            choose_backend("pallas", spec)
-        except NotImplementedError as error:
-            reasons.append(str(error))
-    return f"reference: {reasons[0]}" if reasons else chosen.name
+        spec = AttentionSpec.of(config, chip=chip, tp_size=1, dtype="float32" if chip.platform == "cpu" else "bfloat16")
+        usual = USUAL_HEADS if spec.latent_dim is None else USUAL_LATENTS
+        choose = choose_backend if spec.latent_dim is None else choose_latent_backend
+        with mock.patch.object(gpu_attention, "OLDEST_JAX", (0,)):  # it is asked about the chip, not about this JAX
+            names.add(choose("auto", dataclasses.replace(spec, **usual)).name)
+    return "reference" if "reference" in names else names.pop()
 
 
 def page_tables(entries: dict[str, dict[str, Any]]) -> str:
@@ -137,7 +136,14 @@ def page_tables(entries: dict[str, dict[str, Any]]) -> str:
     ]  # fmt: skip
     for name, entry in entries.items():
         oracle = f"{entry['oracle']}, rewritten" if entry["is_rewritten"] else entry["oracle"]
-        cells = [name, entry["file"], oracle, ", ".join(entry["served"]), ", ".join(entry["made_of"]), *entry["kernels"].values()]
+        cells = [
+            name,
+            entry["file"],
+            oracle,
+            ", ".join(entry["served"]),
+            ", ".join(entry["made_of"]),
+            *entry["kernels"].values(),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "", "## What a token takes", "",

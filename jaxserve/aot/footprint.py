@@ -1,4 +1,4 @@
-"""What a model takes, from its config alone: parameters, bytes, the KV cache of a token, and over how many devices it splits."""
+"""What a model takes, from its config alone: parameters, bytes, KV cache of a token, and over how many devices it splits."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ Every architecture takes --quantization int8wo. --tp-size must divide query head
 def models(model: str | None, as_json: bool) -> None:
     """List the architectures that are served: how each was tested, what it is made of, which kernels serve it.
 
-    With MODEL, a folder with a config.json or a name on the Hugging Face Hub: what that is read as, and what it takes. Weights are
-    not read, and need not be there.
+    With MODEL, a folder with a config.json or a name on the Hugging Face Hub: what that is read as, and what it takes. Weights
+    are not read, and need not be there.
     """
     if model is not None:
         _describe(model, as_json)
@@ -52,7 +52,7 @@ def _row(name: str, entry: Entry | None) -> tuple[str, ...]:
     if entry is None:
         return name, "not tested", "", "", ""
     parity = f"{entry.oracle}, rewritten" if entry.is_rewritten else "its own class" if entry.oracle == name else entry.oracle
-    kernels = "/".join(kernel.partition(":")[0] for kernel in entry.kernels.values())
+    kernels = "/".join(entry.kernels.values())
     return name, parity, ", ".join(entry.served), kernels, ", ".join(entry.made_of)
 
 

@@ -22,7 +22,7 @@ class Entry:
     is_rewritten: bool  # that class is a relative's: config.json and tensors were written anew in this family's form
     served: tuple[str, ...]  # by what its tokens and logprobs were compared: server, scheduler; logits: of the model alone
     made_of: tuple[str, ...]  # kinds of mixers and MLPs, and what they do beside
-    kernels: Mapping[str, str]  # platform -> attention backend; of the reference, with the reason why no other
+    kernels: Mapping[str, str]  # platform -> attention backend
     keys: frozenset[str]  # of config.json, beside those that every file has
 
 
