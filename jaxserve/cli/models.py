@@ -40,7 +40,7 @@ def models(model: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: entry and _entry_json(entry) for name, entry in entries.items()}, indent=2))
         return
-    rows = [("architecture", "parity", "by", "kernels", "made of")]
+    rows: list[tuple[str, ...]] = [("architecture", "parity", "by", "kernels", "made of")]
     rows += [_row(name, entry) for name, entry in entries.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

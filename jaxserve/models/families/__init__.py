@@ -38,10 +38,11 @@ def find_family(raw: Mapping[str, Any]) -> Family:
     model_type = raw.get("model_type")
     names = [name for name in (*architectures, model_type) if isinstance(name, str)]
     relative = nearest_relative(names, raw.keys(), families())
-    said = f"architecture {', '.join(map(repr, architectures))}" if architectures else f"model_type {model_type!r}"
-    without = "" if architectures else " (no architectures given)"
-    raise ValueError(
-        f"{said}{without} is not supported; the nearest that is: {relative.architecture} "
-        f"({relative.read.__module__.replace('.', '/')}.py). `jaxserve models` lists all; how one is added: CONTRIBUTING.md, "
-        '"Add a model family".'
+    file = relative.read.__module__.replace(".", "/")
+    nearest = (
+        f"{relative.architecture} ({file}.py). `jaxserve models` lists all; how one is added: "
+        'CONTRIBUTING.md, "Add a model family".'
     )
+    if architectures:
+        raise ValueError(f"architecture {', '.join(map(repr, architectures))} is not supported; the nearest that is: {nearest}")
+    raise ValueError(f"model_type {model_type!r} (no architectures given) is not supported; the nearest that is: {nearest}")
