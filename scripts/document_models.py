@@ -147,8 +147,8 @@ def page_tables(entries: dict[str, dict[str, Any]]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "", "## What a token takes", "",
-        "Bytes of the KV cache for each token, in bfloat16 and on all devices together: layers x 2 x KV heads x head_dim x 2, of",
-        "latents layers x (kv_lora_rank + qk_rope_head_dim) x 2. Layers with a window stand apart: they keep no more tokens",
+        "Bytes of the KV cache for each token, in bfloat16 and on all devices together: layers x 2 x KV heads x head_dim x 2,",
+        "of latents layers x (kv_lora_rank + qk_rope_head_dim) x 2. Layers with a window stand apart: they keep no more tokens",
         "than it has. With tensor parallelism a KV head that is kept on several devices counts for each, and so do latents.",
         "Parameters and weights are those that are loaded, in bfloat16; configs as published, typed from memory",
         "(`benchmarks/model_configs.py`).", "",
