@@ -88,6 +88,7 @@ class Config:
     num_kv_heads: int = 2
     head_dim: int = 64
     windows: tuple[int | None, ...] = (None, 16, None)
+    latent_dim: int | None = None
     uses_soft_cap: bool = True
     uses_sinks: bool = False
 
