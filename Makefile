@@ -31,7 +31,7 @@ DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
-.PHONY: help setup demo serve debian-tools test fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs \
+.PHONY: help setup demo serve debian-tools test families fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs \
 	device-dry-run docs docs-serve clean
 
 help:            ## show this list
@@ -64,6 +64,9 @@ debian-tools:    ## install chromium, prometheus and systemd, which tests drive,
 test: $(DEV_STAMP)  ## run the tests that need no Python 3.12
 	@sh scripts/debian_tools.sh || echo "The tests that need them will fail."
 	$(BIN)/python -m pytest --hypothesis-profile ci -n $(JOBS) --dist loadfile -m "not matrix" --ignore tests/accelerator $(TESTS)
+
+families: $(DEV_STAMP)  ## every model family under all that serving does to it, against Transformers: an hour on two cores
+	$(BIN)/python -m pytest -n $(JOBS) -m matrix tests/scheduler/test_family_matrix.py
 
 fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
 	$(BIN)/python -m benchmarks.abuse --minutes $(MINUTES) --seed $(SEED)

@@ -99,7 +99,8 @@ def _llama3(plain: np.ndarray, rope: RopeConfig) -> np.ndarray:
     """Long waves are stretched by `factor`, short ones kept, those between blended (Llama 3.1 model card)."""
     assert rope.original_max_len is not None
     turns = rope.original_max_len * plain / np.float32(2 * math.pi)  # within the original context
-    keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0, 1)
+    width = max(rope.high_freq_factor - rope.low_freq_factor, 1e-6)  # Llama 4 blends nothing: both are 1
+    keep = np.clip((turns - rope.low_freq_factor) / width, 0, 1)
     return ((1 - keep) * plain / rope.factor + keep * plain).astype(np.float32)
 
 
