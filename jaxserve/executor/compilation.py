@@ -31,7 +31,9 @@ class _Compilation:
 
     def compile(self) -> Any:
         """After an edit that changes nothing of this program it is still there, under what it was lowered to."""
-        same = f"{self.lowered.as_text()}\n{self.lowered.in_tree}\n{self.lowered.out_tree}\n{self.options}"
+        # Arguments that it does not use are not in the text, but it is called with them.
+        parts = (self.lowered.as_text(), self.lowered.in_tree, self.lowered.in_avals, self.lowered.out_tree, self.options)
+        same = "\n".join(map(str, parts))
         return self.cache.find(self.name, same) or self._add(same)
 
     def _add(self, same: str) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from jax._src.lib import xla_client
 
 from jaxserve.executor import executable_cache
+from jaxserve.executor.compilation import _Compilation
 from jaxserve.executor.executable_cache import ExecutableCache
 from jaxserve.executor.mesh import is_elsewhere, make_mesh
 from jaxserve.executor.warmup import CompileCounter, cache_folder
@@ -158,3 +159,12 @@ def test_what_is_stored_for_devices_elsewhere_is_loaded_where_they_are(
     loaded = make().load("decode R=1")
     assert loaded is not None
     np.testing.assert_array_equal(loaded({"x": jax.device_put(X, jax.devices()[0])})["y"], X * 2 + 1)
+
+
+def test_a_program_for_arguments_of_another_shape_is_another_one(make: Callable[..., ExecutableCache]) -> None:
+    """Also where it does not use them: its text is the same."""
+    cache, program = make(), jax.jit(lambda tree, x: x + 1)
+    for size in (3, 5):
+        unused = {"weights": jnp.zeros(size)}
+        compiled = _Compilation(program.lower(unused, jnp.asarray(X)), "score", "", cache, None).compile()
+        np.testing.assert_array_equal(compiled(unused, jnp.asarray(X)), X + 1)

@@ -18,6 +18,7 @@ from jaxserve.scheduler.control.close_session import CloseSessionReqOutput
 from jaxserve.scheduler.control.configure_logging import ConfigureLoggingReqOutput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqOutput
 from jaxserve.scheduler.control.declaration import ControlError, ControlStruct
+from jaxserve.scheduler.control.dump_expert_distribution_record import DumpExpertDistributionReqOutput
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqOutput
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReqOutput
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReqOutput
@@ -29,7 +30,9 @@ from jaxserve.scheduler.control.resume_memory_occupation import ResumeMemoryOccu
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReqOutput
 from jaxserve.scheduler.control.set_trace_level import SetTraceLevelReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqOutput
+from jaxserve.scheduler.control.start_expert_distribution_record import ExpertDistributionReqOutput
 from jaxserve.scheduler.control.start_profile import ProfileReqOutput
+from jaxserve.scheduler.control.stop_expert_distribution_record import StopExpertDistributionReqOutput
 from jaxserve.scheduler.control.stop_profile import StopProfileReqOutput
 from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
@@ -112,6 +115,9 @@ class FakeService:
             "start_profile": [ProfileReqOutput("Profiling to /p.", "/p")],
             "set_trace_level": [SetTraceLevelReqOutput(2)],
             "stop_profile": [StopProfileReqOutput("The profile is in /p.", "/p")],
+            "start_expert_distribution_record": [ExpertDistributionReqOutput("Recording.")],
+            "stop_expert_distribution_record": [StopExpertDistributionReqOutput("The record is complete.")],
+            "dump_expert_distribution_record": [DumpExpertDistributionReqOutput("The record is in /r.", "/r")],
             "open_session": [OpenSessionReqOutput("mine")],
             "close_session": [CloseSessionReqOutput()],
             "configure_logging": [ConfigureLoggingReqOutput("info")],
