@@ -45,7 +45,13 @@ _TAKEN_LABELS = frozenset(
 )  # fmt: skip
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 # Other names of options, of which SGLang's users know some.
-ALIASES = {"model": "model_path", "tp": "tp_size", "tensor_parallel_size": "tp_size"}
+ALIASES = {
+    "model": "model_path",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "ep": "ep_size",
+    "expert_parallel_size": "ep_size",
+}
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
@@ -298,6 +304,17 @@ class ServerArgs:
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
     tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")
+    ep_size: int | None = arg(
+        None,
+        "Groups of devices that a mixture's experts are dealt out to; those of a group share each expert's columns. "
+        "Default: --tp-size, whole experts on each device.",
+    )
+    ep_num_redundant_experts: int = arg(0, "Experts in each layer that are held a second time, by another group of devices.")
+    init_expert_location: str = arg(
+        "trivial",
+        "JSON, or a .json file, that says where experts are: logical_count, tokens of each to spread evenly (as "
+        "/dump_expert_distribution_record writes it), or physical_to_logical_map. trivial: in order.",
+    )
     attention_backend: str = arg("auto", "Attention implementation.", choices=ATTENTION_BACKENDS)
     kv_cache_dtype: str = arg(
         "auto",
@@ -376,7 +393,7 @@ class ServerArgs:
     def _check_ranges(self) -> None:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
-            "prefill_max_requests", "stream_interval", "tp_size", "decode_log_interval", "max_body_size_mb",
+            "prefill_max_requests", "stream_interval", "tp_size", "ep_size", "decode_log_interval", "max_body_size_mb",
             "limit_concurrency", "max_reply_numbers",
             "speculative_ngram_min_match_window_size",
         )  # fmt: skip
@@ -387,6 +404,7 @@ class ServerArgs:
             "max_stored_responses",
             "prefill_decode_interval",
             "max_top_logprobs",
+            "ep_num_redundant_experts",
             "shutdown_timeout_s",
         ):
             self._check(name, lambda v: v >= 0, "at least 0")

@@ -62,7 +62,7 @@ class WeightLoader:
     def _comparable(self, config: ModelConfig) -> ModelConfig:
         config = config.for_context(self.context_len)
         same = {name: getattr(self.config, name) for name in _MAY_DIFFER}
-        return config.replace(quantization=None, native_products=False, **same)
+        return config.replace(quantization=None, native_products=False, expert_placement=None, **same)
 
 
 def _first_difference(served: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -13,11 +13,13 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxserve.models.expert_placement import ExpertSlots
+
 TENSOR_AXIS = "tensor"
 
 # The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
-# the fused gate and up matrix; experts: a device holds whole experts; expert_mlp: columns inside of one;
-# every_head: all heads, on every device; latent: of queries, or of keys and values.
+# the fused gate and up matrix; experts: slots of experts; expert_mlp, expert_gate_up: columns inside of
+# one, or of a slice of it; every_head: all heads, on every device; latent: of queries, or of keys and values.
 LOGICAL_TO_MESH: dict[str, str | None] = {
     "vocab": TENSOR_AXIS,
     "heads": TENSOR_AXIS,
@@ -26,7 +28,9 @@ LOGICAL_TO_MESH: dict[str, str | None] = {
     "mlp": TENSOR_AXIS,
     "experts": TENSOR_AXIS,
     "expert_mlp": None,
+    "expert_gate_up": None,
     "routes": None,
+    "copies": None,
     "every_head": None,
     "latent": None,
     "hidden": None,
@@ -59,6 +63,7 @@ class Source:
     matrix: int | None = None
     in_first: bool = False
     unit_rows: bool = False  # each row, of all columns, is divided by its length
+    first_column: int = 0  # of [out, in], of those that are meant
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +90,13 @@ class Derived:
 
 
 @dataclasses.dataclass(frozen=True)
+class Given:
+    """Numbers that no checkpoint has, row by row."""
+
+    values: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class KVGroups:
     """What the columns of a fused q, k, v matrix are, before key/value heads are repeated."""
 
@@ -95,15 +107,17 @@ class KVGroups:
 
 @dataclasses.dataclass(frozen=True)
 class ArrayInfo:
-    """One array. `mean` and `std` are what dummy weights are drawn with. `groups` goes with the axis kv_groups."""
+    """One array. `mean` and `std` are what dummy weights are drawn with. `groups` goes with the axis kv_groups, `slots` with
+    the axis experts, where it is not all experts in order."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     logical_axes: tuple[str, ...]
-    source: Source | Stacked | Derived
+    source: Source | Stacked | Derived | Given
     mean: float = 0.0
     std: float = 0.0
     groups: KVGroups | None = None
+    slots: ExpertSlots | None = None
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.logical_axes), (self.shape, self.logical_axes)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxserve.models.arrays import ArrayInfo, Derived
+from jaxserve.models.arrays import ArrayInfo, Derived, Given
 from jaxserve.models.decoder import ParamTree
 from jaxserve.models.names import map_named, stored_arrays, stored_name
 
@@ -27,7 +28,15 @@ class Assembly:
         self._advance = advance
         self._finished: dict[str, jax.Array] = {}
         self._made_of: dict[str, list[tuple[str, ArrayInfo]]] = {name: [] for name in self.stored}
-        map_named(lambda name, info: self._made_of[stored_name(name, info)].append((name, info)), arrays)
+        map_named(self._enter, arrays)
+
+    def _enter(self, name: str, info: ArrayInfo) -> None:
+        if isinstance(info.source, Given):
+            values = np.array(info.source.values, info.dtype).reshape(info.shape)
+            self._finished[name] = jax.device_put(values, NamedSharding(self._mesh, info.spec))
+            self._advance(info.num_bytes)
+        else:
+            self._made_of[stored_name(name, info)].append((name, info))
 
     def take(self, name: str, array: jax.Array) -> None:
         """`array` is `stored[name]` on the mesh."""

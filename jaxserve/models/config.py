@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxserve.models.expert_placement import ExpertPlacement
 from jaxserve.models.families import find_family, required_int
 from jaxserve.models.rope_config import merge_overrides
 from jaxserve.models.specs import LayerSpec, MoESpec, NormSpec
@@ -47,6 +48,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     quantization: str | None = None  # what matrices become while they are loaded (`Declare.weight`); the server's option
     native_products: bool = False  # those of few rows are computed in C++ (`Declare.weight`); the server's machine decides
+    expert_placement: ExpertPlacement | None = None  # on several devices; None: in order. The server's options
 
     @property
     def num_layers(self) -> int:
@@ -92,14 +94,19 @@ class ModelConfig:
         return tuple(windows[:layer].count(window) for layer, window in enumerate(windows))
 
     @property
+    def mixtures(self) -> tuple[MoESpec | None, ...]:
+        """Per layer: its mixture of experts, if it has one."""
+        return tuple(layer.mlp if isinstance(layer.mlp, MoESpec) else None for layer in self.layers)
+
+    @property
     def sparse_layers(self) -> tuple[int, ...]:
         """The layers with experts."""
-        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer.mlp, MoESpec))
+        return tuple(index for index, mixture in enumerate(self.mixtures) if mixture is not None)
 
     @property
     def num_experts(self) -> int:
         """Of each layer that has some; 0 if none has."""
-        counts = {layer.mlp.num_experts for layer in self.layers if isinstance(layer.mlp, MoESpec)}
+        counts = {mixture.num_experts for mixture in self.mixtures if mixture is not None}
         if len(counts) > 1:
             raise ValueError(f"the layers of {self.architecture} differ in num_experts: {', '.join(map(str, sorted(counts)))}.")
         return counts.pop() if counts else 0

@@ -30,7 +30,7 @@ from jaxserve.models.blocks.layer import DecoderLayer
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.context import StepContext
-from jaxserve.models.specs import LayerSpec
+from jaxserve.models.specs import LayerSpec, MoESpec, check_divides
 from jaxserve.models.stored_as import stored_as
 
 ParamTree = dict[str, Any]
@@ -112,7 +112,8 @@ class Decoder:
 def build_decoder(config: ModelConfig, tp_size: int) -> Decoder:
     """The decoder for weights of `abstract_params(config, dtype, tp_size)`."""
     declare = _declare(config, jnp.float32, tp_size)  # graphs do not depend on the type
-    layers = {spec: nnx.graphdef(DecoderLayer(spec, declare, "")) for spec in dict.fromkeys(config.layers)}
+    first = {spec: config.layers.index(spec) for spec in config.layers}
+    layers = {spec: nnx.graphdef(DecoderLayer(spec, _at_layer(declare, config, at), "")) for spec, at in first.items()}
     return Decoder(config, nnx.graphdef(Ends(config, declare)), layers)
 
 
@@ -123,7 +124,10 @@ def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
     Matrices are a Weight of ArrayInfo. ValueError if the model cannot be split over `tp_size` devices.
     """
     declare = _declare(config, dtype, tp_size)
-    layers = [DecoderLayer(spec, declare, f"model.layers.{index}") for index, spec in enumerate(config.layers)]
+    layers = [
+        DecoderLayer(spec, _at_layer(declare, config, index), f"model.layers.{index}")
+        for index, spec in enumerate(config.layers)
+    ]
     tree = {**_described(Ends(config, declare)), "layers": [_described(layer) for layer in layers]}
     return jax.tree.map(lambda info: stored_as(info, config.tensor_names), tree)
 
@@ -132,11 +136,26 @@ def check_tp(config: ModelConfig, tp_size: int) -> None:
     """ValueError with both numbers if the model cannot be split over `tp_size` devices."""
     for layer in dict.fromkeys(config.layers):
         layer.check_tp(tp_size)
+        if not isinstance(layer.mlp, MoESpec):
+            continue
+        if config.expert_placement is None or tp_size == 1:
+            check_divides("num_experts", layer.mlp.num_experts, tp_size)
+        else:
+            config.expert_placement.check(layer.mlp, tp_size)
 
 
 def _declare(config: ModelConfig, dtype: Any, tp_size: int) -> Declare:
     check_tp(config, tp_size)
     return Declare(config.hidden_size, np.dtype(dtype), tp_size, config.quantization, config.native_products)
+
+
+def _at_layer(declare: Declare, config: ModelConfig, index: int) -> Declare:
+    """For the parameters of one layer. On one device there is nowhere to place experts: that layout is the checkpoints' own."""
+    if config.expert_placement is None or declare.tp_size == 1 or index not in config.sparse_layers:
+        return declare
+    number = config.sparse_layers.index(index)
+    slots = config.expert_placement.slots_of(number, config.num_experts, declare.tp_size)
+    return dataclasses.replace(declare, expert_slots=slots)
 
 
 def _described(module: nnx.Module) -> ParamTree:

@@ -173,7 +173,10 @@ def _fill(block: np.ndarray, checkpoint: Tensors, source: Source, bounds: Bounds
                 target[...] = 0
             else:
                 first, last = (piece.start + (place - row) * piece.step for place in (start, stop - 1))
-                index = (slice(first, last + 1), *(slice(*bound) for bound in columns))
+                index = (
+                    slice(first, last + 1),
+                    *(slice(source.first_column + begin, source.first_column + end) for begin, end in columns),
+                )
                 _copy(target, _read(checkpoint, source, piece.tensor, index)[:: piece.step], unit_rows=source.unit_rows)
         row += piece.count
     assert row >= last_row, (row, last_row, source.names)

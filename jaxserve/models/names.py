@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxserve.models.arrays import ArrayInfo, Derived
+from jaxserve.models.arrays import ArrayInfo, Derived, Given
 from jaxserve.models.decoder import ParamTree
 
 
@@ -31,6 +31,8 @@ def stored_arrays(arrays: ParamTree) -> dict[str, ArrayInfo]:
     stored: dict[str, ArrayInfo] = {}
 
     def visit(name: str, info: ArrayInfo) -> None:
+        if isinstance(info.source, Given):
+            return
         base = info.source.base if isinstance(info.source, Derived) else info
         assert stored.setdefault(stored_name(name, info), base) == base, (
             f"{name} is derived from another array than its siblings"

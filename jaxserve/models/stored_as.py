@@ -6,15 +6,15 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
-from jaxserve.models.arrays import ArrayInfo, Derived, Rows, Source, Stacked
+from jaxserve.models.arrays import ArrayInfo, Derived, Given, Rows, Source, Stacked
 from jaxserve.models.tensor_names import LLAMA_NAMES, Packed, TensorNames, has_part, packed_name
 
 
 def stored_as(info: ArrayInfo, names: TensorNames) -> ArrayInfo:
     """The same array, read from tensors that are named and packed so."""
-    if names == LLAMA_NAMES:
-        return info
     source = info.source
+    if names == LLAMA_NAMES or isinstance(source, Given):
+        return info
     if isinstance(source, Derived):
         return dataclasses.replace(info, source=dataclasses.replace(source, base=stored_as(source.base, names)))
     if isinstance(source, Stacked):
@@ -42,7 +42,9 @@ def _stored_as(source: Source, names: TensorNames) -> Source:
 
 
 def _in_first(source: Source) -> Source:
-    """Of a stack [experts, out, in] the same of [experts, in, out]."""
+    """Of a stack [experts, out, in] the same of [experts, in, out]; vectors as they are."""
+    if len(source.shapes[0]) == 2:
+        return source
     ((experts, size_out, size_in),) = source.shapes
     return dataclasses.replace(source, shapes=((experts, size_in, size_out),), in_first=True)
 
@@ -51,9 +53,16 @@ def _alternating(source: Source) -> Source:
     """Of gates and ups together the same, where they come in turns; anything else as it is."""
     if "gate_up_proj" not in source.names[0]:
         return source
-    (row,) = source.rows
-    half = row.count // 2
-    return dataclasses.replace(source, rows=(Rows(0, 0, half, 2), Rows(0, 1, half, 2)))
+    shape = source.shapes[0]
+    size_out = shape[1] if len(shape) == 3 and not source.in_first else shape[-1]
+    halves = ((0, size_out // 2), (size_out // 2, size_out))
+    pieces = [
+        (place, max(row.start, start) - start, min(row.start + row.count, stop) - start)
+        for row in source.rows
+        for place, (start, stop) in enumerate(halves)
+    ]
+    rows = tuple(Rows(0, 2 * first + place, last - first, 2) for place, first, last in pieces if first < last)
+    return dataclasses.replace(source, rows=rows)
 
 
 def _places(names: Sequence[str], pack: Packed) -> list[int] | None:

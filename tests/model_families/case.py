@@ -35,6 +35,8 @@ class Served:
     page_size: int
     chunk: int
     tp: int = 1
+    ep: int | None = None
+    redundant: int = 0  # experts
     mixed: bool = False
     overlap: bool = True
     radix: bool = True
@@ -52,6 +54,8 @@ class Served:
             "page_size": self.page_size,
             "chunked_prefill_size": self.chunk,
             "tp_size": self.tp,
+            "ep_size": self.ep,
+            "ep_num_redundant_experts": self.redundant,
             "decode_row_buckets": self.rows,
             "prefill_token_buckets": self.tokens,
             "enable_mixed_chunk": self.mixed,
@@ -62,6 +66,7 @@ class Served:
 
     def __str__(self) -> str:
         flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
+        flags += [f"ep{self.ep}"] * (self.ep is not None) + [f"redundant{self.redundant}"] * (self.redundant > 0)
         flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)
         flags += ["buckets"] * (len(self.rows) > 1) + ["drafts"] * self.drafts
         return "-".join([self.case, *flags])

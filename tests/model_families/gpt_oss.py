@@ -104,7 +104,7 @@ CASES: dict[str, Case] = {
     "deepseek-v3-fp8": Case("DeepseekV3", **v3(hidden_size=80), rewrite=_in_fp8, prepare=_of_float8),
 }
 LIVE = [
-    Served("gpt-oss", page_size=16, chunk=32, tp=2, mixed=True),
+    Served("gpt-oss", page_size=16, chunk=32, tp=2, ep=1, mixed=True),
 ]
 IN_PROCESS = [
     Served("gpt-oss-mxfp4", page_size=1, chunk=48, drafts=True),

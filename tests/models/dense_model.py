@@ -79,9 +79,10 @@ def folder_logits(
     *,
     dtype: Any = jnp.float32,
     load_format: str = "auto",
+    **changes: Any,
 ) -> np.ndarray:
-    """The same for a checkpoint folder."""
-    config = ModelConfig.from_pretrained(folder).for_context(len(token_ids))
+    """The same for a checkpoint folder; `changes` to the config."""
+    config = ModelConfig.from_pretrained(folder).replace(**changes).for_context(len(token_ids))
     params = load_params(folder, config, mesh_of(tp_size), dtype, load_format, progress=False)
     return logits_of(params, config, token_ids, tp_size, dtype=dtype)
 

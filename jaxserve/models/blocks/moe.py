@@ -1,11 +1,14 @@
-"""A mixture of experts. A shard holds whole experts; every shard routes all tokens and computes what falls to its own.
+"""A mixture of experts. Every shard routes all tokens and computes what falls to the experts that it holds.
+
+A shard has slots of experts. Most often they hold each expert once, and whole; the server's options may have several shards
+hold slices of the same experts, whose answers add up, or some experts be held by several shards (`ExpertSlots`).
 
 Choices (a token and one of its experts) are sorted by expert, so that each expert's tokens stand together; those of experts of
 other shards, and of slots without a token, go behind, into no expert's group, and are not computed. Results return to their
 tokens by a gather and are added up in the order of the token's choices: what a token gets does not depend on what else is in
 the step.
 
-T tokens, K experts per token, E experts of this shard, I an expert's intermediate size.
+T tokens, K experts per token, E experts that this shard holds, I an expert's intermediate size.
 """
 
 from __future__ import annotations
@@ -29,17 +32,19 @@ from jaxserve.models.specs import ClampedSwiglu, MoESpec
 class MoE(nnx.Module):
     def __init__(self, spec: MoESpec, declare: Declare, prefix: str) -> None:
         self.spec = spec
-        self.num_experts = spec.num_experts // declare.tp_size  # local
+        slots = declare.slots_of(spec.num_experts)
+        self.num_experts, self.slices = slots.per_device, slots.slices  # local
+        self.slot_table = declare.slot_table()
         size, hidden, experts = spec.intermediate_size, declare.hidden_size, f"{prefix}.experts"
         gate_up = [{f"{experts}.{e}.{name}_proj.weight": size for name in ("gate", "up")} for e in range(spec.num_experts)]
         down = [{f"{experts}.{e}.down_proj.weight": hidden} for e in range(spec.num_experts)]
         self.router, self.router_bias, self.correction = declare_router(spec, declare, f"{prefix}.gate")
-        self.gate_up = declare.expert_matrices(gate_up, hidden, ("hidden", "expert_mlp"), f"{experts}.gate_up_proj")
+        self.gate_up = declare.expert_matrices(gate_up, hidden, ("hidden", "expert_gate_up"), f"{experts}.gate_up_proj")
         self.down = declare.expert_matrices(down, size, ("expert_mlp", "hidden"), f"{experts}.down_proj")
         inner_bias, bias = (f"{experts}.{name}_proj_bias" for name in ("gate_up", "down"))
         count = spec.num_experts
-        self.gate_up_bias = declare.expert_vectors(inner_bias, count, 2 * size, "expert_mlp") if spec.bias else None
-        self.down_bias = declare.expert_vectors(bias, count, hidden, "hidden") if spec.bias else None
+        self.gate_up_bias = declare.expert_vectors(inner_bias, count, (size, size), "expert_gate_up") if spec.bias else None
+        self.down_bias = declare.expert_vectors(bias, count, (hidden,), "hidden") if spec.bias else None
         # Several shared experts are one in checkpoints. Its gate is a router of one.
         self.shared = DenseMLP(spec.shared, declare, f"{prefix}.shared_experts") if spec.shared is not None else None
         self.shared_gate = declare.router(f"{prefix}.shared_expert_gate.weight", 1) if spec.gates_shared else None
@@ -49,7 +54,7 @@ class MoE(nnx.Module):
         with jax.named_scope("route"):
             params = RouterParams(self.router, self.router_bias, self.correction)
             weights, experts = route(x, params, self.spec.router, self.spec.experts_per_token)
-            sorted_ = _sort(self._local(experts, context.is_live), self.num_experts)
+            sorted_ = _sort(self._local(self._slots(experts, context), context.is_live), self.num_experts)
         with jax.named_scope("experts"):
             rows = x[sorted_.choices // self.spec.experts_per_token]
             if self.spec.weighs_inputs:
@@ -77,9 +82,21 @@ class MoE(nnx.Module):
         gate = jax.nn.sigmoid(self.shared_gate.get_value().project(x, jnp.float32))
         return (out * gate).astype(x.dtype)
 
-    def _local(self, experts: jax.Array, is_live: jax.Array | None) -> jax.Array:
+    def _slots(self, experts: jax.Array, context: StepContext) -> jax.Array:
+        """int32 [T, K]: slots that hold these experts. Several take turns by the token's position, which, as the order that
+        answers add up in, is the same whatever else is in the step."""
+        if self.slot_table is None:
+            return experts
+        table = self.slot_table[...]
+        slots: jax.Array = table[experts, 1 + context.positions[:, None] % table[experts, 0]]
+        return slots
+
+    def _local(self, slots: jax.Array, is_live: jax.Array | None) -> jax.Array:
         """int32 [T, K]: this shard's experts from 0; E for all that it has not to compute."""
-        local = experts - jax.lax.axis_index(TENSOR_AXIS) * self.num_experts
+        group = jax.lax.axis_index(TENSOR_AXIS)
+        if self.slices > 1:
+            group = group // self.slices
+        local = slots - group * self.num_experts
         is_mine = (local >= 0) & (local < self.num_experts)
         if is_live is not None:
             is_mine &= is_live[:, None]

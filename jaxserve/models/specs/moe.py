@@ -88,7 +88,6 @@ class MoESpec:
         self.router.check(self.num_experts, self.experts_per_token)
 
     def check_tp(self, tp_size: int) -> None:
-        """ValueError with both numbers if the experts cannot be dealt out to `tp_size` devices."""
-        check_divides("num_experts", self.num_experts, tp_size)
+        """ValueError with both numbers if what all tokens go through cannot be split over `tp_size` devices."""
         if self.shared is not None:
             check_divides("size of shared experts", self.shared.intermediate_size, tp_size)
