@@ -1,8 +1,8 @@
 """Which devices hold which experts, and which of them are held twice.
 
 Experts are dealt out to groups of devices, `ep_size` of them; the devices of a group hold the same experts, each a slice of
-every expert's columns. In each layer all groups have as many slots, each of which holds an expert; slots that are left over hold
-experts that another group holds as well. Nothing here imports JAX.
+every expert's columns. In each layer all groups have as many slots, each of which holds an expert; slots that are left
+over hold experts that another group holds as well. Nothing here imports JAX.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def place_experts(
     if not mixtures:
         if is_in_order and ep_size == 1:
             return None
-        raise ValueError(f"experts are placed by options (--ep-size, ...), but {architecture} has none.")
+        raise ValueError(f"--ep-size {ep_size} needs a model with experts; {architecture} has none.")
     placement = ExpertPlacement(ep_size=ep_size, num_redundant=num_redundant)
     for spec in dict.fromkeys(mixtures):
         placement.check(spec, tp_size)
@@ -117,7 +117,7 @@ def place_experts(
         raise ValueError("--init-expert-location needs several groups of devices to place experts on; --ep-size is 1.")
     counts = {spec.num_experts for spec in mixtures}
     if len(counts) > 1:
-        raise ValueError(f"--init-expert-location and redundant experts need layers of as many experts, not {sorted(counts)}.")
+        raise ValueError(f"--init-expert-location needs a model whose layers have as many experts each; got {sorted(counts)}.")
     num_experts = counts.pop()
     num_slots = num_experts + num_redundant
     if location == IN_ORDER:

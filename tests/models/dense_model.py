@@ -55,6 +55,15 @@ def logits_of(
     dtype: Any = jnp.float32,
 ) -> np.ndarray:
     """float32 [T, vocab] for one sequence, every position."""
+    ids = np.asarray(token_ids, np.int32)
+    logits, layers_seen = program_of(config, tp_size, dtype)(params, ids, np.arange(len(ids), dtype=np.int32))
+    assert layers_seen == config.num_layers
+    assert logits.dtype == jnp.float32
+    return np.asarray(logits)
+
+
+def program_of(config: ModelConfig, tp_size: int, dtype: Any = jnp.float32) -> Any:
+    """Jitted: (params, ids int32 [T], positions int32 [T]) -> (logits, layers seen)."""
     decoder = build_decoder(config, tp_size)
 
     def run(params: Any, ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -64,12 +73,7 @@ def logits_of(
 
     arrays = abstract_params(config, dtype, tp_size)
     specs = (jax.tree.map(lambda info: info.spec, arrays), PartitionSpec(), PartitionSpec())
-    program = jax.shard_map(run, mesh=mesh_of(tp_size), in_specs=specs, out_specs=PartitionSpec(), check_vma=False)
-    ids = np.asarray(token_ids, np.int32)
-    logits, layers_seen = jax.jit(program)(params, ids, np.arange(len(ids), dtype=np.int32))
-    assert layers_seen == config.num_layers
-    assert logits.dtype == jnp.float32
-    return np.asarray(logits)
+    return jax.jit(jax.shard_map(run, mesh=mesh_of(tp_size), in_specs=specs, out_specs=PartitionSpec(), check_vma=False))
 
 
 def folder_logits(

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from dense_model import folder_logits, oracle_logits, prompt
+from dense_model import folder_logits, mesh_of, oracle_logits, program_of, prompt
+from jax.sharding import NamedSharding
 from model_families import CASES
 
+from jaxserve.aot.hlo import count_collectives, expected_collectives
 from jaxserve.executor.expert_record import ExpertRecord
-from jaxserve.models import ModelConfig
+from jaxserve.models import ModelConfig, abstract_params
+from jaxserve.models.conversion import convert
 from jaxserve.models.expert_placement import ExpertPlacement, ExpertSlots, balanced, place_experts
 from jaxserve.models.specs import MoESpec
 from jaxserve.runner import DumpExpertRecord, StartExpertRecord
@@ -80,6 +85,30 @@ def test_dummy_weights_are_the_same_model(ep_size: int, checkpoint: CheckpointOf
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("ep_size", [1, 2])
+def test_converted_weights_are_placed(ep_size: int, checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    folder, ids = checkpoint("gpt-oss"), prompt(8, 300)
+    placement = place(
+        list(ModelConfig.from_pretrained(folder).mixtures), tp_size=2, ep_size=ep_size, num_redundant=2 * (ep_size - 1)
+    )
+    expected = folder_logits(folder, ids, 1)
+    logits = folder_logits(convert(folder, tmp_path, progress=False), ids, 2, load_format="orbax", expert_placement=placement)
+    np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("ep_size", [1, 2, 4])
+def test_collectives_are_those_of_whole_experts(ep_size: int, checkpoint: CheckpointOf) -> None:
+    config = ModelConfig.from_pretrained(checkpoint("gpt-oss"))
+    config = config.replace(expert_placement=place(list(config.mixtures), ep_size=ep_size, num_redundant=4 * (ep_size > 1)))
+
+    def shape(info: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(mesh_of(4), info.spec))
+
+    params, ids = jax.tree.map(shape, abstract_params(config, jnp.float32, 4)), jax.ShapeDtypeStruct((8,), jnp.int32)
+    hlo = program_of(config, 4).lower(params, ids, ids).compile().as_text()
+    assert count_collectives(hlo) == expected_collectives(config, 4)
+
+
 def test_quantized_experts_are_placed(checkpoint: CheckpointOf) -> None:
     """Of whole experts the scales are the same wherever they stand."""
     folder, ids = checkpoint("mixtral"), prompt(8, 300)
@@ -135,7 +164,7 @@ def test_a_record_is_read(tmp_path: Path) -> None:
     record.carry_out(DumpExpertRecord(str(file)), counts)  # type: ignore[arg-type]
     placement = place(num_redundant=4, location=str(file))
     assert placement is not None
-    assert [(of_layer.count(0), of_layer.count(7)) for of_layer in placement.experts] == [(4, 1), (1, 4)]
+    assert [placement.experts[0].count(0), placement.experts[1].count(7)] == [4, 4]
     steps = json.dumps({"logical_count": [counts.tolist(), counts.tolist()]})
     assert place(num_redundant=4, location=steps) == placement
 
@@ -163,8 +192,8 @@ def test_a_map_is_taken_as_it_is() -> None:
         ({"location": '{"logical_count": [[1, 2], [3, 4]]}'}, r"must be \[3 or 2, 8\] numbers; got \[2, 2\]"),
         ({"location": json.dumps({"logical_count": [[-1] * 8] * 3})}, "must not be negative; got -1"),
         ({"location": json.dumps({"physical_to_logical_map": [[0] * 8] * 3})}, "all of 8 experts"),
-        ({"layers": [None], "ep_size": 4, "num_redundant": 4}, "but Some has none"),
-        ({"layers": [None], "ep_size": 2}, "but Some has none"),
+        ({"layers": [None], "num_redundant": 4}, "--ep-size 4 needs a model with experts; Some has none"),
+        ({"layers": [None], "ep_size": 2}, "--ep-size 2 needs a model with experts; Some has none"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

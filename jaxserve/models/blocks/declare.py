@@ -91,7 +91,7 @@ class Declare:
 
         def own(expert: int, part: int) -> Source:
             sizes, column = parts[expert], 0 if cuts_out else part * size_in // cut_in
-            rows = (_slice(index, 0, size, part, cut_out) for index, size in enumerate(sizes.values()))
+            rows = (_slice(index, 0, size, part % cut_out, cut_out) for index, size in enumerate(sizes.values()))
             shapes = tuple((size, size_in) for size in sizes.values())
             return Source(tuple(sizes), shapes, tuple(rows), transposed=True, first_column=column)
 
