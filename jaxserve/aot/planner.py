@@ -22,7 +22,7 @@ from jaxserve.aot.programs import Compilation, ProgramReport
 from jaxserve.aot.roofline import Interconnect, ModelShard, Prediction, StepShape, StepWork, predict, step_work
 from jaxserve.aot.targets import Target, links_per_chip, without_devices
 from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
-from jaxserve.executor.blueprint import Blueprint, NumPages
+from jaxserve.executor.blueprint import Blueprint, NumPages, placement_of
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.memory import (
     DeviceMemory,
@@ -118,7 +118,7 @@ def _demand(args: ServerArgs, config: ModelConfig, target: Target) -> Demand:
     dtype = defaults.dtype if args.dtype == "auto" else args.dtype
     kv_dtype = KV_CACHE_DTYPES[args.kv_cache_dtype]
     return Demand(
-        config,
+        config.replace(expert_placement=placement_of(args, config)),
         dtype,
         dtype if kv_dtype == "auto" else kv_dtype,
         args.context_length or config.context_len,

@@ -27,10 +27,22 @@ from jaxserve.executor.step import Params, Step
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, LatentBackend, choose_backend, choose_latent_backend
 from jaxserve.kernels.native import few_rows
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
-from jaxserve.models.expert_placement import place_experts
+from jaxserve.models.expert_placement import ExpertPlacement, place_experts
 from jaxserve.runner import KVGroup, RunnerSpec
 
 NumPages: TypeAlias = tuple[int, ...]  # of each KV group's pool, in the order of ModelConfig.kv_windows
+
+
+def placement_of(args: ServerArgs, config: ModelConfig) -> ExpertPlacement | None:
+    """What options say of experts. ValueError for what cannot be."""
+    return place_experts(
+        layers=config.mixtures,
+        architecture=config.architecture,
+        tp_size=args.tp_size,
+        ep_size=args.ep_size,
+        num_redundant=args.ep_num_redundant_experts,
+        location=args.init_expert_location,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,15 +55,7 @@ class Blueprint:
     @staticmethod
     def draw(args: ServerArgs, config: ModelConfig, mesh: Mesh) -> Blueprint:
         """ValueError with the reason if the model cannot be split so, or if no attention backend serves it."""
-        placement = place_experts(
-            layers=config.mixtures,
-            architecture=config.architecture,
-            tp_size=args.tp_size,
-            ep_size=args.ep_size,
-            num_redundant=args.ep_num_redundant_experts,
-            location=args.init_expert_location,
-        )
-        config = config.replace(quantization=args.quantization, expert_placement=placement)
+        config = config.replace(quantization=args.quantization, expert_placement=placement_of(args, config))
         config = config.for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
         if args.expert_distribution_recorder_mode is not None and not config.num_experts:

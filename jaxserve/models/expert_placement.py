@@ -140,9 +140,10 @@ def balanced(loads: Sequence[float], num_slots: int, num_groups: int) -> tuple[i
     for _ in range(num_slots - len(wanted)):
         copies[np.argmax(np.where(copies < num_groups, wanted / copies, -1))] += 1
     share = wanted / copies
+    by_share = np.argsort(-share, kind="stable")
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     work = np.zeros(num_groups)
-    for expert in np.repeat(np.argsort(-share, kind="stable"), copies[np.argsort(-share, kind="stable")]).tolist():
+    for expert in np.repeat(by_share, copies[by_share]).tolist():
         free = [group for group in range(num_groups) if len(groups[group]) < num_slots // num_groups]
         group = min(free, key=lambda group: (expert in groups[group], work[group]))
         groups[group].append(expert)
