@@ -54,13 +54,12 @@ class Served:
             "page_size": self.page_size,
             "chunked_prefill_size": self.chunk,
             "tp_size": self.tp,
-            "ep_size": self.ep,
-            "ep_num_redundant_experts": self.redundant,
             "decode_row_buckets": self.rows,
             "prefill_token_buckets": self.tokens,
             "enable_mixed_chunk": self.mixed,
             "disable_overlap_schedule": not self.overlap,
             "disable_radix_cache": not self.radix,
+            **({} if self.ep is None else {"ep_size": self.ep, "ep_num_redundant_experts": self.redundant}),
             **({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3} if self.drafts else {}),
         }
 
