@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -67,6 +67,15 @@ def test_what_is_counted() -> None:
     assert (record["output_lens"], record["errors"]) == ([50, 50, 0], ["", "", "This prompt is refused."])
 
 
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Also where the tests were started in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_keeps_what_is_there() -> None:
     engine = StubEngine(on_slow=lambda: os.kill(os.getpid(), signal.SIGINT))
     record = bench(engine, ["one", "slow"]).run()

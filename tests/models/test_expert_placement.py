@@ -76,7 +76,7 @@ def test_logits_of_every_mixture(name: str, ep_size: int, checkpoint: Checkpoint
     check_logits(checkpoint(name), 4, ep_size, 4 if ep_size > 1 else 0, 0 if ep_size > 1 else None)
 
 
-@pytest.mark.parametrize("ep_size", [2, 4])
+@pytest.mark.parametrize("ep_size", [2])
 def test_dummy_weights_are_the_same_model(ep_size: int, checkpoint: CheckpointOf) -> None:
     folder, ids = checkpoint("gpt-oss"), prompt(8, 300)
     placement = place(list(ModelConfig.from_pretrained(folder).mixtures), ep_size=ep_size, num_redundant=4)
@@ -85,7 +85,7 @@ def test_dummy_weights_are_the_same_model(ep_size: int, checkpoint: CheckpointOf
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("ep_size", [1, 2])
+@pytest.mark.parametrize("ep_size", [1])
 def test_converted_weights_are_placed(ep_size: int, checkpoint: CheckpointOf, tmp_path: Path) -> None:
     folder, ids = checkpoint("gpt-oss"), prompt(8, 300)
     placement = place(
@@ -96,7 +96,7 @@ def test_converted_weights_are_placed(ep_size: int, checkpoint: CheckpointOf, tm
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("ep_size", [1, 2, 4])
+@pytest.mark.parametrize("ep_size", [1, 2])
 def test_collectives_are_those_of_whole_experts(ep_size: int, checkpoint: CheckpointOf) -> None:
     config = ModelConfig.from_pretrained(checkpoint("gpt-oss"))
     config = config.replace(expert_placement=place(list(config.mixtures), ep_size=ep_size, num_redundant=4 * (ep_size > 1)))

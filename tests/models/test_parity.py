@@ -20,7 +20,7 @@ ATOL = 1e-4
 CheckpointOf = Callable[[str], Path]
 
 
-@pytest.mark.parametrize("tp_size", [1, 2, 4])
+@pytest.mark.parametrize("tp_size", [1, pytest.param(2, marks=pytest.mark.matrix), 4])
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_transformers(name: str, tp_size: int, checkpoint: CheckpointOf) -> None:
     folder = checkpoint(name)
