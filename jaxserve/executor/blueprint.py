@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from typing import Any, TypeAlias
 
 import jax
@@ -17,7 +18,7 @@ from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
 from jaxserve.executor.attention_chunks import check_page_size
 from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
-from jaxserve.executor.kv_cache import KVCacheLayout, KVPool
+from jaxserve.executor.kv_cache import ArraysLayout, KVCacheLayout, KVPool
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import StepPrograms
@@ -27,8 +28,11 @@ from jaxserve.executor.step import Params, Step
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, LatentBackend, choose_backend, choose_latent_backend
 from jaxserve.kernels.native import few_rows
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
+from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.expert_placement import ExpertPlacement, place_experts
 from jaxserve.runner import KVGroup, RunnerSpec
+
+logger = logging.getLogger(__name__)
 
 NumPages: TypeAlias = tuple[int, ...]  # of each KV group's pool, in the order of ModelConfig.kv_windows
 
@@ -45,6 +49,22 @@ def placement_of(args: ServerArgs, config: ModelConfig) -> ExpertPlacement | Non
     )
 
 
+def _with_states(args: ServerArgs, config: ModelConfig) -> ServerArgs:
+    """What options become for a model whose layers keep states. ValueError for what cannot be."""
+    if not config.state_layers:
+        return args
+    if args.speculative_algorithm is not None:
+        raise ValueError(
+            f"--speculative-algorithm is not supported for {config.architecture}: a draft that is not accepted cannot be taken "
+            "back out of a layer's state."
+        )
+    if not args.disable_radix_cache:
+        logger.info(
+            "%s keeps states, which prefixes are not cached with yet: as with --disable-radix-cache", config.architecture
+        )
+    return args.replace(disable_radix_cache=True)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blueprint:
     args: ServerArgs  # without an "auto" left
@@ -58,6 +78,7 @@ class Blueprint:
         config = config.replace(quantization=args.quantization, expert_placement=placement_of(args, config))
         config = config.for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
+        args = _with_states(args, config)
         if args.expert_distribution_recorder_mode is not None and not config.num_experts:
             raise ValueError(f"--expert-distribution-recorder-mode needs a model with experts; {config.architecture} has none.")
         chip = Chip.of(mesh.devices.flat[0])
@@ -194,9 +215,19 @@ class Blueprint:
         )
 
     def kv_cache(self, num_pages: NumPages) -> KVCacheLayout:
-        """The arrays that hold all pools."""
+        """The arrays that hold all pools, and the states."""
         total = max(pool.end for pool in self.pools(num_pages).values())
-        return KVCacheLayout(self.backend.kv_pages(), total, self.args.tp_size)
+        return KVCacheLayout(ArraysLayout(self.backend.kv_pages(), total, self.args.tp_size), self.states)
+
+    @property
+    def states(self) -> ArraysLayout | None:
+        """One for each layer that keeps states and each request row, and one for padding rows."""
+        mixers = self.config.state_layers
+        if not mixers:
+            return None
+        assert self.args.max_running_requests
+        arrays = state_arrays(mixers[0], jnp.dtype(self.args.dtype), self.args.tp_size)
+        return ArraysLayout(arrays, len(mixers) * (self.args.max_running_requests + 1), self.args.tp_size)
 
     def programs(self, num_pages: NumPages) -> StepPrograms:
         return StepPrograms(

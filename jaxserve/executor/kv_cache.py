@@ -1,18 +1,26 @@
 """The KV cache's arrays: shapes and shardings, from what a backend says of a page, and where in them each group's pages lie.
 
-Knows no heads and no tokens.
+Of models whose layers keep states, too: there a state is what a page is elsewhere, and each request row has one. Knows no heads
+and no tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import PartitionSpec
 
 from jaxserve.kernels.api import PageArray
 from jaxserve.models import TENSOR_AXIS
+
+
+class PagesAndStates(NamedTuple):
+    """What is kept where some layers attend and others have states."""
+
+    pages: Any
+    states: dict[str, Any]  # arrays [layers * request rows, *state]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,25 +43,41 @@ class KVPool:
 
 @dataclasses.dataclass(frozen=True)
 class KVCacheLayout:
-    """A pytree of PageArray, `num_pages` times (those of all layers), over `tp_size` shards."""
+    """All that is kept of sequences: pages, and states if the model has some."""
 
-    pages: Any
-    num_pages: int
+    pages: ArraysLayout
+    states: ArraysLayout | None
+
+    def shapes(self) -> Any:
+        """ShapeDtypeStruct per array, all shards together."""
+        return self.pages.shapes() if self.states is None else PagesAndStates(self.pages.shapes(), self.states.shapes())
+
+    def specs(self) -> Any:
+        """PartitionSpec per array."""
+        return self.pages.specs() if self.states is None else PagesAndStates(self.pages.specs(), self.states.specs())
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraysLayout:
+    """A pytree of PageArray, `count` times (those of all layers), over `tp_size` shards."""
+
+    arrays: Any
+    count: int
     tp_size: int
 
     def shapes(self) -> Any:
         """ShapeDtypeStruct per array, all shards together."""
-        return jax.tree.map(self._shape, self.pages)
+        return jax.tree.map(self._shape, self.arrays)
 
     def specs(self) -> Any:
         """PartitionSpec per array."""
-        return jax.tree.map(_spec, self.pages)
+        return jax.tree.map(_spec, self.arrays)
 
     def _shape(self, page: PageArray) -> jax.ShapeDtypeStruct:
         shape = list(page.shape)
         if page.head_axis is not None:
             shape[page.head_axis] *= self.tp_size
-        return jax.ShapeDtypeStruct((self.num_pages, *shape), page.dtype)
+        return jax.ShapeDtypeStruct((self.count, *shape), page.dtype)
 
 
 def _spec(page: PageArray) -> PartitionSpec:

@@ -74,7 +74,7 @@ class StepMemory:
         compiles, none of them larger than these."""
         *forward, sampling, scoring = programs
         known = weight_bytes(blueprint) + page_table_bytes(blueprint) + hidden_bytes(blueprint)
-        known += pool_bytes(num_pages, blueprint.page_bytes)
+        known += pool_bytes(num_pages, blueprint.page_bytes) + state_bytes(blueprint)
         inputs = max(max(program.arguments for program in forward) - known, 0)
         return StepMemory(
             temporaries=max(program.beside_arguments for program in programs)
@@ -96,6 +96,7 @@ class MemoryBudget:
     row_tables: int  # what is kept per request row: penalty counts, biases, histories that drafts are looked up in
     page_table: int
     hidden: int  # the newest step's hidden states
+    states: int  # of the request rows, in the layers that keep some
     steps: StepMemory | None  # None: not compiled
     page_bytes: tuple[int, ...]  # per KV group: of a page in all its layers
     kv_groups: tuple[KVGroup, ...]  # with their pools
@@ -119,7 +120,7 @@ class MemoryBudget:
 
     @property
     def free(self) -> int:
-        tables = self.row_tables + self.page_table + self.hidden
+        tables = self.row_tables + self.page_table + self.hidden + self.states
         return self.total - (self.others + self.weights + tables + self.temporaries + self.code + self.kv_pool)
 
 
@@ -135,7 +136,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
     """Pages as --max-total-tokens says, or as many as fit and can be used. ValueError, with the numbers, if none fits."""
     weights, page_table, hidden = weight_bytes(blueprint), page_table_bytes(blueprint), hidden_bytes(blueprint)
     spec, ratio = blueprint.spec(blueprint.pages_each(1)), blueprint.args.swa_full_tokens_ratio
-    row_tables = _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[1])
+    row_tables, states = _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[1]), state_bytes(blueprint)
     first_pages = fitting_pages = _pages_asked_for(blueprint)
     if not first_pages:
         mem_fraction = blueprint.args.mem_fraction_static
@@ -143,7 +144,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         available = bytes_for_pools(
             device,
             mem_fraction=mem_fraction,
-            table_bytes=row_tables + page_table + hidden,
+            table_bytes=row_tables + page_table + hidden + states,
             step_bytes=0 if steps is None else steps.temporaries + steps.code,
             page_bytes=sum(blueprint.page_bytes),
             page_size=blueprint.page_size,
@@ -160,6 +161,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         row_tables=row_tables,
         page_table=page_table,
         hidden=hidden,
+        states=states,
         steps=steps,
         page_bytes=blueprint.page_bytes,
         kv_groups=blueprint.spec(pools_of(spec, ratio, first_pages)).kv_groups,
@@ -207,6 +209,11 @@ def hidden_bytes(blueprint: Blueprint) -> int:
     return _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[0].hidden)
 
 
+def state_bytes(blueprint: Blueprint) -> int:
+    layout = blueprint.states
+    return 0 if layout is None else layout.count * sum(array.nbytes for array in jax.tree.leaves(layout.arrays))
+
+
 def _num_bytes(shapes: Any) -> int:
     """Of a pytree of ShapeDtypeStructs with shardings."""
     leaves = jax.tree.leaves(shapes)
@@ -243,6 +250,7 @@ def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:
     sizes = (
         ("weights", budget.weights, ""),
         *_pool_lines(budget, blueprint),
+        *([("states", budget.states, f"of {args.max_running_requests} requests")] if budget.states else []),
         ("row tables", budget.row_tables, ""),
         ("page table", budget.page_table, ""),
         ("hidden states", budget.hidden, "of the newest step"),

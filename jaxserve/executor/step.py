@@ -18,12 +18,14 @@ import jax.numpy as jnp
 from jaxserve.executor.attention_chunks import AttentionRows, chunk_rows
 from jaxserve.executor.forward_batch import NUM_DECODE_ROWS, Bucket, ForwardBatch, TokenPlacement, place_tokens, unpack
 from jaxserve.executor.input_embeds import with_given
-from jaxserve.executor.kv_cache import KVPool
+from jaxserve.executor.kv_cache import KVPool, PagesAndStates
 from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
+from jaxserve.kernels.state_rows import StateRows
 from jaxserve.models import Decoder
-from jaxserve.models.blocks.attend import Inputs, LatentInputs, Mixer
+from jaxserve.models.blocks.attend import HeadInputs, Inputs, LatentInputs, Mixer, StateInputs
+from jaxserve.models.specs import AttentionMixer, SelfAttentionSpec, StateMixer
 
 Params = dict[str, Any]
 
@@ -33,7 +35,7 @@ Params = dict[str, Any]
 class ForwardState:
     """What the forward half keeps on the device. Of each group's rows in the page table the last is that of padding rows."""
 
-    kv: Any  # the backend's arrays [pages of all layers, *page shape]; each KV group has its part of them
+    kv: Any  # the backend's arrays [pages of all layers, *page shape], each KV group has its part of them; or PagesAndStates
     page_table: jax.Array  # int32 [groups * (max_rows + 1), max_pages_per_row]: group by group, all rows of each
     hidden: jax.Array  # [slots, hidden size] behind the final norm, of the newest step's tokens; for `scoring`, `input_embeds`
     expert_counts: jax.Array | None = None  # uint32 [layers with experts, experts]: tokens that went to each, if recorded
@@ -66,8 +68,20 @@ class Step:
         }
         token_ids = _input_tokens(batch, placement, inputs)
 
+        num_lines = len(tables[0])
+        state_rows = self._plan_states(batch, placement, bucket) if isinstance(state.kv, PagesAndStates) else None
+
         def attend(inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
-            return self._attend(inputs, kv, layer, plans[layer.window], self.pools[layer.window].page_offset(index))
+            if isinstance(inputs, StateInputs):
+                assert state_rows is not None
+                out, states = inputs.update(kv.states, state_rows.at(index * num_lines))
+                return out, kv._replace(states=states)
+            assert not isinstance(layer, StateMixer)
+            plan, offset = plans[layer.window], self.pools[layer.window].page_offset(index)
+            if state_rows is None:
+                return self._attend(inputs, kv, layer, plan, offset)
+            out, pages = self._attend(inputs, kv.pages, layer, plan, offset)
+            return out, kv._replace(pages=pages)
 
         x = self.decoder.embed(params, token_ids)
         if batch.input_ids is not None:
@@ -86,17 +100,23 @@ class Step:
         return ForwardState(kv, page_table, jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0)), counts), forwarded
 
     def _attend(
-        self, inputs: Inputs, kv: Any, layer: Mixer, metadata: AttentionMetadata, page_offset: jax.Array
+        self,
+        inputs: HeadInputs | LatentInputs,
+        pages: Any,
+        layer: AttentionMixer,
+        metadata: AttentionMetadata,
+        page_offset: jax.Array,
     ) -> tuple[jax.Array, Any]:
         if isinstance(inputs, LatentInputs):
             latent = cast(LatentBackend, self.attention)
-            kv = latent.write(inputs.rows, kv, metadata, page_offset)
-            return latent.attend(inputs.queries, kv, metadata, page_offset, scale=layer.scale), kv
+            pages = latent.write(inputs.rows, pages, metadata, page_offset)
+            return latent.attend(inputs.queries, pages, metadata, page_offset, scale=layer.scale), pages
+        assert isinstance(layer, SelfAttentionSpec)
         by_head = cast(AttentionBackend, self.attention)
-        q, kv = by_head.rope_and_write(inputs.qkv, inputs.rotary, kv, metadata, page_offset)
+        q, pages = by_head.rope_and_write(inputs.qkv, inputs.rotary, pages, metadata, page_offset)
         out = by_head.ragged_paged_attention(
             q,
-            kv,
+            pages,
             metadata,
             page_offset,
             scale=layer.scale,
@@ -104,7 +124,13 @@ class Step:
             soft_cap=layer.soft_cap,
             sinks=inputs.sinks,
         )
-        return out, kv
+        return out, pages
+
+    def _plan_states(self, batch: ForwardBatch, placement: TokenPlacement, bucket: Bucket) -> StateRows:
+        """Of the first layer that has some. A row that begins at position 0 begins with nothing, whoever had it before."""
+        is_new = batch.seq_lens == batch.extend_lens
+        one_each = bucket.decode_only
+        return StateRows.of(batch.rows, is_new, placement.cu_q_lens, placement.row_index, one_each=one_each)
 
     def _plan_attention(
         self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket, window: int | None

@@ -19,7 +19,7 @@ TENSOR_AXIS = "tensor"
 
 # The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
 # the fused gate and up matrix; experts: slots of experts; expert_mlp, expert_gate_up: columns inside of
-# one, or of a slice of it; every_head: all heads, on every device; latent: of queries, or of keys and values.
+# one, or of a slice of it; every_head: all heads, on every device; taps: of a convolution; latent: of queries, or of keys and values.
 LOGICAL_TO_MESH: dict[str, str | None] = {
     "vocab": TENSOR_AXIS,
     "heads": TENSOR_AXIS,
@@ -35,6 +35,7 @@ LOGICAL_TO_MESH: dict[str, str | None] = {
     "latent": None,
     "hidden": None,
     "head_dim": None,
+    "taps": None,
 }
 
 
@@ -64,6 +65,7 @@ class Source:
     in_first: bool = False
     unit_rows: bool = False  # each row, of all columns, is divided by its length
     first_column: int = 0  # of [out, in], of those that are meant
+    of_conv: bool = False  # files have [out, 1, in]: of a convolution per channel
 
 
 @dataclasses.dataclass(frozen=True)

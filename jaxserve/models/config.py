@@ -16,7 +16,7 @@ from typing import Any
 from jaxserve.models.expert_placement import ExpertPlacement
 from jaxserve.models.families import find_family, required_int
 from jaxserve.models.rope_config import merge_overrides
-from jaxserve.models.specs import LayerSpec, MoESpec, NormSpec
+from jaxserve.models.specs import AttentionMixer, LayerSpec, MoESpec, NormSpec, StateMixer
 from jaxserve.models.tensor_names import LLAMA_NAMES, TensorNames
 
 STORED_FORMATS = ("fp8", "mxfp4")  # of quantized checkpoints, what quant_method may be
@@ -73,14 +73,24 @@ class ModelConfig:
         return dim
 
     @property
+    def attention(self) -> tuple[AttentionMixer, ...]:
+        """Of the layers that attend, in order."""
+        return tuple(layer.mixer for layer in self.layers if not isinstance(layer.mixer, StateMixer))
+
+    @property
+    def state_layers(self) -> tuple[StateMixer, ...]:
+        """Mixers of the layers that keep a state instead, in order."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, StateMixer))
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
-        """Per layer: tokens visible including the newest; None: all."""
-        return tuple(layer.mixer.window for layer in self.layers)
+        """Per layer that attends: tokens visible including the newest; None: all."""
+        return tuple(mixer.window for mixer in self.attention)
 
     @property
     def chunk_sizes(self) -> frozenset[int]:
         """The windows that are chunks: a token sees its own chunk of so many positions."""
-        return frozenset(layer.mixer.window for layer in self.layers if layer.mixer.window and layer.mixer.is_chunked)
+        return frozenset(mixer.window for mixer in self.attention if mixer.window and mixer.is_chunked)
 
     @property
     def kv_windows(self) -> tuple[int | None, ...]:
@@ -89,9 +99,9 @@ class ModelConfig:
 
     @property
     def kv_indices(self) -> tuple[int, ...]:
-        """Per layer: its number in its KV group."""
-        windows = self.windows
-        return tuple(windows[:layer].count(window) for layer, window in enumerate(windows))
+        """Per layer: its number in its KV group, or among those that keep a state."""
+        groups = [getattr(layer.mixer, "window", "states") for layer in self.layers]
+        return tuple(groups[:layer].count(group) for layer, group in enumerate(groups))
 
     @property
     def mixtures(self) -> tuple[MoESpec | None, ...]:
@@ -113,16 +123,16 @@ class ModelConfig:
 
     @property
     def uses_soft_cap(self) -> bool:
-        return any(layer.mixer.soft_cap is not None for layer in self.layers)
+        return any(mixer.soft_cap is not None for mixer in self.attention)
 
     @property
     def uses_sinks(self) -> bool:
-        return any(layer.mixer.sinks for layer in self.layers)
+        return any(mixer.sinks for mixer in self.attention)
 
     @property
     def context_len(self) -> int:
         """Most tokens in one sequence: max_position_embeddings, or more where rope scaling comes on top of it."""
-        return max(layer.mixer.rope.extended_len(self.max_position_embeddings) for layer in self.layers)
+        return max(mixer.rope.extended_len(self.max_position_embeddings) for mixer in self.attention)
 
     def replace(self, **changes: Any) -> ModelConfig:
         return dataclasses.replace(self, **changes)
@@ -152,7 +162,7 @@ class ModelConfig:
             raise ValueError(f"{folder / 'config.json'}: a value is of the wrong kind: {error}.") from error
 
     def _of_all_attention(self, name: str) -> Any:
-        values = dict.fromkeys(getattr(layer.mixer, name) for layer in self.layers)
+        values = dict.fromkeys(getattr(mixer, name) for mixer in self.attention)
         if len(values) != 1:
             raise ValueError(f"the layers of {self.architecture} differ in {name}: {', '.join(map(str, values))}.")
         return next(iter(values))

@@ -10,7 +10,7 @@ import jax
 
 from jaxserve.models.rope import rope_cos_sin
 from jaxserve.models.rope_config import RopeConfig
-from jaxserve.models.specs import LatentAttentionSpec, LayerSpec, SelfAttentionSpec
+from jaxserve.models.specs import AttentionMixer
 
 CosSin: TypeAlias = tuple[jax.Array, jax.Array]
 
@@ -28,15 +28,15 @@ class StepContext:
     def of(
         positions: jax.Array,
         is_live: jax.Array | None,
-        layers: Sequence[LayerSpec],
+        attention: Sequence[AttentionMixer],
         max_position_embeddings: int,
         *,
         counts_experts: bool = False,
     ) -> StepContext:
         with jax.named_scope("rope_tables"):
-            kinds = dict.fromkeys((layer.mixer.rope, layer.mixer.rope_dim) for layer in layers)
+            kinds = dict.fromkeys((mixer.rope, mixer.rope_dim) for mixer in attention)
             tables = {(rope, dim): rope_cos_sin(positions, rope, dim, max_position_embeddings) for rope, dim in kinds}
         return StepContext(positions, is_live, tables, counts_experts)
 
-    def cos_sin(self, attention: SelfAttentionSpec | LatentAttentionSpec) -> CosSin:
+    def cos_sin(self, attention: AttentionMixer) -> CosSin:
         return self.rope_tables[attention.rope, attention.rope_dim]

@@ -79,7 +79,7 @@ class Decoder:
     def context(self, positions: jax.Array, is_live: jax.Array | None = None, *, counts_experts: bool = False) -> StepContext:
         """What `forward` needs to know of a step: positions int32 [T], and which slots hold a token, bool [T]."""
         max_len = self.config.max_position_embeddings
-        return StepContext.of(positions, is_live, self.config.layers, max_len, counts_experts=counts_experts)
+        return StepContext.of(positions, is_live, self.config.attention, max_len, counts_experts=counts_experts)
 
     def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> DecoderOutput:
         """Of embedded tokens [T, hidden_size]."""

@@ -185,7 +185,9 @@ def _fill(block: np.ndarray, checkpoint: Tensors, source: Source, bounds: Bounds
 def _read(checkpoint: Tensors, source: Source, tensor: int, index: tuple[slice, ...]) -> np.ndarray:
     """Of tensor number `tensor`, [out] or [out, in], these rows and columns."""
     name, in_file = source.names[tensor], index[::-1] if source.in_first else index
-    if source.matrix is None:
+    if source.of_conv:
+        rows = checkpoint.read(name, (index[0], slice(0, 1), *index[1:]))[:, 0]
+    elif source.matrix is None:
         rows = checkpoint.read(name, in_file)
     else:
         rows = checkpoint.read(name, (slice(source.matrix, source.matrix + 1), *in_file))[0]

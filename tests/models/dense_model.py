@@ -14,7 +14,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.kernels.rotary import split_and_rotate
 from jaxserve.models import ModelConfig, abstract_params, build_decoder, load_params
-from jaxserve.models.blocks.attend import Inputs, LatentInputs, Mixer
+from jaxserve.kernels.state_rows import StateRows
+from jaxserve.models.blocks.attend import Inputs, LatentInputs, Mixer, StateInputs
+from jaxserve.models.blocks.state_inputs import state_arrays
+from jaxserve.models.specs import StateMixer
 
 
 def mesh_of(tp_size: int) -> Mesh:
@@ -23,6 +26,10 @@ def mesh_of(tp_size: int) -> Mesh:
 
 def dense_attend(inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
     """Causal attention of a sequence to itself; kv counts the layers it has seen."""
+    if isinstance(inputs, StateInputs):
+        assert isinstance(layer, StateMixer)
+        return _from_nothing(inputs, layer), kv + 1
+    assert not isinstance(layer, StateMixer)
     sinks = None
     if isinstance(inputs, LatentInputs):
         q, k, v = inputs.queries, inputs.rows[:, None], inputs.rows[:, None, : layer.latent_dim]
@@ -44,6 +51,16 @@ def dense_attend(inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tup
         scores = jnp.concatenate([scores, sink], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1)[..., :num_tokens].astype(v.dtype)
     return jnp.einsum("hts,shd->thd", weights, v), kv + 1
+
+
+def _from_nothing(inputs: StateInputs, layer: StateMixer) -> jax.Array:
+    """A sequence whose states are zeros before its first token."""
+    arrays = state_arrays(layer, jnp.float32, jax.lax.psum(1, "tensor"))
+    states = {name: jnp.full((1, *array.shape), jnp.nan, array.dtype) for name, array in arrays.items()}
+    num_tokens = inputs.num_tokens
+    ends, row_index = jnp.array([0, num_tokens]), jnp.zeros(num_tokens, jnp.int32)
+    rows = StateRows.of(jnp.zeros(1, jnp.int32), jnp.ones(1, bool), ends, row_index, one_each=False)
+    return inputs.update(states, rows)[0]
 
 
 def logits_of(

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 
 from jaxserve.kernels.rotary import Rotary
-from jaxserve.models.specs import LatentAttentionSpec, SelfAttentionSpec
+from jaxserve.kernels.state_rows import StateRows
+from jaxserve.models.specs import AttentionMixer, StateMixer
 
 
 class HeadInputs(NamedTuple):
@@ -29,8 +30,15 @@ class LatentInputs(NamedTuple):
     rows: jax.Array  # [T, row]: what is kept of the tokens. The first part, of latent_dim, is the value
 
 
-Inputs: TypeAlias = HeadInputs | LatentInputs
-Mixer: TypeAlias = SelfAttentionSpec | LatentAttentionSpec
+class StateInputs(NamedTuple):
+    """Of a mixer that keeps states: (arrays of states, whose they are) -> (out [T, ...], the arrays behind the step)."""
+
+    num_tokens: int
+    update: Callable[[dict[str, Any], StateRows], tuple[jax.Array, dict[str, Any]]]
+
+
+Inputs: TypeAlias = HeadInputs | LatentInputs | StateInputs
+Mixer: TypeAlias = AttentionMixer | StateMixer
 
 
 class Attend(Protocol):
@@ -39,8 +47,8 @@ class Attend(Protocol):
     def __call__(self, inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
         """-> (out [T, H, D], or [T, H, latent_dim] of latents; kv).
 
-        `layer` says window, scale and soft cap; `index` is a traced int32, the layer's number among those of its window. kv is
-        any pytree; it is threaded through to be updated in place.
+        `layer` says window, scale and soft cap; `index` is a traced int32, the layer's number among those of its window, or
+        among those that keep states. kv is any pytree; it is threaded through to be updated in place.
         """
         ...
 

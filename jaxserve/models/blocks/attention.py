@@ -34,6 +34,11 @@ class SelfAttention(nnx.Module):
         self.num_kv_heads = max(spec.num_kv_heads // declare.tp_size, 1)
         groups, rows = _columns(spec, declare.tp_size)
         self.qkv = declare.fused_matrix(_parts(spec, prefix, "weight"), rows, "kv_groups", groups)
+        dim = spec.head_dim
+        gates = [Rows(0, (2 * head + 1) * dim, dim) for head in range(spec.num_heads)]
+        gate, gate_bias = ({f"{prefix}.q_proj.{kind}": 2 * spec.num_heads * dim} for kind in ("weight", "bias"))
+        self.gate = declare.fused_matrix(gate, gates, "heads") if spec.gates_output else None
+        self.gate_bias = declare.fused_bias(gate_bias, gates, "heads") if spec.gates_output and spec.qkv_bias else None
         self.o = declare.matrix(f"{prefix}.o_proj.weight", spec.num_heads * spec.head_dim, "heads")
         bias_parts, norm = _parts(spec, prefix, "bias"), spec.qk_norm
         self.qkv_bias = declare.fused_bias(bias_parts, rows, "kv_groups", groups) if spec.qkv_bias else None
@@ -57,7 +62,10 @@ class SelfAttention(nnx.Module):
             qkv = jnp.concatenate([queries, qkv[:, :, group:]], axis=2)
         with jax.named_scope("attend"):
             out, kv = attend(HeadInputs(qkv, self._rotary(x, context), None if self.sinks is None else self.sinks[...]))
-        return sum_shards(linear(out.reshape(num_tokens, -1), self.o), self.o_bias), kv
+        out = out.reshape(num_tokens, -1)
+        if self.gate is not None:
+            out = out * jax.nn.sigmoid(linear(x, self.gate, self.gate_bias))
+        return sum_shards(linear(out, self.o), self.o_bias), kv
 
     def _rotary(self, x: jax.Array, context: StepContext) -> Rotary:
         cos, sin = context.cos_sin(self.spec)
@@ -85,7 +93,7 @@ def kv_copies(spec: SelfAttentionSpec, tp_size: int) -> int:
 
 def _parts(spec: SelfAttentionSpec, prefix: str, kind: str) -> dict[str, int]:
     """Tensor -> size of what is fused."""
-    heads = {"q": spec.num_heads, "k": spec.num_kv_heads, "v": spec.num_kv_heads}
+    heads = {"q": spec.num_heads * (1 + spec.gates_output), "k": spec.num_kv_heads, "v": spec.num_kv_heads}
     return {f"{prefix}.{part}_proj.{kind}": count * spec.head_dim for part, count in heads.items()}
 
 
@@ -96,15 +104,15 @@ def _columns(spec: SelfAttentionSpec, tp_size: int) -> tuple[KVGroups, list[Rows
     rows: list[Rows] = []
     for group in range(spec.num_kv_heads * copies):
         kv_head = group // copies
-        rows += [*_head_rows(0, group * q_heads, q_heads, spec), *_head_rows(1, kv_head, 1, spec)]
+        rows += [*_head_rows(0, group * q_heads, q_heads, spec, is_gated=spec.gates_output), *_head_rows(1, kv_head, 1, spec)]
         rows.append(Rows(2, kv_head * dim, dim))
     return KVGroups(spec.num_kv_heads, spec.group_size, dim), rows
 
 
-def _head_rows(tensor: int, first: int, count: int, spec: SelfAttentionSpec) -> list[Rows]:
-    """`count` heads of q or k, each in the order that is rotated."""
-    dim, order = spec.head_dim, spec.rope.head_order(spec.head_dim)
-    if order == (range(dim),):
+def _head_rows(tensor: int, first: int, count: int, spec: SelfAttentionSpec, *, is_gated: bool = False) -> list[Rows]:
+    """`count` heads of q or k, each in the order that is rotated, and behind each of q its gate, perhaps."""
+    dim, order, stride = spec.head_dim, spec.rope.head_order(spec.head_dim), spec.head_dim * (1 + is_gated)
+    if order == (range(dim),) and not is_gated:
         return [Rows(tensor, first * dim, count * dim)]
     heads = range(first, first + count)
-    return [Rows(tensor, head * dim + part.start, len(part), part.step) for head in heads for part in order]
+    return [Rows(tensor, head * stride + part.start, len(part), part.step) for head in heads for part in order]

@@ -137,6 +137,12 @@ class Declare:
         shape = (self.hidden_size, num_experts)
         return nnx.Param(PlainWeight(ArrayInfo(shape, self.dtype, ("hidden", "routes"), source, std=self.hidden_size**-0.5)))
 
+    def conv(self, name: str, channels: int, size: int, axis: str, rows: Sequence[Rows]) -> nnx.Param[Any]:
+        """A convolution per channel, [size, channels that `rows` name], the newest token's factor last."""
+        source = Source((name,), ((channels, 1, size),), tuple(rows), transposed=True, of_conv=True)
+        shape = (size, sum(row.count for row in rows))
+        return nnx.Param(ArrayInfo(shape, self.dtype, ("taps", axis), source, std=size**-0.5))
+
     def fused_bias(
         self, sizes: Mapping[str, int], rows: Sequence[Rows], axis: str, groups: KVGroups | None = None
     ) -> nnx.Param[Any]:

@@ -1,4 +1,4 @@
-"""A decoder layer: attention and MLP, with the norms around them, on the residual stream."""
+"""A decoder layer: a mixer (attention, or what keeps a state) and an MLP, with the norms around them, on the residual stream."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from flax import nnx
 from jaxserve.models.blocks.attend import BoundAttend, Mixer
 from jaxserve.models.blocks.attention import SelfAttention
 from jaxserve.models.blocks.declare import Declare
+from jaxserve.models.blocks.gated_delta_net import GatedDeltaNet
 from jaxserve.models.blocks.latent_attention import LatentAttention
+from jaxserve.models.blocks.mamba2 import Mamba2
 from jaxserve.models.blocks.mlp import DenseMLP
 from jaxserve.models.blocks.moe import MoE
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.context import StepContext
-from jaxserve.models.specs import LatentAttentionSpec, LayerSpec, MoESpec
+from jaxserve.models.specs import GatedDeltaNetSpec, LatentAttentionSpec, LayerSpec, Mamba2Spec, MoESpec
 
 
 class DecoderLayer(nnx.Module):
@@ -26,7 +28,7 @@ class DecoderLayer(nnx.Module):
         after, behind = spec.norms_outputs, f"{prefix}.post_attention_layernorm.weight"
         before, norms_mlp_input = spec.norms_inputs, spec.norms_inputs and not spec.is_parallel
         self.attn_norm = declare.norm(f"{prefix}.input_layernorm.weight", spec.norm) if before else None
-        self.attn = _mixer(spec.mixer, declare, f"{prefix}.self_attn")
+        self.attn = _mixer(spec.mixer, declare, prefix)
         self.attn_out_norm = declare.norm(behind, spec.norm) if after else None
         before_mlp = f"{prefix}.pre_feedforward_layernorm.weight" if after else behind
         self.mlp_norm = declare.norm(before_mlp, spec.norm) if norms_mlp_input else None
@@ -56,7 +58,11 @@ class DecoderLayer(nnx.Module):
         return out if scale == 1.0 else out * jnp.asarray(scale, out.dtype)
 
 
-def _mixer(spec: Mixer, declare: Declare, prefix: str) -> SelfAttention | LatentAttention:
+def _mixer(spec: Mixer, declare: Declare, prefix: str) -> SelfAttention | LatentAttention | GatedDeltaNet | Mamba2:
+    if isinstance(spec, GatedDeltaNetSpec):
+        return GatedDeltaNet(spec, declare, f"{prefix}.linear_attn")
+    if isinstance(spec, Mamba2Spec):
+        return Mamba2(spec, declare, f"{prefix}.mamba")
     if isinstance(spec, LatentAttentionSpec):
-        return LatentAttention(spec, declare, prefix)
-    return SelfAttention(spec, declare, prefix)
+        return LatentAttention(spec, declare, f"{prefix}.self_attn")
+    return SelfAttention(spec, declare, f"{prefix}.self_attn")

@@ -27,13 +27,10 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 def read_qwen2_moe(raw: Mapping[str, Any]) -> FamilyTraits:
     """All tokens go through a shared expert, too, whose answer a gate of one weighs."""
-    act = read_activation(raw)
-    shared = DenseMLPSpec(intermediate_size=required_int(raw, "shared_expert_intermediate_size"), act=act)
-    moe = dataclasses.replace(_read_moe(raw), shared=shared, gates_shared=True)
     attention = read_attention(raw, qkv_bias=bool(raw.get("qkv_bias", True)))
     layer = LayerSpec(mixer=attention, mlp=read_dense_mlp(raw), norm=read_norm(raw))
     layers = with_windows(layer, qwen_windows({**raw, "layer_types": raw.get("layer_types") or _qwen2_layer_types(raw)}))
-    return FamilyTraits(_with_experts(raw, layers, moe), tensor_names=_QWEN2_NAMES)
+    return FamilyTraits(with_experts(raw, layers, read_shared_moe(raw)), tensor_names=_QWEN2_NAMES)
 
 
 def read_qwen3_moe(raw: Mapping[str, Any]) -> FamilyTraits:
@@ -41,7 +38,13 @@ def read_qwen3_moe(raw: Mapping[str, Any]) -> FamilyTraits:
     # Unlike in Qwen3, a window is that of all layers.
     window = raw.get("sliding_window", DEFAULT_WINDOW) if raw.get("use_sliding_window", False) else None
     layers = with_windows(traits.layers[0], [window] * len(traits.layers))
-    return dataclasses.replace(traits, layers=_with_experts(raw, layers, _read_moe(raw)))
+    return dataclasses.replace(traits, layers=with_experts(raw, layers, _read_moe(raw)))
+
+
+def read_shared_moe(raw: Mapping[str, Any]) -> MoESpec:
+    """With a shared expert, whose answer is gated."""
+    shared = DenseMLPSpec(intermediate_size=required_int(raw, "shared_expert_intermediate_size"), act=read_activation(raw))
+    return dataclasses.replace(_read_moe(raw), shared=shared, gates_shared=True)
 
 
 def _read_moe(raw: Mapping[str, Any]) -> MoESpec:
@@ -55,7 +58,7 @@ def _read_moe(raw: Mapping[str, Any]) -> MoESpec:
     )
 
 
-def _with_experts(raw: Mapping[str, Any], layers: tuple[LayerSpec, ...], moe: MoESpec) -> tuple[LayerSpec, ...]:
+def with_experts(raw: Mapping[str, Any], layers: tuple[LayerSpec, ...], moe: MoESpec) -> tuple[LayerSpec, ...]:
     """In the place of some layers' MLPs."""
     step, dense = required_int({"decoder_sparse_step": 1, **raw}, "decoder_sparse_step"), raw.get("mlp_only_layers") or ()
 

@@ -7,21 +7,26 @@ Layers whose specs are equal run the same program on other weights, so everythin
 from jaxserve.models.specs.attention import SelfAttentionSpec, TemperatureTuning
 from jaxserve.models.specs.checks import ACTIVATIONS, check_activation, check_divides
 from jaxserve.models.specs.latent_attention import LatentAttentionSpec
-from jaxserve.models.specs.layer import LayerSpec
+from jaxserve.models.specs.layer import AttentionMixer, LayerSpec, StateMixer
 from jaxserve.models.specs.mlp import DenseMLPSpec
 from jaxserve.models.specs.moe import ClampedSwiglu, MoESpec, RouterSpec
 from jaxserve.models.specs.norm import NormSpec
+from jaxserve.models.specs.states import GatedDeltaNetSpec, Mamba2Spec
 
 __all__ = [
     "ACTIVATIONS",
+    "AttentionMixer",
     "ClampedSwiglu",
     "DenseMLPSpec",
+    "GatedDeltaNetSpec",
     "LatentAttentionSpec",
     "LayerSpec",
+    "Mamba2Spec",
     "MoESpec",
     "NormSpec",
     "RouterSpec",
     "SelfAttentionSpec",
+    "StateMixer",
     "TemperatureTuning",
     "check_activation",
     "check_divides",

@@ -44,6 +44,9 @@ class SelfAttentionSpec:
     soft_cap: float | None = None  # c: a score s becomes c * tanh(s / c)
     sinks: bool = False  # a learned score per head that takes part in the softmax and has no value
     tuning: TemperatureTuning | None = None
+    gates_output: bool = (
+        False  # times a sigmoid that is projected as queries are; checkpoints have both in q_proj, head by head
+    )
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_dim")

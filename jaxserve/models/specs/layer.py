@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeAlias
 
 from jaxserve.models.specs.attention import SelfAttentionSpec
 from jaxserve.models.specs.latent_attention import LatentAttentionSpec
 from jaxserve.models.specs.mlp import DenseMLPSpec
 from jaxserve.models.specs.moe import MoESpec
 from jaxserve.models.specs.norm import NormSpec
+from jaxserve.models.specs.states import GatedDeltaNetSpec, Mamba2Spec
+
+AttentionMixer: TypeAlias = SelfAttentionSpec | LatentAttentionSpec
+StateMixer: TypeAlias = GatedDeltaNetSpec | Mamba2Spec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """A mixer (of tokens: attention), then an MLP, each on the residual stream and added to it."""
+    """A mixer (of tokens: attention, or a recurrence with a state), then an MLP, each on the residual stream and added to it."""
 
-    mixer: SelfAttentionSpec | LatentAttentionSpec
+    mixer: AttentionMixer | StateMixer
     mlp: DenseMLPSpec | MoESpec
     norm: NormSpec = dataclasses.field(default_factory=NormSpec)
     norms_inputs: bool = True  # the mixer and the MLP read the normed stream
