@@ -10,8 +10,8 @@ Steps of one token per row follow it literally. Others go chunk by chunk (https:
 https://arxiv.org/abs/2412.06464, section 3.3): what tokens of a chunk do to each other is computed for all chunks at once, as
 products of matrices, and only the states go from one to the next. All of it is float32.
 
-T tokens, R rows, S lines of states, G groups of heads that share queries and keys, H heads of a group, K and V their dimensions,
-N chunks of C tokens.
+T tokens, R rows, S lines of states, G groups of heads that share queries and keys, H heads of a group, K and V
+their dimensions, N chunks of C tokens.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def causal_conv(
 def recur(inputs: Recurrence, states: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
     """-> (answers float32 [T, G, H, V], states). `states` float32 [S, G * H, K, V] go on from where the rows' last step left
     them. Padding slots get something finite."""
-    inputs = Recurrence(*(None if x is None else x.astype(jnp.float32) for x in inputs))
+    inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
     lines = states.reshape(len(states), *inputs.v.shape[1:3], *states.shape[2:])
     out, lines = _one_each(inputs, lines, rows) if rows.chunks is None else _by_chunks(inputs, lines, rows, rows.chunks)
     return out, lines.reshape(states.shape)

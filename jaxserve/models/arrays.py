@@ -18,8 +18,8 @@ from jaxserve.models.expert_placement import ExpertSlots
 TENSOR_AXIS = "tensor"
 
 # The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
-# the fused gate and up matrix; experts: slots of experts; expert_mlp, expert_gate_up: columns inside of
-# one, or of a slice of it; every_head: all heads, on every device; taps: of a convolution; latent: of queries, or of keys and values.
+# the fused gate and up matrix; experts: slots of experts; expert_mlp, expert_gate_up: columns inside of one, or of a slice of
+# it; every_head: all heads, on every device; taps: of a convolution; latent: of queries, or of keys and values.
 LOGICAL_TO_MESH: dict[str, str | None] = {
     "vocab": TENSOR_AXIS,
     "heads": TENSOR_AXIS,

@@ -13,8 +13,8 @@ from checkpoints import load_model
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.kernels.rotary import split_and_rotate
-from jaxserve.models import ModelConfig, abstract_params, build_decoder, load_params
 from jaxserve.kernels.state_rows import StateRows
+from jaxserve.models import ModelConfig, abstract_params, build_decoder, load_params
 from jaxserve.models.blocks.attend import Inputs, LatentInputs, Mixer, StateInputs
 from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.specs import StateMixer

@@ -1,4 +1,4 @@
-"""A decoder layer: a mixer (attention, or what keeps a state) and an MLP, with the norms around them, on the residual stream."""
+"""A decoder layer: a mixer (attention, or what keeps states) and MLP, with the norms around them, on the residual stream."""
 
 from __future__ import annotations
 

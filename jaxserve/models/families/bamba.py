@@ -54,7 +54,7 @@ def read_mamba2(raw: Mapping[str, Any]) -> Mamba2Spec:
     head_dim = inner // num_heads if given in ("auto", None) else required_int(raw, "mamba_d_head")
     if num_heads * head_dim != inner:
         raise ValueError(f"mamba_n_heads={num_heads} times mamba_d_head={head_dim} must be mamba_expand * hidden_size={inner}.")
-    least, most = raw.get("time_step_limit") or (0.0, float("inf"))
+    least, most = map(_number, raw.get("time_step_limit") or (0.0, float("inf")))
     return Mamba2Spec(
         num_heads=num_heads,
         head_dim=head_dim,
@@ -63,11 +63,16 @@ def read_mamba2(raw: Mapping[str, Any]) -> Mamba2Spec:
         conv_size=required_int(raw, "mamba_d_conv"),
         conv_bias=bool(raw["mamba_conv_bias"]),
         proj_bias=bool(raw["mamba_proj_bias"]),
-        least_step=float(least),
-        most_step=float(most),
+        least_step=least,
+        most_step=most,
         act=read_activation(raw),
         norm=read_norm(raw),
     )
+
+
+def _number(value: Any) -> float:
+    """Transformers writes an infinity as {"__float__": "Infinity"}."""
+    return float(value["__float__"] if isinstance(value, Mapping) else value)
 
 
 FAMILIES = (Family("BambaForCausalLM", "bamba", read_bamba, MAMBA_DEFAULTS),)

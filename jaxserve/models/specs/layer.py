@@ -18,7 +18,7 @@ StateMixer: TypeAlias = GatedDeltaNetSpec | Mamba2Spec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """A mixer (of tokens: attention, or a recurrence with a state), then an MLP, each on the residual stream and added to it."""
+    """A mixer (of tokens: attention, or what keeps a state), then an MLP, each on the residual stream and added to it."""
 
     mixer: AttentionMixer | StateMixer
     mlp: DenseMLPSpec | MoESpec
