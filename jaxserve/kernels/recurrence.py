@@ -24,6 +24,9 @@ import jax.numpy as jnp
 from jaxserve.kernels.state_rows import Chunks, StateRows
 
 
+_SMALLEST_BLOCK = 8  # whose inverse is a sum of its powers
+
+
 class Recurrence(NamedTuple):
     """What goes through it."""
 
@@ -105,9 +108,7 @@ def _by_chunks(inputs: Recurrence, lines: jax.Array, rows: StateRows, chunks: Ch
         rate = jnp.moveaxis(cut(inputs.rate), 1, 3)[..., None]
         overlaps = jnp.where(is_seen & ~jnp.eye(size, dtype=bool), _product("ngik,ngjk->ngij", k, k)[:, :, None] * between, 0)
         wanted = jnp.concatenate([rate * v, rate * from_begin * k[:, :, None]], axis=-1)
-        solved = jax.lax.linalg.triangular_solve(
-            jnp.eye(size) + rate * overlaps, wanted, left_side=True, lower=True, unit_diagonal=True
-        )
+        solved = _product("nghij,nghjd->nghid", _inverse(rate * overlaps), wanted)
         v, reads = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
     queries, to_end = from_begin * q[:, :, None], jnp.exp(log_decay[..., -1:] - log_decay)[..., None]
     keys = to_end * k[:, :, None]  # [N, G, H, C, K], as the next two
@@ -126,6 +127,35 @@ def _by_chunks(inputs: Recurrence, lines: jax.Array, rows: StateRows, chunks: Ch
 
     lines, out = jax.lax.fori_loop(0, chunks.count, step, (lines, jnp.zeros_like(v)))
     return out[chunks.chunk_of, :, :, chunks.place_of], lines
+
+
+def _inverse(lower: jax.Array) -> jax.Array:
+    """Of 1 + a matrix [..., C, C] that has nothing on or above its diagonal.
+
+    Larger blocks come of smaller ones, by products of matrices alone: solvers of triangular systems are slow where systems are
+    many and small (XLA's on a CPU took 20 times the rest of a step).
+    """
+    *outer, size, _ = lower.shape
+    block = min(_SMALLEST_BLOCK, size)
+    own = _blocks_below(lower, block, 0)
+    squared = _product("...ij,...jk->...ik", own, own)
+    whole = jnp.eye(block) - own
+    whole += _product("...ij,...jk->...ik", whole, squared)  # 1 - own + own^2 - own^3, and so on: own^block is 0
+    if block > 4:
+        whole += _product("...ij,...jk->...ik", whole, _product("...ij,...jk->...ik", squared, squared))
+    while block < size:
+        first, second = whole[..., 0::2, :, :], whole[..., 1::2, :, :]
+        between = _blocks_below(lower, block, 1)
+        corner = -_product("...ij,...jk,...kl->...il", second, between, first)
+        above = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        whole, block = jnp.concatenate([above, jnp.concatenate([corner, second], axis=-1)], axis=-2), 2 * block
+    return whole.reshape(*outer, size, size)
+
+
+def _blocks_below(matrix: jax.Array, size: int, step: int) -> jax.Array:
+    """[..., C, C] -> [..., blocks, size, size]: those on its diagonal, or (step 1) of each second one what stands before it."""
+    columns = range(0, matrix.shape[-1], size << step)
+    return jnp.stack([matrix[..., at + step * size :, at:][..., :size, :size] for at in columns], axis=-3)
 
 
 def _product(subscripts: str, *operands: jax.Array) -> jax.Array:

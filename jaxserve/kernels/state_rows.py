@@ -58,7 +58,7 @@ class StateRows:
 
 def _chunks(cu_q_lens: jax.Array, row_index: jax.Array) -> Chunks:
     T, R = len(row_index), len(cu_q_lens) - 1
-    size = min(CHUNK, T)
+    size = min(CHUNK, 1 << (T - 1).bit_length())
     of_row = -(-jnp.diff(cu_q_lens) // size)
     last = jnp.cumsum(of_row)
     # A row of q tokens has at most 1 + (q - 1) / size of them.

@@ -68,5 +68,5 @@ LIVE = [
 IN_PROCESS = [
     Served("qwen3-next-some-layers", page_size=1, chunk=48, tp=4, overlap=False, radix=False),
     Served("bamba-groups", page_size=64, chunk=64, tp=4, radix=False, **SEVERAL),
-    Served("bamba-two-groups", page_size=16, chunk=-1, tp=2, mixed=True, radix=False),
+    Served("bamba-two-groups", page_size=16, chunk=32, tp=2, mixed=True, radix=False),
 ]
