@@ -47,10 +47,16 @@ class RunnerSpec:
     logprobs_after_temperature: bool = False  # of sampled tokens; else they are of the model's own distribution
     moves_logits: bool = False  # whether the host may read and change a step's logits before they are sampled
     counts_experts: bool = False  # whether it can record how many tokens go to each expert
+    num_snapshots: int = 0  # of states behind cached pages, in models whose layers keep some; 0: nothing is kept of them
 
     @property
     def max_pages_per_row(self) -> int:
         return -(-self.context_len // self.page_size)
+
+    @property
+    def num_tables(self) -> int:
+        """Page tables: of each KV group, and of the snapshots."""
+        return len(self.kv_groups) + (self.num_snapshots > 0)
 
     @property
     def max_slots(self) -> int:
@@ -94,7 +100,7 @@ class RowState:
 @dataclasses.dataclass(frozen=True)
 class PageUpdates:
     """New page-table entries: the `index`-th page of request row `row` in KV group `group` is `page`. Four int32 arrays of one
-    length."""
+    length. Behind the KV groups comes that of snapshots: there `page` is the snapshot of the state behind the page, or -1."""
 
     rows: np.ndarray
     index: np.ndarray

@@ -60,12 +60,13 @@ class Oracle:
 
     def check_hit(self, served: Served, prompt_len: int, start: int, hit: int, *, seen: bool) -> None:
         """The cache has whole pages of a prompt that it has seen; what is asked about from `start` on is computed again. Behind
-        the windows of a sequence it has no place where another could go on."""
+        the windows of a sequence, or its states, it has no place where another could go on."""
         longest = prompt_len - 1 if start < 0 or start >= prompt_len - 1 else start
         most = longest // served.page_size * served.page_size if served.radix else 0
         assert hit <= most
-        has_windows = any(getattr(self.config, name, None) is not None for name in ("sliding_window", "attention_chunk_size"))
-        assert hit == most or not seen or (start >= 0 and has_windows)
+        names = ("sliding_window", "attention_chunk_size", "linear_num_key_heads", "mamba_n_heads")
+        is_sparse = any(getattr(self.config, name, None) is not None for name in names)
+        assert hit == most or not seen or (start >= 0 and is_sparse)
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
         """float32 [len(tokens), V]: of the token that follows each position."""

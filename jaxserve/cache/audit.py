@@ -15,7 +15,7 @@ from jaxserve.cache.page_allocator import NoPages, PageAllocator, PageOwner
 from jaxserve.cache.radix_cache import RadixCache
 from jaxserve.cache.req_to_token import ReqToTokenPool
 from jaxserve.cache.run_pages import NO_PAGES, RunPages, concatenate, present
-from jaxserve.cache.window_group import WindowGroup
+from jaxserve.cache.shared_pages import SharedPages
 
 _SHOWN = 8  # entries of a list that a message spells out
 
@@ -78,7 +78,7 @@ class LeakReport:
 
 
 def audit(
-    tree: RadixCache, allocator: PageAllocator | NoPages, windows: Sequence[WindowGroup], rows: ReqToTokenPool
+    tree: RadixCache, allocator: PageAllocator | NoPages, windows: Sequence[SharedPages], rows: ReqToTokenPool
 ) -> LeakReport:
     """Counts every page and node; costs milliseconds for a million pages."""
     cached = tree_pages(tree)
@@ -90,7 +90,7 @@ def audit(
         wrong += _mismatches("", int((allocator.owner != owner).sum()))
     reports = []
     for group, pages in zip(windows, cached.windows, strict=True):
-        name = f" of window {group.window}"
+        name = group.name
         report, in_tree = _compare(name, pages, group.free_pages(), group.num_pages)
         reports.append(report)
         wrong += _mismatches(name, int((group.in_tree != in_tree).sum() + (group.holds != 0).sum()))

@@ -11,7 +11,8 @@ The scheduler asks for a Lease per running request and names lengths and tokens;
 Only whole pages are shared: the last, partly filled page of a request is its own until it is full.
 
 A model's layers may fall into several KV groups, each with pools and page tables of their own. At most one group keeps all
-tokens; those with a window keep the newest ones, and a row gives pages back as its window moves on (`window_group`).
+tokens; those with a window keep the newest ones, and a row gives pages back as its window moves on (`window_group`). Layers that
+keep states have no pages; behind some pages of the others there are snapshots of their states (`state_group`).
 
 Pages freed here may be written by the next step that is launched while a step launched earlier still reads them (a duplicate
 that commit swapped out, a finished row). That is safe because steps run on the device in launch order: the reader is done
@@ -32,6 +33,7 @@ from jaxserve.cache.page_allocator import NO_PAGE, NoPages, PageAllocator, PageO
 from jaxserve.cache.radix_cache import PrefixMatch, RadixCache
 from jaxserve.cache.req_to_token import ReqToTokenPool
 from jaxserve.cache.run_pages import RunPages
+from jaxserve.cache.state_group import StateGroup
 from jaxserve.cache.tree_node import TreeNode
 from jaxserve.cache.window_group import WindowGroup
 from jaxserve.runner import KVGroup, PageUpdates
@@ -52,6 +54,8 @@ class Lease:
     node: TreeNode  # the deepest locked node; its path spells the tokens [0, shared_len)
     page_size: int
     row_num_pages: np.ndarray  # int32 [max_rows], the manager's
+    goal_len: int  # tokens known at admission, all of which will be computed
+    known_len: int  # of these the tree knew so many, whole pages
     given_from: int | None = None  # the first token whose page this request gave to the tree, if it gave any
     is_open: bool = True  # False once released
 
@@ -85,24 +89,29 @@ class CacheManager:
         max_pages_per_row: int,
         eviction_policy: str = "lru",
         disable_radix: bool = False,
+        num_snapshots: int = 0,
         on_eviction: Callable[[list[int], float], None] = lambda tokens, took_s: None,
     ) -> None:
-        """`groups` as in RunnerSpec. `on_eviction` is told how many tokens of each group were evicted, and how long it took."""
+        """`groups` and `num_snapshots` as in RunnerSpec. `on_eviction` is told how many tokens of each group were evicted, and how long it took."""
         assert all(group.window is not None for group in groups[1:]), f"a group without a window must be the first: {groups}"
         self.num_pages = groups[0].num_pages  # of the first group, as everything that is counted below
         self.page_size = page_size
         self.disable_radix = disable_radix
-        self.req_to_token = ReqToTokenPool(max_rows, max_pages_per_row, len(groups))
+        self.req_to_token = ReqToTokenPool(max_rows, max_pages_per_row, len(groups) + (num_snapshots > 0))
+        *tables, last_table = self.req_to_token.tables
+        tables = tables if num_snapshots else [*tables, last_table]
         self.allocator = PageAllocator(self.num_pages) if groups[0].window is None else NoPages()
         self.windows = [
             WindowGroup(group, page_size, table, self.req_to_token.num_pages)
-            for group, table in zip(groups, self.req_to_token.tables, strict=True)
+            for group, table in zip(groups, tables, strict=True)
             if group.window is not None
         ]
-        self.tree = RadixCache(page_size, eviction_policy, [group.window for group in self.windows])
+        self.states = StateGroup(num_snapshots, page_size, last_table) if num_snapshots else None
+        self._in_tree: list[WindowGroup | StateGroup] = [*self.windows, *([] if self.states is None else [self.states])]
+        self.tree = RadixCache(page_size, eviction_policy, [group.window for group in self._in_tree])
         self._full_table = self.req_to_token.tables[0] if groups[0].window is None else None
         pools: list[PageAllocator | NoPages | WindowGroup] = [*([self.allocator] if self.keeps_all else []), *self.windows]
-        self._pools = list(zip(self.req_to_token.tables, pools, strict=True))
+        self._pools = list(zip(tables, pools, strict=True))
         self._groups = tuple(groups)
         self._on_eviction = on_eviction
         self._leases: dict[int, Lease] = {}  # by row
@@ -188,7 +197,7 @@ class CacheManager:
         self.req_to_token.extend(row, len(pages))
         if self._full_table is not None:
             self._full_table.write(row, 0, pages)
-        for group, window in zip(self.windows, windows, strict=True):
+        for group, window in zip(self._in_tree, windows, strict=True):
             group.begin(row, window)
         prefix_len = len(pages) * self.page_size
         lease = Lease(
@@ -200,6 +209,8 @@ class CacheManager:
             node=prefix.node,
             page_size=self.page_size,
             row_num_pages=self.req_to_token.num_pages,
+            goal_len=len(token_ids),
+            known_len=prefix.num_known * self.page_size,
         )
         self._leases[row] = lease
         return lease
@@ -211,11 +222,13 @@ class CacheManager:
         for group in self.windows:
             group.slide(np.array([lease.row]), np.array([start]))
         missing = -(-end // self.page_size) - int(self.req_to_token.num_pages[lease.row])
-        if missing <= 0:
-            return True
-        if not self._make_room(missing):
-            return False
-        self._extend(lease.row, missing)
+        if missing > 0:
+            if not self._make_room(missing):
+                return False
+            self._extend(lease.row, missing)
+        # The same prompt once again goes on before its last token, which may be a page of its own.
+        newest = min(end, lease.goal_len - 1) // self.page_size * self.page_size
+        self._leave_states(lease.row, start, sorted({length for length in (lease.known_len, newest) if start < length <= end}))
         return True
 
     def has_room(self, rows: np.ndarray, lengths: np.ndarray) -> bool:
@@ -229,19 +242,23 @@ class CacheManager:
             group.slide(rows, starts)
         missing = self._missing_pages(rows, ends)
         most = int(missing.max(initial=0))
-        if most <= 0:
-            return True
-        is_short = missing > 0
-        rows, missing = rows[is_short], missing[is_short]
-        if not self._make_room(int(missing.sum())):
-            return False
-        if most == 1:
-            index = self.req_to_token.extend_by_one(rows)
-            for table, pool in self._pools:
-                table.write_one_each(rows, index, pool.alloc(len(rows)))
-            return True
-        for row, count in zip(rows.tolist(), missing.tolist(), strict=True):
-            self._extend(row, count)
+        if most > 0:
+            is_short = missing > 0
+            short, missing = rows[is_short], missing[is_short]
+            if not self._make_room(int(missing.sum())):
+                return False
+            if most == 1:
+                index = self.req_to_token.extend_by_one(short)
+                for table, pool in self._pools:
+                    table.write_one_each(short, index, pool.alloc(len(short)))
+                if self.states is not None:
+                    self.states.extend(short, index)
+            else:
+                for row, count in zip(short.tolist(), missing.tolist(), strict=True):
+                    self._extend(row, count)
+        if self.states is not None:
+            for at in np.flatnonzero(ends % self.states.interval == 0).tolist():
+                self._leave_states(int(rows[at]), int(starts[at]), [int(ends[at])])
         return True
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
@@ -266,7 +283,7 @@ class CacheManager:
             lease.given_from = lease.shared_len + num_existing * self.page_size
         if self._full_table is not None:
             self._full_table.write(lease.row, first, result.existing.pages)
-        for group, existing, taken in zip(self.windows, result.existing.windows, result.taken_windows, strict=True):
+        for group, existing, taken in zip(self._in_tree, result.existing.windows, result.taken_windows, strict=True):
             group.switch(lease.row, first, existing)
             group.give_to_tree(taken)
         self.tree.lock(result.node, until=lease.node)
@@ -296,7 +313,7 @@ class CacheManager:
             self.commit(lease, token_ids)
         own = self._row_pages(lease.row, lease.shared_len // self.page_size, int(self.req_to_token.num_pages[lease.row]))
         self.allocator.free(own.pages, PageOwner.LEASED)
-        for group in self.windows:
+        for group in self._in_tree:
             group.end(lease.row)
         self._take_back(self.tree.unlock(lease.node))
         self.req_to_token.return_row(lease.row)
@@ -315,7 +332,7 @@ class CacheManager:
 
     def check(self) -> LeakReport:
         """Compares the books; only meaningful when no lease should be out."""
-        return audit(self.tree, self.allocator, self.windows, self.req_to_token)
+        return audit(self.tree, self.allocator, self._in_tree, self.req_to_token)
 
     def repair(self, report: LeakReport) -> None:
         """Makes the books right: ends leases nobody released, drops prefixes whose pages had a second owner (their KV may have
@@ -334,24 +351,38 @@ class CacheManager:
         first = self.req_to_token.extend(row, count)
         for table, pool in self._pools:
             table.write(row, first, pool.alloc(count))
+        if self.states is not None:
+            self.states.extend(np.full(count, row, np.int32), np.arange(first, first + count, dtype=np.int32))
+
+    def _leave_states(self, row: int, start: int, lengths: list[int]) -> None:
+        """The step that begins at token `start` of a row leaves snapshots behind so many tokens, as far as there is room."""
+        if self.states is None or not lengths:
+            return
+        self.states.let_go(row, start)
+        for length in lengths:
+            if not self.states.num_free:
+                count = max(self.states.num_evictable // WINDOW_EVICT_SHARE, 1)
+                self._take_back(self.tree.evict_window(len(self.windows), count, self.states.is_held))
+            if self.states.num_free:
+                self.states.leave(row, length)
 
     def _row_pages(self, row: int, start: int, end: int) -> RunPages:
         """The pages [start, end) of a row."""
         table = self._full_table
         pages = np.full(end - start, NO_PAGE, np.int32) if table is None else table.entries[row, start:end].copy()
-        return RunPages(pages, tuple(group.row_pages(row, start, end) for group in self.windows))
+        return RunPages(pages, tuple(group.row_pages(row, start, end) for group in self._in_tree))
 
     def _take_back(self, given_up: RunPages) -> None:
         """What the tree gave up."""
         if len(given_up.pages):
             self.allocator.free(given_up.pages, PageOwner.TREE)
-        for group, pages in zip(self.windows, given_up.windows, strict=True):
+        for group, pages in zip(self._in_tree, given_up.windows, strict=True):
             group.take_from_tree(pages)
 
     def _rebuild_pools(self) -> None:
         cached = tree_pages(self.tree)
         self.allocator.rebuild(cached.pages)
-        for group, pages in zip(self.windows, cached.windows, strict=True):
+        for group, pages in zip(self._in_tree, cached.windows, strict=True):
             group.rebuild(pages)
 
     def _missing_pages(self, rows: np.ndarray, lengths: np.ndarray) -> np.ndarray:

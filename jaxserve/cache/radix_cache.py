@@ -43,6 +43,7 @@ class PrefixMatch(NamedTuple):
 class LockedPrefix(NamedTuple):
     node: TreeNode  # ends exactly where the match ends; locked once for the caller
     pages: RunPages  # of the whole prefix
+    num_known: int  # pages whose tokens are in the tree; more than are there to go on behind where windows' are gone
 
 
 class InsertResult(NamedTuple):
@@ -102,7 +103,8 @@ class RadixCache:
         root = self.top.children.get(extra_key)
         if root is None:
             root = self.top.children[extra_key] = self._new_node(self.top, extra_key, b"", self._no_pages)
-        walk = self._usable(self._walk(root, self._page_aligned_bytes(token_ids)))
+        whole = self._walk(root, self._page_aligned_bytes(token_ids))
+        walk = self._usable(whole)
         self._end_at_node(walk)
         self._touch(walk.path)
         for node in walk.path:
@@ -110,7 +112,7 @@ class RadixCache:
             node.priority = max(node.priority, priority)
         node = walk.path[-1] if walk.path else root
         self.lock(node)
-        return LockedPrefix(node, self._pages_of(walk.path))
+        return LockedPrefix(node, self._pages_of(walk.path), whole.num_bytes // self._page_bytes)
 
     def insert(self, start: TreeNode, token_ids: np.ndarray, own: RunPages, priority: int) -> InsertResult:
         """Adds whole pages of tokens below `start`, a locked node. What the tree has already keeps its pages: the caller still

@@ -12,29 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.cache.page_allocator import NO_PAGE, FreeStack
+from jaxserve.cache.page_allocator import NO_PAGE
 from jaxserve.cache.req_to_token import PageTable
+from jaxserve.cache.shared_pages import SharedPages
 from jaxserve.runner import KVGroup
 
 
-class WindowGroup(FreeStack):
+class WindowGroup(SharedPages):
     def __init__(self, group: KVGroup, page_size: int, table: PageTable, row_num_pages: np.ndarray) -> None:
         """`row_num_pages` int32 [max_rows]: pages of tokens that each row has; who grows rows keeps it."""
         assert group.window is not None
-        super().__init__(group.num_pages)
+        super().__init__(group.num_pages, f" of window {group.window}")
         self.window = group.window
         self._most_kept = group.kept_tokens(sys.maxsize, page_size)
         self._page_size = page_size
         self._table = table
         self._row_num_pages = row_num_pages
         self.first_page = np.zeros_like(row_num_pages)  # a row holds its pages from here on; those before are behind its window
-        self.holds = np.zeros(self.num_pages, np.int32)  # rows that hold the page
-        self.in_tree = np.zeros(self.num_pages, bool)
-        self.num_evictable = 0  # in the tree, held by nobody
-
-    @property
-    def num_available(self) -> int:
-        return self.num_free + self.num_evictable
 
     def kept_tokens(self, length: Any) -> Any:
         """Most tokens whose pages a sequence of `length` (or an array of them) holds between two steps."""
@@ -95,47 +89,12 @@ class WindowGroup(FreeStack):
         pages[: max(int(self.first_page[row]) - start, 0)] = NO_PAGE
         return pages
 
-    # --- the tree
-
-    def give_to_tree(self, pages: np.ndarray) -> None:
-        """Of pages that a row holds."""
-        assert (self.holds[pages] > 0).all() and not self.in_tree[pages].any(), f"pages given to the tree: {pages[:8].tolist()}"
-        self.in_tree[pages] = True
-
-    def take_from_tree(self, pages: np.ndarray) -> None:
-        assert self.in_tree[pages].all(), f"pages taken from a tree that has not all of them: {pages[:8].tolist()}"
-        self.in_tree[pages] = False
-        free = pages[self.holds[pages] == 0]
-        self.num_evictable -= len(free)
-        self._push(free)
-
-    def is_held(self, pages: np.ndarray) -> np.ndarray:
-        return self.holds[pages] > 0
-
     def rebuild(self, tree_pages: np.ndarray) -> None:
-        """Makes the tree's pages the only ones in use, and nobody holds any, whatever the books said before."""
+        super().rebuild(tree_pages)
         self.first_page[:] = 0
-        self.holds[:] = 0
-        self.in_tree[:] = False
-        self.in_tree[tree_pages] = True
-        self.num_evictable = len(tree_pages)
-        self._restart(self.in_tree)
 
     # --- inside
 
     def _first_visible(self, positions: np.ndarray) -> np.ndarray:
         """The page of the first token that a token at each position sees."""
         return np.maximum(positions - (self.window - 1), 0) // self._page_size
-
-    def _hold(self, pages: np.ndarray) -> None:
-        """Of the tree's pages, each once."""
-        self.num_evictable -= int((self.holds[pages] == 0).sum())
-        self.holds[pages] += 1
-
-    def _drop(self, pages: np.ndarray) -> None:
-        """One hold of each is given up; a page may occur more than once, held by several rows."""
-        np.subtract.at(self.holds, pages, 1)
-        left = np.unique(pages[self.holds[pages] == 0])
-        in_tree = self.in_tree[left]
-        self.num_evictable += int(in_tree.sum())
-        self._push(left[~in_tree])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 from typing import Any, TypeAlias
 
 import jax
@@ -32,7 +31,7 @@ from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.expert_placement import ExpertPlacement, place_experts
 from jaxserve.runner import KVGroup, RunnerSpec
 
-logger = logging.getLogger(__name__)
+SNAPSHOTS_PER_ROW = 1  # of states: see `Blueprint.num_snapshots`
 
 NumPages: TypeAlias = tuple[int, ...]  # of each KV group's pool, in the order of ModelConfig.kv_windows
 
@@ -49,20 +48,13 @@ def placement_of(args: ServerArgs, config: ModelConfig) -> ExpertPlacement | Non
     )
 
 
-def _with_states(args: ServerArgs, config: ModelConfig) -> ServerArgs:
-    """What options become for a model whose layers keep states. ValueError for what cannot be."""
-    if not config.state_layers:
-        return args
-    if args.speculative_algorithm is not None:
+def _check_states(args: ServerArgs, config: ModelConfig) -> None:
+    """ValueError for what cannot be with a model whose layers keep states."""
+    if config.state_layers and args.speculative_algorithm is not None:
         raise ValueError(
             f"--speculative-algorithm is not supported for {config.architecture}: a draft that is not accepted cannot be taken "
             "back out of a layer's state."
         )
-    if not args.disable_radix_cache:
-        logger.info(
-            "%s keeps states, which prefixes are not cached with yet: as with --disable-radix-cache", config.architecture
-        )
-    return args.replace(disable_radix_cache=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +70,7 @@ class Blueprint:
         config = config.replace(quantization=args.quantization, expert_placement=placement_of(args, config))
         config = config.for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
-        args = _with_states(args, config)
+        _check_states(args, config)
         if args.expert_distribution_recorder_mode is not None and not config.num_experts:
             raise ValueError(f"--expert-distribution-recorder-mode needs a model with experts; {config.architecture} has none.")
         chip = Chip.of(mesh.devices.flat[0])
@@ -123,7 +115,7 @@ class Blueprint:
             self.args.decode_row_buckets,
             self.page_size,
             self.num_draft_tokens,
-            len(self.config.kv_windows),
+            len(self.config.kv_windows) + bool(self.num_snapshots),
         )
 
     @property
@@ -197,6 +189,7 @@ class Blueprint:
             logprobs_after_temperature=args.logprobs_after_temperature,
             moves_logits=args.enable_custom_logit_processor,
             counts_experts=self.counts_experts,
+            num_snapshots=self.num_snapshots,
         )
 
     @functools.cached_property
@@ -221,17 +214,36 @@ class Blueprint:
 
     @property
     def states(self) -> ArraysLayout | None:
-        """One for each layer that keeps states and each request row, and one for padding rows."""
+        """For each layer that keeps states: one of each request row, one of padding rows, and the snapshots."""
         mixers = self.config.state_layers
         if not mixers:
             return None
-        assert self.args.max_running_requests
         arrays = state_arrays(mixers[0], jnp.dtype(self.args.dtype), self.args.tp_size)
-        return ArraysLayout(arrays, len(mixers) * (self.args.max_running_requests + 1), self.args.tp_size)
+        return ArraysLayout(arrays, len(mixers) * self._num_state_lines, self.args.tp_size)
+
+    @property
+    def num_snapshots(self) -> int:
+        """Of states behind cached pages: as many as there are request rows."""
+        assert self.args.max_running_requests
+        is_wanted = self.config.state_layers and not self.args.disable_radix_cache
+        return SNAPSHOTS_PER_ROW * self.args.max_running_requests if is_wanted else 0
+
+    @property
+    def _num_state_lines(self) -> int:
+        assert self.args.max_running_requests
+        return self.args.max_running_requests + 1 + self.num_snapshots
 
     def programs(self, num_pages: NumPages) -> StepPrograms:
         return StepPrograms(
-            Step(self.decoder, self.backend, self.pools(num_pages), self.page_size, self.counts_experts),
+            Step(
+                self.decoder,
+                self.backend,
+                self.pools(num_pages),
+                self.page_size,
+                counts_experts=self.counts_experts,
+                num_state_lines=self._num_state_lines,
+                keeps_snapshots=self.num_snapshots > 0,
+            ),
             jax.tree.map(lambda info: info.spec, self.arrays),
             self.kv_cache(num_pages),
             self.spec(num_pages),

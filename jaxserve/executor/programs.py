@@ -205,8 +205,10 @@ class StepPrograms:
         forward, sampling = shapes
 
         def run() -> tuple[ForwardState, SamplingState]:
-            others = _zeros((forward.page_table, forward.hidden, forward.expert_counts))
-            return ForwardState(self._empty_pool(forward.kv), *others), _zeros(sampling)
+            page_table, hidden, counts = _zeros((forward.page_table, forward.hidden, forward.expert_counts))
+            if self._spec.num_snapshots:
+                page_table = page_table.at[-self._num_rows :].set(-1)  # no page has one
+            return ForwardState(self._empty_pool(forward.kv), page_table, hidden, counts), _zeros(sampling)
 
         return jax.jit(run, out_shardings=jax.tree.map(lambda shape: shape.sharding, shapes)).lower()
 
@@ -224,7 +226,7 @@ class StepPrograms:
 
     def _forward_state(self) -> ForwardState:
         kv = jax.tree.map(self._shape, self._kv_cache.shapes(), self._kv_cache.specs())
-        page_table = self._whole((len(self._spec.kv_groups) * self._num_rows, self._spec.max_pages_per_row))
+        page_table = self._whole((self._spec.num_tables * self._num_rows, self._spec.max_pages_per_row))
         step, spec = self._step, self._spec
         hidden = self._whole((spec.max_slots, step.decoder.config.hidden_size), jnp.dtype(step.attention.spec.dtype))
         config = step.decoder.config

@@ -20,9 +20,9 @@ from jaxserve.executor.forward_batch import NUM_DECODE_ROWS, Bucket, ForwardBatc
 from jaxserve.executor.input_embeds import with_given
 from jaxserve.executor.kv_cache import KVPool, PagesAndStates
 from jaxserve.executor.sampling import Continuation, Forwarded
+from jaxserve.executor.state_rows import plan_states
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.kernels.state_rows import StateRows
 from jaxserve.models import Decoder
 from jaxserve.models.blocks.attend import HeadInputs, Inputs, LatentInputs, Mixer, StateInputs
 from jaxserve.models.specs import AttentionMixer, SelfAttentionSpec, StateMixer
@@ -50,6 +50,8 @@ class Step:
     pools: Mapping[int | None, KVPool]  # of each KV group, by its layers' window
     page_size: int
     counts_experts: bool = False
+    num_state_lines: int = 0  # of each layer that keeps states
+    keeps_snapshots: bool = False  # of states, behind pages: then the last table says where
 
     def __call__(
         self, params: Params, state: ForwardState, continuation: Continuation, packed: jax.Array, bucket: Bucket
@@ -61,20 +63,23 @@ class Step:
         page_table = write_page_table(state.page_table, batch.page_updates)
         placement = place_tokens(batch, bucket)
         # Of one group the whole: jnp.split would add an operation.
-        tables = jnp.split(page_table, len(self.pools)) if len(self.pools) > 1 else [page_table]
+        num_tables = len(self.pools) + self.keeps_snapshots
+        tables = jnp.split(page_table, num_tables) if num_tables > 1 else [page_table]
+        snapshots = tables.pop() if self.keeps_snapshots else None
         plans = {
             window: self._plan_attention(batch, placement, table, bucket, window)
             for window, table in zip(self.pools, tables, strict=True)
         }
         token_ids = _input_tokens(batch, placement, inputs)
 
-        num_lines = len(tables[0])
-        state_rows = self._plan_states(batch, placement, bucket) if isinstance(state.kv, PagesAndStates) else None
+        state_rows = None
+        if isinstance(state.kv, PagesAndStates):
+            state_rows = plan_states(batch, placement, bucket, snapshots, self.page_size, num_rows=len(tables[0]))
 
         def attend(inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
             if isinstance(inputs, StateInputs):
                 assert state_rows is not None
-                out, states = inputs.update(kv.states, state_rows.at(index * num_lines))
+                out, states = inputs.update(kv.states, state_rows.at(index * self.num_state_lines))
                 return out, kv._replace(states=states)
             assert not isinstance(layer, StateMixer)
             plan, offset = plans[layer.window], self.pools[layer.window].page_offset(index)
@@ -125,12 +130,6 @@ class Step:
             sinks=inputs.sinks,
         )
         return out, pages
-
-    def _plan_states(self, batch: ForwardBatch, placement: TokenPlacement, bucket: Bucket) -> StateRows:
-        """Of the first layer that has some. A row that begins at position 0 begins with nothing, whoever had it before."""
-        is_new = batch.seq_lens == batch.extend_lens
-        one_each = bucket.decode_only
-        return StateRows.of(batch.rows, is_new, placement.cu_q_lens, placement.row_index, one_each=one_each)
 
     def _plan_attention(
         self, batch: ForwardBatch, placement: TokenPlacement, page_table: jax.Array, bucket: Bucket, window: int | None

@@ -10,7 +10,7 @@ Steps of one token per row follow it literally. Others go chunk by chunk (https:
 https://arxiv.org/abs/2412.06464, section 3.3): what tokens of a chunk do to each other is computed for all chunks at once, as
 products of matrices, and only the states go from one to the next. All of it is float32.
 
-T tokens, R rows, S lines of states, G groups of heads that share queries and keys, H heads of a group, K and V
+T tokens, G groups of heads that share queries and keys, H heads of a group, K and V
 their dimensions, N chunks of C tokens.
 """
 
@@ -23,8 +23,8 @@ import jax.numpy as jnp
 
 from jaxserve.kernels.state_rows import Chunks, StateRows
 
-
 _SMALLEST_BLOCK = 8  # whose inverse is a sum of its powers
+_BATCH = 32  # chunks that are prepared at once
 
 
 class Recurrence(NamedTuple):
@@ -42,91 +42,125 @@ def causal_conv(
 ) -> tuple[jax.Array, jax.Array]:
     """Each channel of x [T, channels] with `taps` [size, channels], the last for the token itself.
 
-    `held` [S, size - 1, channels] are the inputs of the tokens before, which come back with those of the newest. Padding slots
-    get something finite.
+    `held` [lines, size - 1, channels] are the inputs of the tokens before, which come back with those of the newest. Padding
+    slots get something finite.
     """
     size = len(taps)
-    before = jnp.where(rows.is_new[:, None, None], 0, held[rows.slots])
+    before = jnp.where(rows.is_new[:, None, None], 0, held[rows.sources])
     if rows.chunks is None:
         seen = jnp.concatenate([before, x[:, None]], axis=1)
         out = jnp.sum(seen.astype(jnp.float32) * taps.astype(jnp.float32), axis=1)
-        newest = seen[:, 1:]
+        newest = seen[:, None, 1:]
     else:
-        offset = jnp.arange(len(x)) - rows.cu_q_lens[rows.row_index]
+        offset = jnp.arange(len(x)) - rows.starts[rows.row_index]
         out = jnp.zeros(x.shape, jnp.float32)
         for tap in range(size):
             lag = size - 1 - tap
             earlier = before.at[rows.row_index, offset - lag + size - 1].get(mode="clip")
             seen = jnp.where((offset >= lag)[:, None], jnp.roll(x, lag, axis=0), earlier) if lag else x
             out += seen.astype(jnp.float32) * taps[tap].astype(jnp.float32)
-        # Of row r the inputs [before, its tokens], the last of them.
-        place = jnp.diff(rows.cu_q_lens)[:, None] + jnp.arange(size - 1)
-        of_step = x.at[rows.cu_q_lens[:-1, None] + place - (size - 1)].get(mode="clip")
-        of_before = jnp.take_along_axis(before, jnp.minimum(place, size - 2)[..., None], axis=1)
+        # Behind n tokens of a row: of its inputs [before, its tokens] those from n on.
+        place = (rows.ends - rows.starts[:, None])[..., None] + jnp.arange(size - 1)
+        of_step = x.at[rows.starts[:, None, None] + place - (size - 1)].get(mode="clip")
+        of_before = before.at[jnp.arange(len(before))[:, None, None], place].get(mode="clip")
         newest = jnp.where((place >= size - 1)[..., None], of_step, of_before)
     if bias is not None:
         out += bias.astype(jnp.float32)
-    return out.astype(x.dtype), held.at[rows.slots].set(newest)
+    return out.astype(x.dtype), held.at[rows.targets].set(newest, mode="drop")
 
 
 def recur(inputs: Recurrence, states: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
-    """-> (answers float32 [T, G, H, V], states). `states` float32 [S, G * H, K, V] go on from where the rows' last step left
-    them. Padding slots get something finite."""
+    """-> (answers float32 [T, G, H, V], states). `states` float32 [lines, G * H, K, V] go on from where the rows' last step
+    left them. Padding slots get something finite."""
     inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
     lines = states.reshape(len(states), *inputs.v.shape[1:3], *states.shape[2:])
-    out, lines = _one_each(inputs, lines, rows) if rows.chunks is None else _by_chunks(inputs, lines, rows, rows.chunks)
+    out, lines = _one_each(inputs, lines, rows) if rows.chunks is None else _by_chunks(inputs, lines, rows.chunks)
     return out, lines.reshape(states.shape)
 
 
 def _one_each(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
     q, k, v = inputs.q[:, :, None, :, None], inputs.k[:, :, None, :, None], inputs.v
-    state = jnp.where(rows.is_new[:, None, None, None, None], 0, lines[rows.slots])
+    state = jnp.where(rows.is_new[:, None, None, None, None], 0, lines[rows.sources])
     state *= jnp.exp(inputs.log_decay)[..., None, None]
     if inputs.rate is not None:
         v = inputs.rate[..., None] * (v - jnp.sum(state * k, axis=-2))
     state += k * v[..., None, :]
-    return jnp.sum(state * q, axis=-2), lines.at[rows.slots].set(state)
+    return jnp.sum(state * q, axis=-2), lines.at[rows.targets[:, 0]].set(state, mode="drop")
 
 
-def _by_chunks(inputs: Recurrence, lines: jax.Array, rows: StateRows, chunks: Chunks) -> tuple[jax.Array, jax.Array]:
+class _Prepared(NamedTuple):
+    """Of N chunks: all that does not depend on the state that each begins with."""
+
+    queries: jax.Array  # [N, G, H, C, K] with the decay since the chunk's begin
+    keys: jax.Array  # [N, G, H, C, K] with the decay to its end
+    values: jax.Array  # [N, G, H, C, V]
+    scores: jax.Array  # [N, G, H, C, C] of a token's query and an earlier one's key, or its own, with the decay between
+    decay: jax.Array  # [N, G, H, 1, 1] of the whole chunk
+    reads: jax.Array | None  # [N, G, H, C, K] by the delta rule: what of the state is taken off the values
+
+
+def _by_chunks(inputs: Recurrence, lines: jax.Array, chunks: Chunks) -> tuple[jax.Array, jax.Array]:
+    """Some chunks at a time, so that no more are computed than there are."""
+    num_tokens, size, batch = len(inputs.q), chunks.size, min(_BATCH, len(chunks.starts))
+    padded = jax.tree.map(lambda x: jnp.pad(x, ((0, size), *[(0, 0)] * (x.ndim - 1))), inputs)
+
+    def go_on(first: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        some = first * batch + jnp.arange(batch)
+        prepared = _prepare(padded, chunks.starts.at[some].get(mode="clip"), chunks.lengths.at[some].get(mode="clip"), size)
+
+        def one(index: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            lines, out = carried
+            chunk, number = jax.tree.map(lambda x: x[index], prepared), first * batch + index
+            state = jax.lax.dynamic_index_in_dim(lines, chunks.sources[number], keepdims=False)
+            state = jnp.where(chunks.is_new[number], 0, state)
+            added = chunk.values
+            if chunk.reads is not None:
+                added = added - _product("ghck,ghkv->ghcv", chunk.reads, state)
+            answers = _product("ghck,ghkv->cghv", chunk.queries, state) + _product("ghij,ghjv->ighv", chunk.scores, added)
+            state = chunk.decay * state + _product("ghck,ghcv->ghkv", chunk.keys, added)
+            # What is written behind a chunk's last token is written again by the next chunk.
+            out = jax.lax.dynamic_update_slice_in_dim(out, answers, chunks.starts[number], 0)
+            return jax.lax.dynamic_update_index_in_dim(lines, state, chunks.targets[number], 0), out
+
+        return jax.lax.fori_loop(0, jnp.minimum(chunks.count - first * batch, batch), one, carried)
+
+    out = jnp.zeros(padded.v.shape, jnp.float32)
+    lines, out = jax.lax.fori_loop(0, -(-chunks.count // batch), go_on, (lines, out))
+    return out[:num_tokens], lines
+
+
+def _prepare(inputs: Recurrence, starts: jax.Array, lengths: jax.Array, size: int) -> _Prepared:
+    """Of chunks that begin at token slots `starts` [N]."""
+    place = jnp.arange(size)
+
     def cut(x: jax.Array) -> jax.Array:
-        """[T, G, ...] -> [N, G, ..., C] or, of vectors, [N, G, ..., C, dim]; zeros where there is no token."""
-        is_live = chunks.is_live.reshape(*chunks.is_live.shape, *[1] * (x.ndim - 1))
-        return jnp.where(is_live, x[chunks.tokens], 0)
+        """[T, ...] -> [N, C, ...], zeros where there is no token."""
+        is_live = (place < lengths[:, None]).reshape(len(starts), size, *[1] * (x.ndim - 1))
+        return jnp.where(is_live, x[starts[:, None] + place], 0)
 
     q, k = (jnp.moveaxis(cut(x), 1, 2) for x in (inputs.q, inputs.k))  # [N, G, C, K]
     v = jnp.moveaxis(cut(inputs.v), 1, 3)  # [N, G, H, C, V]
     log_decay = jnp.cumsum(jnp.moveaxis(cut(inputs.log_decay), 1, 3), axis=-1)  # [N, G, H, C] since the chunk's begin
-    size = q.shape[2]
     since = log_decay[..., :, None] - log_decay[..., None, :]
-    is_seen = jnp.tril(jnp.ones((size, size), bool))
-    between = jnp.exp(jnp.where(is_seen, since, -jnp.inf))  # [N, G, H, C, C]: from a token to a later one
-    from_begin = jnp.exp(log_decay)[..., None]
-    scores = _product("ngik,ngjk->ngij", q, k)[:, :, None] * between
+    is_seen = place <= place[:, None]
+    between = jnp.exp(jnp.where(is_seen, since, -jnp.inf))
+    from_begin, to_end = jnp.exp(log_decay)[..., None], jnp.exp(log_decay[..., -1:] - log_decay)[..., None]
     reads = None
     if inputs.rate is not None:
+        # What the delta rule writes depends on what it wrote before: a system of equations, by its matrix 1 + a triangle.
         rate = jnp.moveaxis(cut(inputs.rate), 1, 3)[..., None]
-        overlaps = jnp.where(is_seen & ~jnp.eye(size, dtype=bool), _product("ngik,ngjk->ngij", k, k)[:, :, None] * between, 0)
+        overlaps = jnp.where(place < place[:, None], _product("ngik,ngjk->ngij", k, k)[:, :, None] * between, 0)
         wanted = jnp.concatenate([rate * v, rate * from_begin * k[:, :, None]], axis=-1)
         solved = _product("nghij,nghjd->nghid", _inverse(rate * overlaps), wanted)
         v, reads = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-    queries, to_end = from_begin * q[:, :, None], jnp.exp(log_decay[..., -1:] - log_decay)[..., None]
-    keys = to_end * k[:, :, None]  # [N, G, H, C, K], as the next two
-    decay = jnp.exp(log_decay[..., -1])[..., None, None]
-    slots, is_new = rows.slots[chunks.rows], rows.is_new[chunks.rows] & chunks.begins_row
-
-    def step(index: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        lines, out = carried
-        slot = slots[index]
-        state = jnp.where(is_new[index], 0, jax.lax.dynamic_index_in_dim(lines, slot, keepdims=False))
-        added = v[index] if reads is None else v[index] - _product("ghck,ghkv->ghcv", reads[index], state)
-        answers = _product("ghck,ghkv->ghcv", queries[index], state) + _product("ghij,ghjv->ghiv", scores[index], added)
-        state = decay[index] * state + _product("ghck,ghcv->ghkv", keys[index], added)
-        lines = jax.lax.dynamic_update_index_in_dim(lines, state, slot, 0)
-        return lines, jax.lax.dynamic_update_index_in_dim(out, answers, index, 0)
-
-    lines, out = jax.lax.fori_loop(0, chunks.count, step, (lines, jnp.zeros_like(v)))
-    return out[chunks.chunk_of, :, :, chunks.place_of], lines
+    return _Prepared(
+        queries=from_begin * q[:, :, None],
+        keys=to_end * k[:, :, None],
+        values=v,
+        scores=_product("ngik,ngjk->ngij", q, k)[:, :, None] * between,
+        decay=jnp.exp(log_decay[..., -1])[..., None, None],
+        reads=reads,
+    )
 
 
 def _inverse(lower: jax.Array) -> jax.Array:

@@ -116,6 +116,7 @@ class Scheduler:
             max_pages_per_row=spec.max_pages_per_row,
             eviction_policy=args.radix_eviction_policy,
             disable_radix=args.disable_radix_cache,
+            num_snapshots=spec.num_snapshots,
             on_eviction=functools.partial(self.meter.evicted, windows),
         )
         self._table = RowTable(
