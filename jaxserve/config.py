@@ -241,6 +241,12 @@ class ServerArgs:
         1024, "Keep so many responses of /v1/responses in memory, to be asked for and gone on with, up to 256 MiB; 0: none."
     )
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
+    max_mamba_cache_size: int | None = arg(
+        None,
+        "States that layers keep in place of KV (Mamba 2, gated delta nets): one of each request, and snapshots behind cached "
+        "prefixes. Default: 3 for each of --max-running-requests.",
+    )
+    mamba_track_interval: int = arg(64, "Generated tokens from one snapshot of a request's states to the next; whole pages.")
     swa_full_tokens_ratio: float = arg(
         0.5, "Layers with a sliding window keep this many tokens for each token that layers without one keep."
     )
@@ -394,6 +400,7 @@ class ServerArgs:
         at_least_one = (
             "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
             "prefill_max_requests", "stream_interval", "tp_size", "ep_size", "decode_log_interval", "max_body_size_mb",
+            "max_mamba_cache_size", "mamba_track_interval",
             "limit_concurrency", "max_reply_numbers",
             "speculative_ngram_min_match_window_size",
         )  # fmt: skip

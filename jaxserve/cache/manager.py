@@ -11,8 +11,8 @@ The scheduler asks for a Lease per running request and names lengths and tokens;
 Only whole pages are shared: the last, partly filled page of a request is its own until it is full.
 
 A model's layers may fall into several KV groups, each with pools and page tables of their own. At most one group keeps all
-tokens; those with a window keep the newest ones, and a row gives pages back as its window moves on (`window_group`). Layers that
-keep states have no pages; behind some pages of the others there are snapshots of their states (`state_group`).
+tokens; those with a window keep the newest ones, and a row gives pages back as its window moves on (`window_group`). Layers
+that keep states have no pages; behind some pages of the others there are snapshots of their states (`state_group`).
 
 Pages freed here may be written by the next step that is launched while a step launched earlier still reads them (a duplicate
 that commit swapped out, a finished row). That is safe because steps run on the device in launch order: the reader is done
@@ -90,9 +90,11 @@ class CacheManager:
         eviction_policy: str = "lru",
         disable_radix: bool = False,
         num_snapshots: int = 0,
+        snapshot_interval: int = 1,
         on_eviction: Callable[[list[int], float], None] = lambda tokens, took_s: None,
     ) -> None:
-        """`groups` and `num_snapshots` as in RunnerSpec. `on_eviction` is told how many tokens of each group were evicted, and how long it took."""
+        """`groups` and `num_snapshots` as in RunnerSpec; rows that decode leave one every `snapshot_interval` tokens.
+        `on_eviction` is told how many tokens of each group were evicted, and how long it took."""
         assert all(group.window is not None for group in groups[1:]), f"a group without a window must be the first: {groups}"
         self.num_pages = groups[0].num_pages  # of the first group, as everything that is counted below
         self.page_size = page_size
@@ -106,7 +108,7 @@ class CacheManager:
             for group, table in zip(groups, tables, strict=True)
             if group.window is not None
         ]
-        self.states = StateGroup(num_snapshots, page_size, last_table) if num_snapshots else None
+        self.states = StateGroup(num_snapshots, page_size, last_table, snapshot_interval) if num_snapshots else None
         self._in_tree: list[WindowGroup | StateGroup] = [*self.windows, *([] if self.states is None else [self.states])]
         self.tree = RadixCache(page_size, eviction_policy, [group.window for group in self._in_tree])
         self._full_table = self.req_to_token.tables[0] if groups[0].window is None else None

@@ -1,10 +1,10 @@
 """Snapshots of the states that some layers keep: one behind some of a row's pages, held by rows and by the tree.
 
 A sequence can go on behind a page only if there is a snapshot of its states there, so the tree counts them like the pages of a
-window that sees one page. But few pages have one: a snapshot is as large as thousands of tokens. Rows leave one where others are
-likely to go on: behind the last whole page of a prompt, or of the part of it that a step computes; where a prompt leaves what
-is cached already, for then it is not the last to do so; and every INTERVAL_TOKENS of what is generated. If none is free, none
-is left, and nothing else happens.
+window that sees one page. But few pages have one: a snapshot is as large as thousands of tokens. Rows leave one where others
+are likely to go on: behind the last whole page of a prompt, or of the part of it that a step computes; where a prompt leaves
+what is cached already, for then it is not the last to do so; and every so many tokens of what is generated. If none is free,
+none is left, and nothing else happens.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from jaxserve.cache.page_allocator import NO_PAGE
 from jaxserve.cache.req_to_token import PageTable
 from jaxserve.cache.shared_pages import SharedPages
 
-INTERVAL_TOKENS = 64  # at least; whole pages
-
 
 class StateGroup(SharedPages):
     window = 2  # as the tree sees it: who goes on behind a page needs that page's, and no other
 
-    def __init__(self, num_snapshots: int, page_size: int, table: PageTable) -> None:
+    def __init__(self, num_snapshots: int, page_size: int, table: PageTable, interval_tokens: int) -> None:
+        """`interval_tokens`: at least so many generated tokens lie between two snapshots of a row."""
         super().__init__(num_snapshots, " of states")
-        self.interval = -(-INTERVAL_TOKENS // page_size) * page_size
+        self.interval = -(-interval_tokens // page_size) * page_size
         self._page_size = page_size
         self._table = table
         self._of_row: dict[int, dict[int, int]] = {}  # row -> number of a page -> the snapshot behind it, the newest last

@@ -31,7 +31,7 @@ from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.expert_placement import ExpertPlacement, place_experts
 from jaxserve.runner import KVGroup, RunnerSpec
 
-SNAPSHOTS_PER_ROW = 1  # of states: see `Blueprint.num_snapshots`
+STATES_PER_ROW = 3  # one that runs, and snapshots: of it, and behind cached prefixes (SGLang's number)
 
 NumPages: TypeAlias = tuple[int, ...]  # of each KV group's pool, in the order of ModelConfig.kv_windows
 
@@ -55,6 +55,8 @@ def _check_states(args: ServerArgs, config: ModelConfig) -> None:
             f"--speculative-algorithm is not supported for {config.architecture}: a draft that is not accepted cannot be taken "
             "back out of a layer's state."
         )
+    if args.max_mamba_cache_size is not None and not config.state_layers:
+        raise ValueError(f"--max-mamba-cache-size needs a model whose layers keep states; {config.architecture} has none.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,11 @@ class Blueprint:
         args = resolve_args(
             args, platform=chip.platform, model_context_len=config.context_len, page_size=backend.spec.page_size
         )
+        if args.max_mamba_cache_size is not None and args.max_mamba_cache_size < (args.max_running_requests or 0):
+            raise ValueError(
+                f"--max-mamba-cache-size must be at least --max-running-requests={args.max_running_requests}, as each request "
+                f"has a state; got {args.max_mamba_cache_size}."
+            )
         return Blueprint(args=args, config=config, mesh=mesh, backend=backend)
 
     @property
@@ -223,10 +230,12 @@ class Blueprint:
 
     @property
     def num_snapshots(self) -> int:
-        """Of states behind cached pages: as many as there are request rows."""
-        assert self.args.max_running_requests
-        is_wanted = self.config.state_layers and not self.args.disable_radix_cache
-        return SNAPSHOTS_PER_ROW * self.args.max_running_requests if is_wanted else 0
+        """Of states behind cached pages: what of --max-mamba-cache-size request rows leave."""
+        max_rows = self.args.max_running_requests
+        assert max_rows
+        if not self.config.state_layers or self.args.disable_radix_cache:
+            return 0
+        return (self.args.max_mamba_cache_size or STATES_PER_ROW * max_rows) - max_rows
 
     @property
     def _num_state_lines(self) -> int:

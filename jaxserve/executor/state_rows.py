@@ -1,9 +1,9 @@
 """Where the states of a step's rows come from and go to.
 
 Each request row has a line of its own. Behind some pages of a row a state is kept for other requests, a snapshot, in a line of
-the snapshots': the table has its number in the page's place, and NO_PAGE for pages without one. A row's state goes there instead
-of to the row's line, and its next token goes on from there; so a snapshot takes no more memory traffic than none. A row that
-goes on behind a cached prefix finds its state in the same way.
+the snapshots': the table has its number in the page's place, and -1 for pages without one. A row's state goes there instead of
+to the row's line, and its next token goes on from there; so a snapshot takes no more memory traffic than none. A row that goes
+on behind a cached prefix finds its state in the same way.
 """
 
 from __future__ import annotations

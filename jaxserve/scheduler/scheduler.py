@@ -117,6 +117,7 @@ class Scheduler:
             eviction_policy=args.radix_eviction_policy,
             disable_radix=args.disable_radix_cache,
             num_snapshots=spec.num_snapshots,
+            snapshot_interval=args.mamba_track_interval,
             on_eviction=functools.partial(self.meter.evicted, windows),
         )
         self._table = RowTable(

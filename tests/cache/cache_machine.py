@@ -41,7 +41,7 @@ class CacheMachine(RuleBasedStateMachine):
     disable_radix = False
     running: list[Running]
 
-    def make_cache(self, groups: tuple[KVGroup, ...], page_size: int) -> None:
+    def make_cache(self, groups: tuple[KVGroup, ...], page_size: int, **options: int) -> None:
         self.page_size = page_size
         self.cache = CacheManager(
             groups=groups,
@@ -50,6 +50,7 @@ class CacheMachine(RuleBasedStateMachine):
             max_pages_per_row=-(-MAX_LEN // page_size),
             eviction_policy=self.policy,
             disable_radix=self.disable_radix,
+            **options,
         )
         self.running = []
 

@@ -97,8 +97,12 @@ class WindowMachine(CacheMachine):
                     break
         self.end(run, keep)
         if keep and not self.disable_radix:
-            whole = run.computed // self.page_size * self.page_size
-            assert self.cache.match(array(run.tokens[: run.computed])).length_tokens == whole, "what was just used is gone"
+            self.check_left(run)
+
+    def check_left(self, run: Running) -> None:
+        """What a request that just ended has left."""
+        whole = run.computed // self.page_size * self.page_size
+        assert self.cache.match(array(run.tokens[: run.computed])).length_tokens == whole, "what was just used is gone"
 
     @precondition(lambda self: any(run.computed < len(run.tokens) for run in self.running))
     @rule(data=st.data(), commit=st.booleans())

@@ -41,6 +41,7 @@ class Served:
     overlap: bool = True
     radix: bool = True
     drafts: bool = False
+    states: int | None = None  # --max-mamba-cache-size
     rows: tuple[int, ...] = (NUM_CLIENTS,)  # buckets of decode rows; the largest is --max-running-requests
     tokens: tuple[int, ...] = (512,)  # buckets of prefill tokens. Compiling is most of a test's time
 
@@ -59,6 +60,7 @@ class Served:
             "enable_mixed_chunk": self.mixed,
             "disable_overlap_schedule": not self.overlap,
             "disable_radix_cache": not self.radix,
+            **({} if self.states is None else {"max_mamba_cache_size": self.states}),
             **({} if self.ep is None else {"ep_size": self.ep, "ep_num_redundant_experts": self.redundant}),
             **({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3} if self.drafts else {}),
         }

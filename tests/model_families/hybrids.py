@@ -62,11 +62,11 @@ CASES: dict[str, Case] = {
     "bamba-two-groups": _bamba(mamba_n_groups=2, num_key_value_heads=4, time_step_limit=(0.3, 0.8)),
 }
 LIVE = [
-    Served("qwen3-next", page_size=16, chunk=32, tp=2, mixed=True, **SEVERAL),
-    Served("bamba", page_size=16, chunk=48, mixed=True),
+    Served("qwen3-next", page_size=16, chunk=32, tp=2, mixed=True, states=320, **SEVERAL),
+    Served("bamba", page_size=16, chunk=48, mixed=True, states=320),
 ]
 IN_PROCESS = [
-    Served("qwen3-next-some-layers", page_size=1, chunk=48, tp=4, overlap=False),
-    Served("bamba-groups", page_size=64, chunk=64, tp=4, **SEVERAL),
-    Served("bamba-two-groups", page_size=16, chunk=32, tp=2, mixed=True),
+    Served("qwen3-next-some-layers", page_size=1, chunk=48, tp=4, overlap=False, states=320),
+    Served("bamba-groups", page_size=64, chunk=64, tp=4, states=320, **SEVERAL),
+    Served("bamba-two-groups", page_size=16, chunk=32, tp=2, mixed=True, states=320),
 ]

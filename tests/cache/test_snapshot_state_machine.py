@@ -1,0 +1,188 @@
+"""CacheManager with snapshots of states, in any order of calls: every step goes on from the state of its own sequence.
+
+A state stands for the whole sequence up to where it is. The device is played by what the tables say, as `plan_states` reads
+them. Pages are checked as in test_window_state_machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cache_machine import MAX_LEN, MAX_ROWS, Running, array, check_any_order
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from test_window_state_machine import WindowMachine
+
+from jaxserve.cache import CacheManager
+from jaxserve.cache.page_allocator import NO_PAGE
+from jaxserve.runner import KVGroup
+
+State = tuple[int, ...]
+
+
+class SnapshotMachine(WindowMachine):
+    windows = (None,)
+
+    @initialize(
+        page_size=st.sampled_from([1, 2, 3, 4]),
+        num_tokens=st.integers(MAX_LEN, 70),
+        share=st.sampled_from([1.0, 0.5]),
+        num_snapshots=st.sampled_from([1, 2, 3, 12]),
+        interval=st.sampled_from([1, 4]),
+    )
+    def create_with_states(self, page_size: int, num_tokens: int, share: float, num_snapshots: int, interval: int) -> None:
+        least = -(-MAX_LEN // page_size)
+        full = -(-num_tokens // page_size)
+        self.groups = tuple(
+            KVGroup(full if window is None else max(int(full * share), least), window) for window in self.windows
+        )
+        self.make_cache(self.groups, page_size, num_snapshots=num_snapshots, snapshot_interval=interval)
+        self.kv = {}
+        self.device_tables = [np.full(table.shape, -1, np.int32) for table in self.cache.page_tables]
+        self.own: dict[int, State] = {}  # by row
+        self.snapshots: dict[int, State] = {}
+
+    def create(self, page_size: int, num_tokens: int, share: float) -> None:
+        """Not this one."""
+
+    def run_step(self, runs: list[Running], ends: list[int]) -> None:
+        starts = [run.computed for run in runs]
+        super().run_step(runs, ends)
+        read, written = set(), set()
+        left: dict[int, State] = {}
+        for run, start, end in zip(runs, starts, ends, strict=True):
+            row = run.lease.row
+            entries = self.device_tables[-1][row].tolist()
+            source = entries[start // self.page_size - 1] if start and start % self.page_size == 0 else -1
+            state = () if not start else self.snapshots[source] if source >= 0 else self.own[row]
+            assert state == tuple(run.tokens[:start]), f"row {row} goes on at {start} from another state"
+            read |= {source} - {-1}
+            behind = {(page + 1) * self.page_size: snapshot for page, snapshot in enumerate(entries) if snapshot >= 0}
+            passed = {length: snapshot for length, snapshot in behind.items() if start < length <= end}
+            assert len(passed) <= 2
+            for length, snapshot in passed.items():
+                assert snapshot not in left, "two states go to one place"
+                left[snapshot] = tuple(run.tokens[:length])
+                written.add(snapshot)
+            self.own[row] = (-1,) if end in passed else tuple(run.tokens[:end])
+        assert not read & written, "a state is overwritten in the step that reads it"
+        self.snapshots |= left
+
+    def check_left(self, run: Running) -> None:
+        """As many as there is room for: not checked here."""
+
+    @precondition(lambda self: any(run.computed == len(run.tokens) <= MAX_LEN - 4 for run in self.running))
+    @rule(data=st.data())
+    def decode(self, data: st.DataObject) -> None:
+        runs = [run for run in self.running if run.computed == len(run.tokens) <= MAX_LEN - 4]
+        new = [data.draw(st.sampled_from([0, 1])) for _ in runs]
+        starts = array([run.computed for run in runs])
+        if self.cache.grow_rows(array([run.lease.row for run in runs]), starts, starts + 1):
+            for run, token in zip(runs, new, strict=True):
+                run.tokens.append(token)
+            self.run_step(runs, (starts + 1).tolist())
+
+    @invariant()
+    def snapshots_are_what_rows_and_tree_hold(self) -> None:
+        states = self.cache.states
+        assert states is not None
+        holds = np.zeros(states.num_pages, np.int32)
+        for run in self.running:
+            pages = states.row_pages(run.lease.row, 0, int(self.cache.req_to_token.num_pages[run.lease.row]))
+            np.add.at(holds, pages[pages != NO_PAGE], 1)
+        cached = [page for node in self.cache.tree.nodes() for page in node.windows[-1].tolist() if page != NO_PAGE]
+        assert len(set(cached)) == len(cached), "a snapshot stands in the tree twice"
+        assert np.flatnonzero(states.in_tree).tolist() == sorted(cached)
+        assert (states.holds == holds).all()
+        used = set(cached) | set(np.flatnonzero(holds).tolist())
+        assert sorted(states.free_pages().tolist()) == sorted(set(range(states.num_pages)) - used)
+        assert states.num_evictable == sum(holds[page] == 0 for page in cached)
+
+    @invariant()
+    def nothing_useless_stays(self) -> None:
+        """Pages behind the last state may: a later prompt may leave one there. They go when pages are short."""
+
+
+@pytest.mark.parametrize(("windows", "policy"), [((None,), "lru"), ((None, 5), "lfu"), ((6,), "priority")])
+def test_any_order_of_calls(windows: tuple[int | None, ...], policy: str) -> None:
+    check_any_order(SnapshotMachine, 25, 50, windows=windows, policy=policy)
+
+
+PAGE = 4
+
+
+def make(num_snapshots: int = 8, interval: int = 8) -> CacheManager:
+    return CacheManager(
+        groups=(KVGroup(32),),
+        page_size=PAGE,
+        max_rows=MAX_ROWS,
+        max_pages_per_row=16,
+        num_snapshots=num_snapshots,
+        snapshot_interval=interval,
+    )
+
+
+def serve(cache: CacheManager, prompt: list[int], outputs: int = 0, chunk: int = 64) -> int:
+    """How much of the prompt was cached."""
+    lease = cache.admit(array(prompt))
+    assert lease is not None
+    tokens, start = [*prompt, *range(500, 500 + outputs)], lease.prefix_len
+    while start < len(prompt):
+        end = min(start + chunk, len(prompt))
+        assert cache.grow(lease, start, end)
+        cache.commit(lease, array(prompt[:end]))
+        start = end
+    for end in range(len(prompt) + 1, len(tokens) + 1):
+        assert cache.grow_rows(array([lease.row]), array([end - 1]), array([end]))
+    cache.release(lease, array(tokens))
+    assert cache.check().is_clean
+    return lease.prefix_len
+
+
+def test_the_same_prompt_again_goes_on_before_its_last_token() -> None:
+    cache = make()
+    for length in (7, 8, 9):
+        prompt = [length] * length
+        assert serve(cache, prompt) == 0
+        assert serve(cache, prompt) == (length - 1) // PAGE * PAGE
+
+
+def test_chunks_of_a_prompt_can_be_gone_on_behind() -> None:
+    cache = make()
+    prompt = list(range(20))
+    serve(cache, prompt, chunk=8)
+    assert cache.match(array([*prompt[:17], 99])).length_tokens == 16
+    assert cache.match(array([*prompt[:9], 99])).length_tokens == 8
+    assert cache.match(array([*prompt[:15], 99])).length_tokens == 8
+
+
+def test_a_conversation_goes_on_behind_what_was_generated() -> None:
+    cache = make(interval=8)
+    prompt = list(range(6))
+    serve(cache, prompt, outputs=13)  # 19 tokens: a state behind 16
+    assert serve(cache, [*prompt, *range(500, 513), 7, 8]) == 16
+
+
+def test_the_second_prompt_to_part_from_a_prefix_leaves_a_state_there() -> None:
+    cache = make()
+    system = list(range(100, 112))
+    assert serve(cache, [*system, *range(10)]) == 0
+    assert serve(cache, [*system, *range(50, 60)]) == 0  # its tokens are known up to there, its state is not
+    assert serve(cache, [*system, *range(70, 80)]) == len(system)
+
+
+def test_states_give_way_to_newer_ones() -> None:
+    cache = make(num_snapshots=2)
+    prompts = [[first] * 9 for first in range(4)]
+    for prompt in prompts:
+        assert serve(cache, prompt) == 0
+    assert [serve(cache, prompt) for prompt in (prompts[3], prompts[0])] == [8, 0]
+    assert cache.num_cached_tokens == 2 * 8, "pages without a state stay"
+
+
+def test_rows_that_hold_all_states_go_on_without() -> None:
+    cache = make(num_snapshots=1)
+    leases = [cache.admit(array([first] * 9)) for first in range(2)]
+    for lease in leases:
+        assert lease is not None and cache.grow(lease, 0, 9)
+    assert [cache.states.row_pages(lease.row, 1, 2).tolist() for lease in leases if lease and cache.states] == [[0], [NO_PAGE]]
