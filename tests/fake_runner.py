@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fake_states import FakeRow, FakeStates
 
 from jaxserve.runner import (
     BROKEN_LOGITS,
@@ -95,6 +96,7 @@ class FakeRunner:
         self._pages = [np.full((group.num_pages, spec.page_size), _UNWRITTEN, np.int32) for group in groups]
         self._written_by = [np.zeros_like(pages, np.int64) for pages in self._pages]  # which weights
         self._page_tables = np.full((len(groups), spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
+        self._row_states = FakeStates(spec.max_rows, spec.max_pages_per_row, spec.page_size, len(groups))
         self._kv_len = np.zeros(spec.max_rows, np.int32)
         # What each row's next decode step brings: the token sampled last, once there is one, and drafts (-1: none).
         self._inputs = np.full((spec.max_rows, spec.num_draft_tokens), _UNWRITTEN, np.int32)
@@ -228,11 +230,15 @@ class FakeRunner:
         check_step(step, self._spec)
         step = with_embedded_tokens(step)
         updates = step.page_updates
-        self._page_tables[updates.groups, updates.rows, updates.index] = updates.pages
+        self._row_states.enter(updates)
+        of_pages = updates.groups < len(self._page_tables)
+        self._page_tables[updates.groups[of_pages], updates.rows[of_pages], updates.index[of_pages]] = updates.pages[of_pages]
         for state in step.new_rows:
             self._begin_row(state, step)
         inputs = [self._inputs_of(step, i) for i in range(step.num_rows)]
         self._write_tokens(step, inputs)
+        if self._spec.num_snapshots:
+            self._run_states(step, inputs)
         scores, hidden = self._answers(step, inputs)
         most = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
         tokens = np.full((step.num_rows, most), _UNWRITTEN, np.int32)
@@ -316,6 +322,13 @@ class FakeRunner:
             slots.append(pages * page_size + positions % page_size)
         for written in np.concatenate(slots, axis=1):
             assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
+
+    def _run_states(self, step: StepInput, inputs: list[np.ndarray]) -> None:
+        rows = [(row, int(self._kv_len[row]), len(ids)) for row, ids in zip(step.rows.tolist(), inputs, strict=True)]
+        histories = [self._history(row, start + count).tolist() for row, start, count in rows]
+        self._row_states.run(
+            [FakeRow(row, start, of_row) for (row, start, _), of_row in zip(rows, histories, strict=True)], self.weights
+        )
 
     def _gain(
         self, row: int, inputs: np.ndarray, is_decode: bool, masks: np.ndarray | None, preferred: dict[int, int | None]

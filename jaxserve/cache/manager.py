@@ -362,6 +362,8 @@ class CacheManager:
             return
         self.states.let_go(row, start)
         for length in lengths:
+            if self.states.has(row, length):  # a step that was planned before, and not launched
+                continue
             if not self.states.num_free:
                 count = max(self.states.num_evictable // WINDOW_EVICT_SHARE, 1)
                 self._take_back(self.tree.evict_window(len(self.windows), count, self.states.is_held))

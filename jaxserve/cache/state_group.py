@@ -47,6 +47,10 @@ class StateGroup(SharedPages):
         old = [page for page in list(held)[:-1] if (page + 1) * self._page_size < start]
         self._drop(np.array([held.pop(page) for page in old], np.int32))
 
+    def has(self, row: int, length: int) -> bool:
+        """Whether the row holds a snapshot behind its first `length` tokens."""
+        return length // self._page_size - 1 in self._of_row[row]
+
     def leave(self, row: int, length: int) -> None:
         """The row's next step leaves a snapshot behind its first `length` tokens, whole pages. One is free."""
         (snapshot,) = self._pop(1).tolist()

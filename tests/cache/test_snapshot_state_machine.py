@@ -1,7 +1,6 @@
 """CacheManager with snapshots of states, in any order of calls: every step goes on from the state of its own sequence.
 
-A state stands for the whole sequence up to where it is. The device is played by what the tables say, as `plan_states` reads
-them. Pages are checked as in test_window_state_machine.
+Pages are checked as in test_window_state_machine.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cache_machine import MAX_LEN, MAX_ROWS, Running, array, check_any_order
+from fake_states import FakeRow, FakeStates
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from test_window_state_machine import WindowMachine
@@ -16,8 +16,6 @@ from test_window_state_machine import WindowMachine
 from jaxserve.cache import CacheManager
 from jaxserve.cache.page_allocator import NO_PAGE
 from jaxserve.runner import KVGroup
-
-State = tuple[int, ...]
 
 
 class SnapshotMachine(WindowMachine):
@@ -39,8 +37,7 @@ class SnapshotMachine(WindowMachine):
         self.make_cache(self.groups, page_size, num_snapshots=num_snapshots, snapshot_interval=interval)
         self.kv = {}
         self.device_tables = [np.full(table.shape, -1, np.int32) for table in self.cache.page_tables]
-        self.own: dict[int, State] = {}  # by row
-        self.snapshots: dict[int, State] = {}
+        self.states = FakeStates(MAX_ROWS, self.device_tables[0].shape[1], page_size, len(self.groups))
 
     def create(self, page_size: int, num_tokens: int, share: float) -> None:
         """Not this one."""
@@ -48,25 +45,14 @@ class SnapshotMachine(WindowMachine):
     def run_step(self, runs: list[Running], ends: list[int]) -> None:
         starts = [run.computed for run in runs]
         super().run_step(runs, ends)
-        read, written = set(), set()
-        left: dict[int, State] = {}
-        for run, start, end in zip(runs, starts, ends, strict=True):
-            row = run.lease.row
-            entries = self.device_tables[-1][row].tolist()
-            source = entries[start // self.page_size - 1] if start and start % self.page_size == 0 else -1
-            state = () if not start else self.snapshots[source] if source >= 0 else self.own[row]
-            assert state == tuple(run.tokens[:start]), f"row {row} goes on at {start} from another state"
-            read |= {source} - {-1}
-            behind = {(page + 1) * self.page_size: snapshot for page, snapshot in enumerate(entries) if snapshot >= 0}
-            passed = {length: snapshot for length, snapshot in behind.items() if start < length <= end}
-            assert len(passed) <= 2
-            for length, snapshot in passed.items():
-                assert snapshot not in left, "two states go to one place"
-                left[snapshot] = tuple(run.tokens[:length])
-                written.add(snapshot)
-            self.own[row] = (-1,) if end in passed else tuple(run.tokens[:end])
-        assert not read & written, "a state is overwritten in the step that reads it"
-        self.snapshots |= left
+        rows = zip(runs, starts, ends, strict=True)
+        self.states.run([FakeRow(run.lease.row, start, run.tokens[:end]) for run, start, end in rows])
+
+    def drain(self) -> None:
+        updates = self.cache.drain_page_updates()
+        self.states.enter(updates)
+        for group, row, index, page in zip(updates.groups, updates.rows, updates.index, updates.pages, strict=True):
+            self.device_tables[group][row, index] = page
 
     def check_left(self, run: Running) -> None:
         """As many as there is room for: not checked here."""

@@ -78,15 +78,19 @@ def run_workload(seed: int, overlap: bool) -> Harness:
 
 def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
     page_size = rng.choice([1, 1, 4, 16])
+    args = random_args(rng, page_size)
+    groups = random_groups(rng, rng.choice([48, 96, 160, 256, 1024]) // page_size, page_size)
+    has_states = groups[0].window is None and not args["disable_radix_cache"] and rng.random() < 0.5
     harness = Harness(
-        random_args(rng, page_size),
+        {**args, "mamba_track_interval": rng.choice([1, 8, 64])},
         overlap=overlap,
         page_size=page_size,
-        kv_groups=random_groups(rng, rng.choice([48, 96, 160, 256, 1024]) // page_size, page_size),
+        kv_groups=groups,
         max_rows=rng.choice([2, 8, 16]),
         context_len=160,
         max_step_tokens=MAX_STEP_TOKENS,
-        num_draft_tokens=rng.choice([1, 2, 4, 7]),
+        num_draft_tokens=1 if has_states else rng.choice([1, 2, 4, 7]),
+        num_snapshots=rng.choice([1, 4, 40]) if has_states else 0,
     )
     try:
         bases = [[rng.randint(1, 100) for _ in range(rng.randint(1, 90))] for _ in range(3)]
