@@ -48,6 +48,7 @@ SHOWN = {
     "Qwen3-30B-A3B": published.QWEN3_30B_A3B,
     "Qwen3-235B-A22B": published.QWEN3_235B_A22B,
     "gpt-oss-120b": published.GPT_OSS_120B,
+    "Qwen3-Next-80B-A3B": published.QWEN3_NEXT_80B_A3B,
     "GLM-4.5": published.GLM_4_5,
     "Llama-4-Scout": published.LLAMA_4_SCOUT,
     "DeepSeek-V3": published.DEEPSEEK_V3,
@@ -107,7 +108,7 @@ def _parts(config: ModelConfig) -> Iterator[str]:
             yield type(part).__name__.removesuffix("Spec")
         if isinstance(layer.mlp, MoESpec) and layer.mlp.shared is not None:
             yield "shared experts"
-        if layer.mixer.window is not None:
+        if getattr(layer.mixer, "window", None) is not None:
             yield "chunks" if layer.mixer.is_chunked else "windows"
     if config.uses_soft_cap:
         yield "soft caps"
@@ -150,10 +151,12 @@ def page_tables(entries: dict[str, dict[str, Any]]) -> str:
         "Bytes of the KV cache for each token, in bfloat16 and on all devices together: layers x 2 x KV heads x head_dim x 2,",
         "of latents layers x (kv_lora_rank + qk_rope_head_dim) x 2. Layers with a window stand apart: they keep no more tokens",
         "than it has. With tensor parallelism a KV head that is kept on several devices counts for each, and so do latents.",
+        "Layers that keep a state count for nothing here; a state takes, once for each request, layers x (value heads x key",
+        "dim x value dim x 4 + (conv size - 1) x channels x 2).",
         "Parameters and weights are those that are loaded, in bfloat16; configs as published, typed from memory",
         "(`benchmarks/model_configs.py`).", "",
-        "| model | layers | KV bytes per token | parameters | weights |",
-        "|---|--:|---|--:|--:|",
+        "| model | layers | KV bytes per token | state bytes per request | parameters | weights |",
+        "|---|--:|---|--:|--:|--:|",
     ]  # fmt: skip
     lines += [_shown(name, raw) for name, raw in SHOWN.items()]
     return "\n".join(lines) + "\n"
@@ -166,7 +169,9 @@ def _shown(name: str, raw: dict[str, Any]) -> str:
     groups = "; ".join(
         f"{size:,}" if window is None else f"{size:,} of the last {window:,}" for window, size in found.kv_token_bytes.items()
     )
-    return f"| {name} | {config.num_layers} | {groups} | {found.parameters / 1e9:.1f}B | {found.weight_bytes / 2**30:.1f} GiB |"
+    states = f"{found.state_bytes:,}" if found.state_bytes else ""
+    weights = f"{found.parameters / 1e9:.1f}B | {found.weight_bytes / 2**30:.1f} GiB"
+    return f"| {name} | {config.num_layers} | {groups} | {states} | {weights} |"
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from jaxserve.aot.chips import ChipSpec
-from jaxserve.aot.roofline import weight_bytes
+from jaxserve.aot.roofline import ModelShard, weight_bytes
 from jaxserve.aot.targets import Target, known_targets
 from jaxserve.kernels.spec import QUANTIZED_DTYPES
 from jaxserve.models import ModelConfig, check_tp
@@ -31,14 +31,14 @@ class Demand:
         return weight_bytes(self.config, self.dtype, tp_size)
 
     def request_bytes(self, tp_size: int) -> int:
-        """KV cache of one request of full length, on each device; without the padding of pages."""
+        """KV cache and states of one request of full length, on each device; without the padding of pages."""
         cfg = self.config
         heads = max(cfg.num_kv_heads // tp_size, 1)
         scales = 2 * 4 if self.kv_dtype in QUANTIZED_DTYPES else 0
         vectors = 2 if cfg.latent_dim is None else 1  # a latent is key and value
         per_head = vectors * cfg.head_dim * jnp.dtype(self.kv_dtype).itemsize + scales
         tokens = sum(min(window or self.context_len, self.context_len) for window in cfg.windows)
-        return tokens * heads * per_head
+        return tokens * heads * per_head + ModelShard(cfg, self.dtype, tp_size, 0).state_bytes
 
     def budget(self, chip: ChipSpec) -> int:
         return int(chip.hbm_bytes * self.mem_fraction)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from jaxserve.aot.roofline import ModelShard
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.mesh import make_mesh
@@ -24,6 +25,7 @@ class Footprint:
     parameters: int
     weight_bytes: int
     kv_token_bytes: Mapping[int | None, int]  # window (None: sees everything) -> bytes of a token in all layers with it
+    state_bytes: int  # of a sequence, in the layers that keep a state
     tp_sizes: tuple[int, ...]  # of the usual ones
 
     @staticmethod
@@ -38,6 +40,7 @@ class Footprint:
                 window: page // blueprint.page_size
                 for window, page in zip(blueprint.config.kv_windows, blueprint.page_bytes, strict=True)
             },
+            state_bytes=ModelShard(config, dtype, 1, 0).state_bytes,
             tp_sizes=tuple(size for size in _TP_SIZES if _splits(config, size)),
         )
 

@@ -211,7 +211,7 @@ class _Planner:
         blueprint, chip = self.blueprint, self.target.chip
         args, config = blueprint.args, blueprint.config
         assert args.context_length
-        token_bytes = sum(blueprint.page_bytes) / config.num_layers / blueprint.page_size
+        token_bytes = sum(blueprint.page_bytes) / len(config.windows) / blueprint.page_size
         shard = ModelShard(config, args.dtype, args.tp_size, token_bytes)
         rows = bucket.num_rows
         if bucket.decode_only:

@@ -1,9 +1,10 @@
 """The least time a step can take on a chip: bytes, operations and messages, from the model's shapes, over the chip's peaks.
 
-Counted by us, since XLA's own numbers leave out what kernels do: weights read once, keys and values read and written, logits;
-products with weights and of attention; what all-reduces and the logits' all-gather send. Not counted: activations, norms,
-sampling, the latency of a collective or a launch. Of experts, those that the tokens choose are read and multiplied; supposed is
-that tokens choose independently and all experts alike. So a step takes longer than said here; how much, only the chip can tell.
+Counted by us, since XLA's own numbers leave out what kernels do: weights read once; keys, values and states read and written;
+logits; products with weights and of attention; what all-reduces and the logits' all-gather send. Not counted: activations,
+norms, recurrences, sampling, the latency of a collective or a launch. Of experts, those that the tokens choose are read and
+multiplied; supposed is that tokens choose independently and all experts alike. So a step takes longer than said here; how much,
+only the chip can tell.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 
 from jaxserve.aot.chips import ChipSpec
 from jaxserve.models import TENSOR_AXIS, ArrayInfo, LayerSpec, ModelConfig, MoESpec, abstract_params
+from jaxserve.models.blocks.state_inputs import state_bytes
 
 LOGITS_BYTES = 4  # float32
 
@@ -30,7 +32,7 @@ class ModelShard:
     config: ModelConfig
     dtype: str
     tp_size: int
-    kv_token_bytes: float  # of one token in one layer, scales included
+    kv_token_bytes: float  # of one token in one layer that attends, scales included
 
     @property
     def weight_bytes(self) -> int:
@@ -39,6 +41,12 @@ class ModelShard:
     @property
     def num_heads(self) -> int:
         return self.config.num_heads // self.tp_size
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence, in all layers that keep states."""
+        mixers = self.config.state_layers
+        return len(mixers) * state_bytes(mixers[0], self.dtype, self.tp_size) if mixers else 0
 
     @property
     def itemsize(self) -> int:
@@ -110,8 +118,8 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
     sharded = tp_size > 1
     return StepWork(
         weight_bytes=shard.weight_bytes - untied_embed + embed_rows - idle_bytes,
-        kv_read_bytes=round(step.num_rows * keys * shard.kv_token_bytes),
-        kv_write_bytes=round(tokens * cfg.num_layers * shard.kv_token_bytes),
+        kv_read_bytes=round(step.num_rows * (keys * shard.kv_token_bytes + shard.state_bytes)),
+        kv_write_bytes=round(tokens * len(cfg.windows) * shard.kv_token_bytes + step.num_rows * shard.state_bytes),
         logits_bytes=lines * cfg.vocab_size * LOGITS_BYTES,
         matmul_flops=2 * (tokens * layer_params + lines * _matrix_params(head, tp_size)),
         attention_flops=2 * step.num_rows * pairs * shard.num_heads * (cfg.head_dim + (cfg.latent_dim or cfg.head_dim)),

@@ -77,7 +77,7 @@ def _describe(model: str, as_json: bool) -> None:
         read_as = {"architecture": config.architecture, "context_len": config.context_len, "num_layers": config.num_layers}
         click.echo(json.dumps({**read_as, "layers": [_layer_text(layer) for layer in config.layers], **fields}, indent=2))
         return
-    click.echo("\n".join(f"{name:<12}{value}" for name, value in _lines(config, found)))
+    click.echo("\n".join(f"{name:<14}{value}" for name, value in _lines(config, found)))
 
 
 def _lines(config: ModelConfig, found: Footprint) -> list[tuple[str, str]]:
@@ -92,6 +92,8 @@ def _lines(config: ModelConfig, found: Footprint) -> list[tuple[str, str]]:
         ("KV cache", f"{size:,} bytes per token in bfloat16" + ("" if window is None else f", of the last {window:,} tokens"))
         for window, size in found.kv_token_bytes.items()
     ]
+    if found.state_bytes:
+        lines.append(("states", f"{found.state_bytes:,} bytes per request in bfloat16"))
     return [*lines, ("--tp-size", ", ".join(map(str, found.tp_sizes)))]
 
 

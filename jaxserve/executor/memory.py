@@ -211,7 +211,7 @@ def hidden_bytes(blueprint: Blueprint) -> int:
 
 def state_bytes(blueprint: Blueprint) -> int:
     layout = blueprint.states
-    return 0 if layout is None else layout.count * sum(array.nbytes for array in jax.tree.leaves(layout.arrays))
+    return 0 if layout is None else layout.count * sum(array.nbytes for array in layout.arrays.values())
 
 
 def _num_bytes(shapes: Any) -> int:
@@ -250,7 +250,17 @@ def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:
     sizes = (
         ("weights", budget.weights, ""),
         *_pool_lines(budget, blueprint),
-        *([("states", budget.states, f"of {args.max_running_requests} requests")] if budget.states else []),
+        *(
+            [
+                (
+                    "states",
+                    budget.states,
+                    f"of {args.max_running_requests} requests, {blueprint.num_snapshots} behind cached prefixes",
+                )
+            ]
+            if budget.states
+            else []
+        ),
         ("row tables", budget.row_tables, ""),
         ("page table", budget.page_table, ""),
         ("hidden states", budget.hidden, "of the newest step"),

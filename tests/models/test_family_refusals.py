@@ -13,6 +13,13 @@ from jaxserve.models import ModelConfig
 
 # A case of `model_families`, keys of its config.json that are replaced (... : left out), and the sentence. Sorted by case.
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
+    ("bamba", {"mamba_d_head": 12}, r"mamba_n_heads=8 times mamba_d_head=12 must be mamba_expand \* hidden_size=128\."),
+    ("bamba", {"mamba_n_groups": 3}, r"mamba_n_heads=8 must be a multiple of mamba_n_groups=3\."),
+    ("bamba", {"mamba_d_conv": 1}, r"the convolution must see at least 2 tokens, got 1\."),
+    ("bamba", {"attn_layer_indices": []}, r"attn_layer_indices must name at least one layer of .*=4, got \[\]\."),
+    ("qwen3-next", {"linear_num_value_heads": 6}, r"linear_num_value_heads=6 must be a multiple of linear_num_key_heads=4\."),
+    ("qwen3-next", {"linear_key_head_dim": 0}, r"linear_key_head_dim must be a whole number of at least 1, got 0\."),
+    ("qwen3-next", {"layer_types": ["linear_attention"] * 4}, r"layer_types must have a layer of full_attention\."),
     ("baichuan", {"max_position_embeddings": ..., "model_max_length": 4096}, r"those of 13B, know positions by ALiBi"),
     ("deepseek-moe", {"moe_layer_freq": 0}, r"moe_layer_freq must be a whole number of at least 1, got 0\."),
     ("deepseek-moe", {"scoring_func": "tanh"}, r"scoring function must be one of softmax, sigmoid, .*; got 'tanh'\."),

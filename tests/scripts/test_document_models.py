@@ -44,7 +44,22 @@ def test_kv_bytes_are_those_of_the_formula(case: str, checkpoint: CheckpointOf) 
     else:
         head_dim = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
         row = 2 * head_dim * (raw.get("num_key_value_heads") or raw["num_attention_heads"])
-    assert sum(found.kv_token_bytes.values()) == raw["num_hidden_layers"] * row * 4
+    num_states, state = _states(raw)
+    assert sum(found.kv_token_bytes.values()) == (raw["num_hidden_layers"] - num_states) * row * 4
+    assert found.state_bytes == num_states * state * 4
+
+
+def _states(raw: dict[str, Any]) -> tuple[int, int]:
+    """Layers that keep states, and the numbers in one."""
+    if "mamba_n_heads" in raw:
+        inner, conv = raw["mamba_n_heads"] * raw["mamba_d_head"], raw["mamba_d_conv"]
+        channels, heads = inner + 2 * raw["mamba_n_groups"] * raw["mamba_d_state"], inner * raw["mamba_d_state"]
+        return raw["num_hidden_layers"] - len(raw["attn_layer_indices"]), (conv - 1) * channels + heads
+    if "linear_num_key_heads" in raw:
+        keys, values = (raw[f"linear_num_{part}_heads"] * raw[f"linear_{part}_head_dim"] for part in ("key", "value"))
+        state = (raw["linear_conv_kernel_dim"] - 1) * (2 * keys + values) + values * raw["linear_key_head_dim"]
+        return raw["layer_types"].count("linear_attention"), state
+    return 0, 0
 
 
 @pytest.mark.parametrize(
@@ -80,7 +95,7 @@ def test_the_command_lists_them() -> None:
 def test_the_command_says_what_a_config_is_read_as(checkpoint: CheckpointOf, tmp_path: Path) -> None:
     said = CliRunner().invoke(models, [str(checkpoint("deepseek-v3"))])
     assert said.exit_code == 0, said.output
-    assert "read as     DeepseekV3ForCausalLM, at most 512 tokens, vocabulary 512" in said.output
+    assert "read as       DeepseekV3ForCausalLM, at most 512 tokens, vocabulary 512" in said.output
     assert "layers 1-2" in said.output and "336 bytes per token" in said.output  # 3 layers x (48 + 8) x 2
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
     said = CliRunner().invoke(models, [str(tmp_path)])

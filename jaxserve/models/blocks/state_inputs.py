@@ -30,6 +30,11 @@ def state_arrays(spec: StateMixer, dtype: Any, tp_size: int) -> dict[str, PageAr
     }
 
 
+def state_bytes(spec: StateMixer, dtype: Any, tp_size: int) -> int:
+    """Of that, on one shard."""
+    return sum(array.nbytes for array in state_arrays(spec, dtype, tp_size).values())
+
+
 def log_decay(a_log: jax.Array, step: jax.Array) -> jax.Array:
     """-exp(A_log) times a time step, float32."""
     return -jnp.exp(a_log.astype(jnp.float32)) * step

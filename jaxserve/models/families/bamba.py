@@ -38,12 +38,16 @@ _NAMES = TensorNames(
 
 
 def read_bamba(raw: Mapping[str, Any]) -> FamilyTraits:
-    bias, attending = bool(raw.get("attention_bias", False)), raw.get("attn_layer_indices") or ()
+    bias, attending = bool(raw.get("attention_bias", False)), list(raw.get("attn_layer_indices") or ())
     attention = read_attention(raw, rope=read_partial_rope(raw, read_head_dim(raw), 0.5), qkv_bias=bias, o_bias=bias)
     mamba, mlp = read_mamba2(raw), read_dense_mlp(raw, bias=bool(raw.get("mlp_bias", False)))
+    num_layers = required_int(raw, "num_hidden_layers")
+    if not set(attending) & set(range(num_layers)):
+        raise ValueError(
+            f"attn_layer_indices must name at least one layer of num_hidden_layers={num_layers}, got {attending!r}."
+        )
     layers = tuple(
-        LayerSpec(mixer=attention if index in attending else mamba, mlp=mlp, norm=read_norm(raw))
-        for index in range(required_int(raw, "num_hidden_layers"))
+        LayerSpec(mixer=attention if index in attending else mamba, mlp=mlp, norm=read_norm(raw)) for index in range(num_layers)
     )
     return FamilyTraits(layers, tensor_names=_NAMES)
 

@@ -42,7 +42,10 @@ def read_qwen3_next(raw: Mapping[str, Any]) -> FamilyTraits:
         raw, rope=read_partial_rope(raw, read_head_dim(raw)), qk_norm=norm, gates_output=True, qkv_bias=bias, o_bias=bias
     )
     delta_net = _read_delta_net(raw)
-    mixers = [delta_net if kind == "linear_attention" else attention for kind in _layer_types(raw)]
+    kinds = _layer_types(raw)
+    if "full_attention" not in kinds:
+        raise ValueError("layer_types must have a layer of full_attention.")
+    mixers = [delta_net if kind == "linear_attention" else attention for kind in kinds]
     layers = tuple(LayerSpec(mixer=mixer, mlp=read_dense_mlp(raw), norm=norm) for mixer in mixers)
     heads, prefix = delta_net.num_key_heads, "linear_attn"
     names = TensorNames(
