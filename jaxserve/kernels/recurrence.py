@@ -74,13 +74,27 @@ def recur(inputs: Recurrence, states: jax.Array, rows: StateRows) -> tuple[jax.A
     left them. Padding slots get something finite."""
     inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
     lines = states.reshape(len(states), *inputs.v.shape[1:3], *states.shape[2:])
-    out, lines = _one_each(inputs, lines, rows) if rows.chunks is None else _by_chunks(inputs, lines, rows.chunks)
+    if rows.chunks is None:
+        out, lines = _one_each(inputs, lines, rows)
+    else:
+        out, lines = _by_chunks(inputs, lines, rows.chunks)
     return out, lines.reshape(states.shape)
 
 
 def _one_each(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
+    from jaxserve.kernels.pallas.gpu import recurrence as gpu  # a second of imports, which a server on a CPU can do without
+
+    on_gpu = gpu.recurrent_step if gpu.takes_step(inputs) else one_token_each
+    result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(inputs, lines, rows, cuda=on_gpu, default=one_token_each)
+    return result
+
+
+def one_token_each(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
+    """By XLA."""
     q, k, v = inputs.q[:, :, None, :, None], inputs.k[:, :, None, :, None], inputs.v
-    state = jnp.where(rows.is_new[:, None, None, None, None], 0, lines[rows.sources])
+    # Fused into the scatter below, the gather would keep XLA from writing in place: it would copy all lines.
+    state = jax.lax.optimization_barrier(lines[rows.sources])
+    state = jnp.where(rows.is_new[:, None, None, None, None], 0, state)
     state *= jnp.exp(inputs.log_decay)[..., None, None]
     if inputs.rate is not None:
         v = inputs.rate[..., None] * (v - jnp.sum(state * k, axis=-2))
