@@ -1,4 +1,4 @@
-"""Families most of whose layers keep a state in place of keys and values: Qwen3-Next and Bamba."""
+"""Families most of whose layers keep a state in place of keys and values: Qwen3-Next, Bamba and Granite 4."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ def _bamba(**kwargs: Any) -> Case:
     return Case("Bamba", {**_MAMBA, **kwargs}, prepare=_remember, without=("head_dim",))
 
 
+def _as_published(raw: dict[str, Any], tensors: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    kinds = {"linear_attention": "mamba", "full_attention": "attention"}
+    return {**raw, "layer_types": [kinds[kind] for kind in raw["layer_types"]]}, tensors
+
+
+def _granite(**kwargs: Any) -> Case:
+    factors = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 0.3}
+    common = {**_MAMBA, **factors, "shared_intermediate_size": 48, "num_experts_per_tok": 3, "mamba_d_state": 16}
+    del common["attn_layer_indices"]
+    return Case("GraniteMoeHybrid", {**common, **kwargs}, prepare=_remember, without=("head_dim",), rewrite=_as_published)
+
+
 CASES: dict[str, Case] = {
     "qwen3-next": _qwen3_next(),
     "qwen3-next-some-layers": _qwen3_next(
@@ -60,12 +72,21 @@ CASES: dict[str, Case] = {
         mamba_n_groups=4, mamba_conv_bias=False, mamba_proj_bias=True, mamba_d_conv=3, attn_layer_indices=[0, 3], vocab_size=503
     ),
     "bamba-two-groups": _bamba(mamba_n_groups=2, num_key_value_heads=4, time_step_limit=(0.3, 0.8)),
+    "granite-hybrid": _granite(layer_types=["linear_attention", "full_attention"] * 2, num_local_experts=8),
+    "granite-hybrid-dense": _granite(
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        num_hidden_layers=3,
+        num_local_experts=0,
+        position_embedding_type="rope",
+        tie_word_embeddings=True,
+    ),
 }
 LIVE = [
     Served("qwen3-next", page_size=16, chunk=32, tp=2, mixed=True, states=320, **SEVERAL),
     Served("bamba", page_size=16, chunk=48, mixed=True, states=320),
 ]
 IN_PROCESS = [
+    Served("granite-hybrid", page_size=16, chunk=32, tp=2, states=320),
     Served("qwen3-next-some-layers", page_size=1, chunk=48, tp=4, overlap=False, states=320),
     Served("bamba-groups", page_size=64, chunk=64, tp=4, states=320, **SEVERAL),
     Served("bamba-two-groups", page_size=16, chunk=32, tp=2, mixed=True, states=320),
