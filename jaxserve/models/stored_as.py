@@ -66,26 +66,25 @@ def _alternating(source: Source) -> Source:
 
 
 def _places(names: Sequence[str], pack: Packed) -> list[int] | None:
-    """Where in `names` the parts of a pack stand, in the pack's order; None if it is not them that an array is made of."""
+    """Where in `names` the parts of a pack stand, in the pack's order; None unless all of them are there."""
     packed = [[packed_name(pack, part, name) for name in names] for part in pack.parts]
     if not all(any(of_part) for of_part in packed):
         return None
-    order = [next(place for place, name in enumerate(of_part) if name is not None) for of_part in packed]
-    assert sorted(order) == list(range(len(names))), f"{pack} holds only a part of what stands in {names}"
-    return order
+    return [next(place for place, name in enumerate(of_part) if name is not None) for of_part in packed]
 
 
 def _packed(source: Source, pack: Packed, order: Sequence[int]) -> Source:
-    """The same rows, out of one tensor."""
+    """The same rows, out of one tensor for all that is packed, and those that are not."""
     counts = [source.shapes[place][0] for place in order]
     assert all(count % pack.groups == 0 for count in counts), (pack, counts)
     runs = [count // pack.groups for count in counts]
     before = dict(zip(order, itertools.accumulate(runs, initial=0), strict=False))  # part -> rows of a group above its run
     run_of = dict(zip(order, runs, strict=True))
+    others = [place for place in range(len(source.names)) if place not in before]
 
     def moved(row: Rows) -> Iterator[Rows]:
-        if row.tensor is None:
-            yield row
+        if row.tensor is None or row.tensor in others:
+            yield row if row.tensor is None else dataclasses.replace(row, tensor=1 + others.index(row.tensor))
             return
         start, left, run = row.start, row.count, run_of[row.tensor]
         while left:
@@ -97,4 +96,5 @@ def _packed(source: Source, pack: Packed, order: Sequence[int]) -> Source:
     name = packed_name(pack, pack.parts[0], source.names[order[0]])
     assert name is not None
     shape, rows = (sum(counts), *source.shapes[0][1:]), tuple(piece for row in source.rows for piece in moved(row))
-    return dataclasses.replace(source, names=(name,), shapes=(shape,), rows=rows)
+    names, shapes = ((name, *(source.names[place] for place in others)), (shape, *(source.shapes[place] for place in others)))
+    return dataclasses.replace(source, names=names, shapes=shapes, rows=rows)

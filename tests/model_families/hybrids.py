@@ -1,10 +1,10 @@
-"""Families most of whose layers keep a state in place of keys and values: Qwen3-Next, Bamba and Granite 4."""
+"""Families most of whose layers keep a state in place of keys and values: Qwen3-Next, Qwen3.5, Bamba and Granite 4."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from model_families.case import SEVERAL, Case, Served
+from model_families.case import SEVERAL, Case, Served, rope
 
 _DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -40,6 +40,11 @@ def _qwen3_next(**kwargs: Any) -> Case:
     return Case("Qwen3Next", {**_DELTA_NET, **kwargs}, has_centered_norms=True, prepare=_remember)
 
 
+def _qwen3_5(family: str = "Qwen3_5", **kwargs: Any) -> Case:
+    config_class = f"{family}TextConfig"
+    return Case(family, {**_DELTA_NET, **kwargs}, config_class=config_class, has_centered_norms=True, prepare=_remember)
+
+
 def _bamba(**kwargs: Any) -> Case:
     return Case("Bamba", {**_MAMBA, **kwargs}, prepare=_remember, without=("head_dim",))
 
@@ -67,6 +72,8 @@ CASES: dict[str, Case] = {
         norm_topk_prob=False,
         vocab_size=503,
     ),
+    "qwen3.5": _qwen3_5(num_hidden_layers=5, vocab_size=503, rope_parameters=rope("default", partial_rotary_factor=0.5)),
+    "qwen3.5-moe": _qwen3_5("Qwen3_5Moe", linear_num_key_heads=8),
     "bamba": _bamba(),
     "bamba-groups": _bamba(
         mamba_n_groups=4, mamba_conv_bias=False, mamba_proj_bias=True, mamba_d_conv=3, attn_layer_indices=[0, 3], vocab_size=503

@@ -26,7 +26,10 @@ from jaxserve.runner import DumpExpertRecord, StartExpertRecord
 CheckpointOf = Callable[[str], Path]
 
 SPEC = MoESpec(num_experts=8, experts_per_token=2, intermediate_size=12)
-MIXTURES = [name for name, case in CASES.items() if "Moe" in case.family or "MoE" in case.family] + [
+MIXTURES = [
+    name for name, case in CASES.items() if "moe" in case.family.lower() and case.kwargs.get("num_local_experts") != 0
+] + [
+    "qwen3-next",
     "mixtral",
     "gpt-oss",
     "gpt-oss-mxfp4",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.models.families.bamba import MAMBA_DEFAULTS, read_mamba2
-from jaxserve.models.families.common import Family, FamilyTraits, read_activation, read_layer_types, required_int
+from jaxserve.models.families.common import Family, FamilyTraits, read_activation, read_layer_types, required_int, with_mixer
 from jaxserve.models.families.granite import read_granite
 from jaxserve.models.families.granite_moe import GRANITE_EXPERTS, read_granite_experts
 from jaxserve.models.rope_config import NO_ROPE
@@ -29,10 +29,9 @@ def read_granite_hybrid(raw: Mapping[str, Any]) -> FamilyTraits:
         raise ValueError("layer_types must have a layer of full_attention.")
     granite = read_granite({**raw, "intermediate_size": dense.intermediate_size})
     attending = granite.layers[0]
-    attention = (
-        attending.mixer if raw.get("position_embedding_type") == "rope" else dataclasses.replace(attending.mixer, rope=NO_ROPE)
-    )
-    mixers = {"full_attention": attention, "linear_attention": read_mamba2(raw)}
+    if raw.get("position_embedding_type") != "rope":
+        attending = with_mixer(attending, rope=NO_ROPE)
+    mixers = {"full_attention": attending.mixer, "linear_attention": read_mamba2(raw)}
     layers = tuple(dataclasses.replace(attending, mixer=mixers[kind], mlp=mlp) for kind in kinds)
     return dataclasses.replace(granite, layers=layers, tensor_names=_names(_SHARED if has_experts else _MLP, has_experts))
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next: three of four layers are gated delta nets, the others attend with a gate on what they answer."""
+"""Qwen3-Next and Qwen3.5: three of four layers are gated delta nets, the others attend with a gate on what they answer."""
 
 from __future__ import annotations
 
@@ -36,26 +36,45 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+_SHARED_EXPERT = (("mlp.shared_experts", "mlp.shared_expert"),)
+_QWEN3_5_NAMES = TensorNames(
+    renamed=(*_SHARED_EXPERT, *((f"linear_attn.{part}_proj", f"linear_attn.in_proj_{part}") for part in "zba")),
+    packed=(Packed("linear_attn.in_proj_qkv", tuple(f"linear_attn.{part}_proj" for part in "qkv")),),
+)
+
+
 def read_qwen3_next(raw: Mapping[str, Any]) -> FamilyTraits:
-    norm, bias = dataclasses.replace(read_norm(raw), counts_from_one=True), bool(raw.get("attention_bias", False))
-    attention = read_attention(
-        raw, rope=read_partial_rope(raw, read_head_dim(raw)), qk_norm=norm, gates_output=True, qkv_bias=bias, o_bias=bias
-    )
-    delta_net = _read_delta_net(raw)
-    kinds = _layer_types(raw)
-    if "full_attention" not in kinds:
-        raise ValueError("layer_types must have a layer of full_attention.")
-    mixers = [delta_net if kind == "linear_attention" else attention for kind in kinds]
-    layers = tuple(LayerSpec(mixer=mixer, mlp=read_dense_mlp(raw), norm=norm) for mixer in mixers)
-    heads, prefix = delta_net.num_key_heads, "linear_attn"
+    heads, prefix = required_int(raw, "linear_num_key_heads"), "linear_attn"
     names = TensorNames(
-        renamed=(("mlp.shared_experts", "mlp.shared_expert"),),
+        renamed=_SHARED_EXPERT,
         packed=(
             Packed(f"{prefix}.in_proj_qkvz", tuple(f"{prefix}.{part}_proj" for part in "qkvz"), groups=heads),
             Packed(f"{prefix}.in_proj_ba", tuple(f"{prefix}.{part}_proj" for part in "ba"), groups=heads),
         ),
     )
-    return FamilyTraits(with_experts(raw, layers, read_shared_moe(raw)), tensor_names=names)
+    return FamilyTraits(with_experts(raw, _read_layers(raw), read_shared_moe(raw)), tensor_names=names)
+
+
+def read_qwen3_5(raw: Mapping[str, Any]) -> FamilyTraits:
+    """Its language model. Rotations by three positions are those by one where there are no images."""
+    return FamilyTraits(_read_layers(raw), tensor_names=_QWEN3_5_NAMES)
+
+
+def read_qwen3_5_moe(raw: Mapping[str, Any]) -> FamilyTraits:
+    layers = _read_layers({"intermediate_size": 1, **raw})  # all have experts
+    return FamilyTraits(with_experts(raw, layers, read_shared_moe(raw)), tensor_names=_QWEN3_5_NAMES)
+
+
+def _read_layers(raw: Mapping[str, Any]) -> tuple[LayerSpec, ...]:
+    """With dense MLPs."""
+    norm, bias = dataclasses.replace(read_norm(raw), counts_from_one=True), bool(raw.get("attention_bias", False))
+    rope = read_partial_rope(raw, read_head_dim(raw))
+    attention = read_attention(raw, rope=rope, qk_norm=norm, gates_output=True, qkv_bias=bias, o_bias=bias)
+    delta_net, kinds = _read_delta_net(raw), _layer_types(raw)
+    if "full_attention" not in kinds:
+        raise ValueError("layer_types must have a layer of full_attention.")
+    mixers = [delta_net if kind == "linear_attention" else attention for kind in kinds]
+    return tuple(LayerSpec(mixer=mixer, mlp=read_dense_mlp(raw), norm=norm) for mixer in mixers)
 
 
 def _read_delta_net(raw: Mapping[str, Any]) -> GatedDeltaNetSpec:
@@ -78,4 +97,10 @@ def _layer_types(raw: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(kinds[(layer + 1) % interval != 0] for layer in range(required_int(raw, "num_hidden_layers")))
 
 
-FAMILIES = (Family("Qwen3NextForCausalLM", "qwen3_next", read_qwen3_next, _DEFAULTS),)
+FAMILIES = (
+    Family("Qwen3NextForCausalLM", "qwen3_next", read_qwen3_next, _DEFAULTS),
+    Family("Qwen3_5ForCausalLM", "qwen3_5_text", read_qwen3_5, _DEFAULTS),
+    Family("Qwen3_5ForConditionalGeneration", "qwen3_5", read_qwen3_5, _DEFAULTS),
+    Family("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", read_qwen3_5_moe, _DEFAULTS),
+    Family("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", read_qwen3_5_moe, _DEFAULTS),
+)
