@@ -195,7 +195,7 @@ class _Planner:
     def _compile(self, num_pages: NumPages, keys: Any) -> list[ProgramReport]:
         programs, params = self.blueprint.programs(num_pages), self.blueprint.abstract_params()
         kv_cache = self.blueprint.kv_cache(num_pages)
-        pool = [shape.shape for shape in jax.tree.leaves(kv_cache.shapes())]
+        pool = [(kv_cache.pages.count, *page.shape) for page in jax.tree.leaves(kv_cache.pages.arrays)]
         lower: dict[Any, Callable[[], Compilation]] = {}
         for key in keys:
             make = functools.partial(programs.lower, key, params)

@@ -16,6 +16,7 @@ their dimensions, N chunks of C tokens.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -69,15 +70,15 @@ def causal_conv(
     return out.astype(x.dtype), held.at[rows.targets].set(newest, mode="drop")
 
 
-def recur(inputs: Recurrence, states: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
+def recur(inputs: Recurrence, states: jax.Array, rows: StateRows, *, is_exact: bool = True) -> tuple[jax.Array, jax.Array]:
     """-> (answers float32 [T, G, H, V], states). `states` float32 [lines, G * H, K, V] go on from where the rows' last step
-    left them. Padding slots get something finite."""
+    left them. Padding slots get something finite. Unless `is_exact`, products may be of numbers of 11 bits."""
     inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
     lines = states.reshape(len(states), *inputs.v.shape[1:3], *states.shape[2:])
     if rows.chunks is None:
         out, lines = _one_each(inputs, lines, rows)
     else:
-        out, lines = _by_chunks(inputs, lines, rows.chunks)
+        out, lines = _by_chunks(inputs, lines, rows.chunks, is_exact=is_exact)
     return out, lines.reshape(states.shape)
 
 
@@ -102,7 +103,7 @@ def one_token_each(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tup
     return jnp.sum(state * q, axis=-2), lines.at[rows.targets[:, 0]].set(state, mode="drop")
 
 
-class _Prepared(NamedTuple):
+class PreparedChunks(NamedTuple):
     """Of N chunks: all that does not depend on the state that each begins with."""
 
     queries: jax.Array  # [N, G, H, C, K] with the decay since the chunk's begin
@@ -113,37 +114,49 @@ class _Prepared(NamedTuple):
     reads: jax.Array | None  # [N, G, H, C, K] by the delta rule: what of the state is taken off the values
 
 
-def _by_chunks(inputs: Recurrence, lines: jax.Array, chunks: Chunks) -> tuple[jax.Array, jax.Array]:
+def _by_chunks(inputs: Recurrence, lines: jax.Array, chunks: Chunks, *, is_exact: bool) -> tuple[jax.Array, jax.Array]:
     """Some chunks at a time, so that no more are computed than there are."""
     num_tokens, size, batch = len(inputs.q), chunks.size, min(_BATCH, len(chunks.starts))
     padded = jax.tree.map(lambda x: jnp.pad(x, ((0, size), *[(0, 0)] * (x.ndim - 1))), inputs)
 
+    from jaxserve.kernels.pallas.gpu import recurrence as gpu
+
+    scan = functools.partial(gpu.scan_chunks, is_exact=is_exact) if gpu.takes_chunks(inputs, size) else chunks_in_turn
+
     def go_on(first: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        some = first * batch + jnp.arange(batch)
-        prepared = _prepare(padded, chunks.starts.at[some].get(mode="clip"), chunks.lengths.at[some].get(mode="clip"), size)
-
-        def one(index: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            lines, out = carried
-            chunk, number = jax.tree.map(lambda x: x[index], prepared), first * batch + index
-            state = jax.lax.dynamic_index_in_dim(lines, chunks.sources[number], keepdims=False)
-            state = jnp.where(chunks.is_new[number], 0, state)
-            added = chunk.values
-            if chunk.reads is not None:
-                added = added - _product("ghck,ghkv->ghcv", chunk.reads, state)
-            answers = _product("ghck,ghkv->cghv", chunk.queries, state) + _product("ghij,ghjv->ighv", chunk.scores, added)
-            state = chunk.decay * state + _product("ghck,ghcv->ghkv", chunk.keys, added)
-            # What is written behind a chunk's last token is written again by the next chunk.
-            out = jax.lax.dynamic_update_slice_in_dim(out, answers, chunks.starts[number], 0)
-            return jax.lax.dynamic_update_index_in_dim(lines, state, chunks.targets[number], 0), out
-
-        return jax.lax.fori_loop(0, jnp.minimum(chunks.count - first * batch, batch), one, carried)
+        some = chunks.part(first * batch, batch)
+        prepared = _prepare(padded, some.starts, some.lengths, size)
+        result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(
+            prepared, some, *carried, cuda=scan, default=chunks_in_turn
+        )
+        return result
 
     out = jnp.zeros(padded.v.shape, jnp.float32)
     lines, out = jax.lax.fori_loop(0, -(-chunks.count // batch), go_on, (lines, out))
     return out[:num_tokens], lines
 
 
-def _prepare(inputs: Recurrence, starts: jax.Array, lengths: jax.Array, size: int) -> _Prepared:
+def chunks_in_turn(prepared: PreparedChunks, chunks: Chunks, lines: jax.Array, out: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """By XLA: (lines, out [T + C, G, H, V]) with these chunks' answers. Behind a chunk `out` may hold anything."""
+
+    def one(index: jax.Array, carried: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        lines, out = carried
+        chunk = jax.tree.map(lambda x: x[index], prepared)
+        state = jax.lax.dynamic_index_in_dim(lines, chunks.sources[index], keepdims=False)
+        state = jnp.where(chunks.is_new[index], 0, state)
+        added = chunk.values
+        if chunk.reads is not None:
+            added = added - _product("ghck,ghkv->ghcv", chunk.reads, state)
+        answers = _product("ghck,ghkv->cghv", chunk.queries, state) + _product("ghij,ghjv->ighv", chunk.scores, added)
+        state = chunk.decay * state + _product("ghck,ghcv->ghkv", chunk.keys, added)
+        # What is written behind a chunk's last token is written again by the next chunk.
+        out = jax.lax.dynamic_update_slice_in_dim(out, answers, chunks.starts[index], 0)
+        return jax.lax.dynamic_update_index_in_dim(lines, state, chunks.targets[index], 0), out
+
+    return jax.lax.fori_loop(0, chunks.count, one, (lines, out))
+
+
+def _prepare(inputs: Recurrence, starts: jax.Array, lengths: jax.Array, size: int) -> PreparedChunks:
     """Of chunks that begin at token slots `starts` [N]."""
     place = jnp.arange(size)
 
@@ -167,7 +180,7 @@ def _prepare(inputs: Recurrence, starts: jax.Array, lengths: jax.Array, size: in
         wanted = jnp.concatenate([rate * v, rate * from_begin * k[:, :, None]], axis=-1)
         solved = _product("nghij,nghjd->nghid", _inverse(rate * overlaps), wanted)
         v, reads = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-    return _Prepared(
+    return PreparedChunks(
         queries=from_begin * q[:, :, None],
         keys=to_end * k[:, :, None],
         values=v,

@@ -33,6 +33,14 @@ class Chunks:
     is_new: jax.Array  # bool: it begins with zeros
     size: int = dataclasses.field(metadata={"static": True})
 
+    def part(self, first: jax.Array, count: int) -> Chunks:
+        """`count` of them; behind the last stands the last again, and is not counted."""
+        some = first + jnp.arange(count)
+        starts, lengths, sources, targets, is_new = (
+            array.at[some].get(mode="clip") for array in (self.starts, self.lengths, self.sources, self.targets, self.is_new)
+        )
+        return Chunks(jnp.minimum(self.count - first, count), starts, lengths, sources, targets, is_new, self.size)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

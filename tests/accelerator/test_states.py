@@ -44,7 +44,9 @@ def test_states_are_updated_in_place(
     bucket = blueprint.buckets.decode[-1] if decodes else blueprint.buckets.extend[-1]
     lowered = blueprint.lower(bucket, blueprint.pages_each(NUM_PAGES))
     on_gpu = topology.startswith("h200")
-    assert lowered.as_text().count('name = "recurrent_step"') == (on_gpu and decodes)  # equal layers are one function
+    # Equal layers are one function of the module.
+    assert lowered.as_text().count('name = "recurrent_step"') == (on_gpu and decodes)
+    assert lowered.as_text().count('name = "scan_chunks"') == (on_gpu and not decodes)
     facts = prove(lowered)
     assert facts.collectives == expected_collectives(config, tp_size)
     states = blueprint.states

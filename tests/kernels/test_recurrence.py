@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.kernels.pallas.gpu.recurrence import recurrent_step, takes_step
+from jaxserve.kernels import recurrence
+from jaxserve.kernels.pallas.gpu.recurrence import recurrent_step, scan_chunks, takes_chunks, takes_step
 from jaxserve.kernels.recurrence import Recurrence, causal_conv, one_token_each, recur
 from jaxserve.kernels.state_rows import NO_LINE, StateRows
 
@@ -113,6 +115,25 @@ def test_chunks_are_the_recurrence(case: str, has_rate: bool, alike: bool) -> No
     np.testing.assert_allclose(np.asarray(out)[:live], wanted[:live], atol=3e-5, rtol=1e-5)
     np.testing.assert_allclose(np.asarray(lines)[:-1], wanted_lines[:-1], atol=3e-5, rtol=1e-5)
     assert np.isfinite(np.asarray(out)).all()
+
+
+@pytest.mark.parametrize("has_rate", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernel_goes_through_chunks(case: str, has_rate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, num_tokens, num_rows = CASES[case]
+    inputs, states = inputs_of(num_tokens, has_rate, value_dim=64), states_of(value_dim=64)
+    planned = state_rows(rows, num_tokens, num_rows)
+    assert planned.chunks is not None
+    if not takes_chunks(inputs, planned.chunks.size):
+        pytest.skip("too few tokens for it")
+    kernel = functools.partial(scan_chunks, is_exact=True, interpret=True)
+    monkeypatch.setattr(recurrence, "chunks_in_turn", kernel)
+    monkeypatch.setattr(recurrence, "_BATCH", 3)  # so that rows go on in the next call
+    out, lines = recur(inputs, jnp.array(states), planned)
+    live = sum(row.num_tokens for row in rows)
+    wanted, wanted_lines = expected(inputs, states, rows)
+    np.testing.assert_allclose(np.asarray(out)[:live], wanted[:live], atol=3e-5, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(lines)[:-1], wanted_lines[:-1], atol=3e-5, rtol=1e-5)
 
 
 STEP = (Row(1, 3, 3), Row(1, None, 0), Row(1, 5, 1), Row(1, 2, 6))

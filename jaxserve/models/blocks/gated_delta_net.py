@@ -68,7 +68,7 @@ class GatedDeltaNet(nnx.Module):
             v = v.reshape(num_tokens, self.num_key_heads, group, spec.value_dim)
             with jax.named_scope("recurrence"):
                 inputs = Recurrence(_unit(q) * spec.key_dim**-0.5, _unit(k), v, decay, rate)
-                out, heads = recur(inputs, states["heads"], rows)
+                out, heads = recur(inputs, states["heads"], rows, is_exact=x.dtype == jnp.float32)
             return out.astype(x.dtype), {"conv": conv, "heads": heads}
 
         out, kv = attend(StateInputs(num_tokens, update))

@@ -82,7 +82,7 @@ class Mamba2(nnx.Module):
             with jax.named_scope("recurrence"):
                 v = (step[..., None] * values).reshape(num_tokens, *shape, spec.head_dim)
                 inputs = Recurrence(c, b, v, decay.reshape(num_tokens, *shape), None)
-                out, heads = recur(inputs, states["heads"], rows)
+                out, heads = recur(inputs, states["heads"], rows, is_exact=x.dtype == jnp.float32)
             out = out.reshape(values.shape) + self.skip[...][:, None] * values
             return out, {"conv": conv, "conv_bc": conv_bc, "heads": heads}
 
