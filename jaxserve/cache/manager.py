@@ -134,6 +134,14 @@ class CacheManager:
             for group, (_, pool), pages in zip(self._groups, self._pools, evictable, strict=True)
         )
 
+    def snapshot_usage(self) -> dict[str, int]:
+        """How many snapshots of states there are, held by running requests, and in the tree only; {} without such layers."""
+        states = self.states
+        if states is None:
+            return {}
+        used = states.num_pages - states.num_available
+        return {"total": states.num_pages, "used": used, "evictable": states.num_evictable}
+
     @property
     def free_tokens(self) -> int:
         _, first_pool = self._pools[0]

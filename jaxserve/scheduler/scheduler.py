@@ -263,6 +263,7 @@ class Scheduler:
             "num_cached_tokens": self.cache.num_cached_tokens,
             "token_usage": load.token_usage,
             "kv_groups": [{**vars(pool), "token_usage": pool.token_usage} for pool in load.pools],
+            "snapshots": self.cache.snapshot_usage(),
             "new_token_ratio": self._ratio.value,
             "last_gen_throughput": self._log.gen_throughput,
             "num_retracted_reqs": self._waiting.num_begun,

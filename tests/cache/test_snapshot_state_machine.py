@@ -157,6 +157,16 @@ def test_the_second_prompt_to_part_from_a_prefix_leaves_a_state_there() -> None:
     assert serve(cache, [*system, *range(70, 80)]) == len(system)
 
 
+def test_how_full_it_is() -> None:
+    cache = make()
+    lease = cache.admit(array([1] * 9))
+    assert lease is not None and cache.grow(lease, 0, 9)
+    assert cache.snapshot_usage() == {"total": 8, "used": 1, "evictable": 0}
+    cache.commit(lease, array([1] * 9))
+    cache.release(lease)
+    assert cache.snapshot_usage() == {"total": 8, "used": 0, "evictable": 1}
+
+
 def test_states_give_way_to_newer_ones() -> None:
     cache = make(num_snapshots=2)
     prompts = [[first] * 9 for first in range(4)]
