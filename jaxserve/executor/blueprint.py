@@ -50,6 +50,8 @@ def placement_of(args: ServerArgs, config: ModelConfig) -> ExpertPlacement | Non
 
 def _check_states(args: ServerArgs, config: ModelConfig) -> None:
     """ValueError for what cannot be with a model whose layers keep states."""
+    if len(set(config.state_layers)) > 1:
+        raise ValueError(f"the layers of {config.architecture} differ in the states that they keep.")
     if config.state_layers and args.speculative_algorithm is not None:
         raise ValueError(
             f"--speculative-algorithm is not supported for {config.architecture}: a draft that is not accepted cannot be taken "

@@ -183,7 +183,8 @@ def bytes_for_pools(
         raise ValueError(
             f"No memory is left for the KV cache: {device.free / GIB:.2f} GiB are free, --mem-fraction-static "
             f"{mem_fraction} and what steps take keep {kept / GIB:.2f} GiB of it, tables {table_bytes / GIB:.2f}, and a page "
-            f"of {page_size} tokens takes {page_bytes / 2**20:.2f} MiB. Raise --mem-fraction-static or use more devices."
+            f"of {page_size} tokens takes {page_bytes / 2**20:.2f} MiB. Raise --mem-fraction-static, lower "
+            "--max-running-requests or use more devices."
         )
     return available
 
