@@ -54,6 +54,7 @@ def _memory_json(memory: MemoryBudget) -> dict[str, int]:
         "hbm": memory.total,
         "weights": memory.weights,
         "kv_pool": memory.kv_pool,
+        "states": memory.states,
         "row_tables": memory.row_tables,
         "page_table": memory.page_table,
         "hidden": memory.hidden,
