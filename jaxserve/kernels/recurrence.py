@@ -83,7 +83,7 @@ def recur(inputs: Recurrence, states: jax.Array, rows: StateRows, *, is_exact: b
 
 
 def _one_each(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
-    from jaxserve.kernels.pallas.gpu import recurrence as gpu  # a second of imports, which a server on a CPU can do without
+    from jaxserve.kernels.pallas.gpu import recurrence as gpu  # here, as it imports this module, and takes a second
 
     on_gpu = gpu.recurrent_step if gpu.takes_step(inputs) else one_token_each
     result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(inputs, lines, rows, cuda=on_gpu, default=one_token_each)
