@@ -106,7 +106,7 @@ class Theirs:
 
     def _step(self, ids: torch.Tensor, cache: DynamicCache, step: int) -> torch.Tensor:
         position = torch.full_like(ids, CONTEXT_LEN + step)
-        tokens: torch.Tensor = self.model(ids, past_key_values=cache, position_ids=position, use_cache=True).logits.argmax(-1)
+        tokens: torch.Tensor = self.model(ids, None, position, cache, use_cache=True).logits.argmax(-1)
         return tokens
 
     def _filled(self) -> DynamicCache:

@@ -36,7 +36,7 @@ class Transformers:
 
     def _step(self, ids: torch.Tensor, cache: DynamicCache, length: int) -> torch.Tensor:
         position = torch.full_like(ids, length)
-        tokens: torch.Tensor = self.model(ids, past_key_values=cache, position_ids=position, use_cache=True).logits.argmax(-1)
+        tokens: torch.Tensor = self.model(ids, None, position, cache, use_cache=True).logits.argmax(-1)
         return tokens
 
     def _filled(self, batch: int) -> DynamicCache:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxserve.executor.kv_cache import KVCacheLayout
+from jaxserve.executor.kv_cache import ArraysLayout
 from jaxserve.kernels.api import AttentionSpec
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.reference_loop import ReferenceTuning
@@ -125,7 +125,7 @@ def test_heads_split_over_devices() -> None:
     mesh = Mesh(np.array(jax.devices()[:2]), ("tensor",))
     whole = ReferenceAttention(spec_of(step, jnp.float32))
     shard = ReferenceAttention(dataclasses.replace(whole.spec, num_heads=4, num_kv_heads=2))
-    heads, pages = P(None, "tensor"), KVCacheLayout(shard.kv_pages(), step.num_pages, 2).specs()
+    heads, pages = P(None, "tensor"), ArraysLayout(shard.kv_pages(), step.num_pages, 2).specs()
 
     def layer(pool: Any, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> jax.Array:
         return attend(shard, pool, q, k, v, jnp.int32(0), arguments, None, 0.25)[0]

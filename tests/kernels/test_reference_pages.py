@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attention_cases import Heads, make_step, nan_pool, pack_qkv, spec_of, write
 
-from jaxserve.executor.kv_cache import KVCacheLayout
+from jaxserve.executor.kv_cache import ArraysLayout
 from jaxserve.kernels import reference_pages
 from jaxserve.kernels.api import AttentionSpec, Chip
 from jaxserve.kernels.metadata import NO_PAGE, drop_padding
@@ -69,7 +69,7 @@ def compiled_step(decode_q_len: int | None, dtype: Any, num_pages: int) -> tuple
     T = R if decode_q_len else 16
     name = jnp.dtype(dtype).name
     backend = ReferenceAttention(AttentionSpec(Chip("cpu"), Hq, Hkv, D, name, name, page_size))
-    pool = KVCacheLayout(backend.kv_pages(), LAYERS * num_pages, tp_size=1).shapes()
+    pool = ArraysLayout(backend.kv_pages(), LAYERS * num_pages, tp_size=1).shapes()
 
     def ints(*shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32)

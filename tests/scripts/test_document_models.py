@@ -54,7 +54,9 @@ def _states(raw: dict[str, Any]) -> tuple[int, int]:
     if "mamba_n_heads" in raw:
         inner, conv = raw["mamba_n_heads"] * raw["mamba_d_head"], raw["mamba_d_conv"]
         channels, heads = inner + 2 * raw["mamba_n_groups"] * raw["mamba_d_state"], inner * raw["mamba_d_state"]
-        return raw["num_hidden_layers"] - len(raw["attn_layer_indices"]), (conv - 1) * channels + heads
+        kinds = raw.get("layer_types", [])  # Bamba names the layers that attend instead
+        attending = len(raw.get("attn_layer_indices", ())) + kinds.count("full_attention") + kinds.count("attention")
+        return raw["num_hidden_layers"] - attending, (conv - 1) * channels + heads
     if "linear_num_key_heads" in raw:
         keys, values = (raw[f"linear_num_{part}_heads"] * raw[f"linear_{part}_head_dim"] for part in ("key", "value"))
         state = (raw["linear_conv_kernel_dim"] - 1) * (2 * keys + values) + values * raw["linear_key_head_dim"]
