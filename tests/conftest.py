@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--only-changed", action="store_true",
         help="of tests/accelerator, leave out what has passed with the very sources that stand here (accelerator/passed.py)",
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """What a file of tests compiled is of no use to the next: in thousands of tests it would grow to most of the memory."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
