@@ -30,7 +30,7 @@ GIB = 1 << 30
 class DeviceMemory:
     """Bytes of one device."""
 
-    total: int
+    total: int  # on a CPU: what other programs leave
     free: int  # with the weights loaded
 
 
@@ -128,8 +128,9 @@ def measure(device: jax.Device) -> DeviceMemory:
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return DeviceMemory(stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"])
-    host = psutil.virtual_memory()
-    return DeviceMemory(host.total, host.available)
+    # A host is shared: what its other programs hold is not ours to divide, and may be more than half.
+    available = psutil.virtual_memory().available
+    return DeviceMemory(available + psutil.Process().memory_info().rss, available)
 
 
 def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory | None) -> MemoryBudget:

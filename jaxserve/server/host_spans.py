@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 MERGED = "perfetto_trace.json.gz"
 _MAX_SPANS = 100_000
-_REST_NS = 20_000_000  # for the outputs of the last step to come through
+_REST_NS = 200_000_000  # for the outputs of the last step to come through
 _NOTHING = contextlib.nullcontext()
 # The runner notes a Unix time in its trace: what lies between its clock and ours.
 _CLOCK = re.compile(rb'"ts":([0-9.]+),"dur":[0-9.]+,"name":"clock","args":\{"unix_ns":"([0-9]+)"')

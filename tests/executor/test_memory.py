@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import psutil
 import pytest
 
 from benchmarks.model_configs import LLAMA_8B, write_config
@@ -26,6 +28,7 @@ from jaxserve.executor.memory import (
     StepMemory,
     bytes_for_pools,
     hidden_bytes,
+    measure,
     memory_budget,
     memory_lines,
     weight_bytes,
@@ -194,3 +197,13 @@ def test_a_server_and_a_plan_find_the_same_step_memory(make_blueprint: MakeBluep
     started = memory_budget(blueprint, device, build.measure_steps(blueprint))
     assert started.temporaries > 0
     assert plan_of(blueprint, monkeypatch, "largest", total) == started
+
+
+def test_a_busy_host_is_no_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a host's memory, what other programs hold is not divided: a server starts where they hold three quarters."""
+    host = types.SimpleNamespace(total=1000 * GIB, available=250 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: host)
+    device = measure(jax.devices("cpu")[0])
+    assert device.free == host.available < device.total < 2 * host.available
+    half = bytes_for_pools(device, mem_fraction=0.5, table_bytes=0, step_bytes=0, page_bytes=GIB, page_size=16)
+    assert device.total // 4 < half < device.total // 2
