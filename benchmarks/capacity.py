@@ -2,7 +2,8 @@
 
 Compiles the largest steps of every case with the compilers of JAX 0.11.2 or newer (pip install 'jax[cuda13,tpu]'), for about a
 minute each on two idle cores. `--results DIR` keeps each plan as JSON and continues where an earlier run stopped; with
-`--estimate` cases that are not in it yet are planned from shapes, without compiling, and the table says so.
+`--estimate` cases that are not in it yet are planned from shapes, without compiling, and the table says so. Sections of other
+modules follow: `capacity_windows`, `capacity_large`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import capacity_windows
+from benchmarks import capacity_large, capacity_windows
 from benchmarks.model_configs import (
     GEMMA_3_27B,
-    LLAMA_4_SCOUT,
     LLAMA_8B,
     LLAMA_70B,
     QWEN3_30B_A3B,
     QWEN3_32B,
-    QWEN3_235B_A22B,
     write_config,
 )
 
@@ -33,8 +32,6 @@ MODELS = {
     "Llama-3.1-70B": LLAMA_70B,
     "Gemma-3-27B": GEMMA_3_27B,
     "Qwen3-30B-A3B": QWEN3_30B_A3B,
-    "Qwen3-235B-A22B": QWEN3_235B_A22B,
-    "Llama-4-Scout": LLAMA_4_SCOUT,
 }
 # Topology and --tp-size.
 TARGETS = (
@@ -43,11 +40,6 @@ TARGETS = (
     ("tpu7x:1x1x1", 2), ("tpu7x:2x2x1", 8),
     ("h200:1", 1), ("h200:4", 4), ("h200:8", 8),
 )  # fmt: skip
-# Of large models, the smallest that hold them and what one would rather take.
-LARGE = {
-    "Qwen3-235B-A22B": (("v6e:4x8", 32), ("tpu7x:2x2x1", 8), ("h200:4", 4), ("h200:8", 8)),
-    "Llama-4-Scout": (("v6e:2x4", 8), ("tpu7x:2x2x1", 8), ("h200:2", 2), ("h200:4", 4), ("h200:8", 8)),
-}
 # Of the decode steps the table shows one request alone and the most there can be.
 OPTIONS = ("--programs", "largest", "--assumed-context", "4096", "--decode-row-buckets", "1,256")
 
@@ -134,7 +126,7 @@ def main() -> None:
     plans = [
         (model, topology, tp, plan(folder, model, topology, tp, options))
         for model in MODELS
-        for topology, tp in LARGE.get(model, TARGETS)
+        for topology, tp in TARGETS
         if not (topology == "v5e:4x4" and model != "Llama-3.1-70B")  # where it is the smallest that will do
     ]
     versions = plans[0][-1]["versions"]
@@ -148,6 +140,8 @@ def main() -> None:
                 print(row(*case))
     print()
     capacity_windows.main()
+    print()
+    capacity_large.print_table(capacity_large.CASES)
 
 
 if __name__ == "__main__":

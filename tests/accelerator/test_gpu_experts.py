@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
 
-from benchmarks.model_configs import QWEN3_30B_A3B, write_config
+from benchmarks.model_configs import GPT_OSS_120B, QWEN3_30B_A3B, write_config
 from jaxserve.aot.targets import gpu_devices
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
@@ -23,9 +24,13 @@ ROWS = 16
 NUM_PAGES = 512
 
 
-@pytest.mark.parametrize("tp_size", [1, 4])
-def test_a_decode_step_multiplies_experts_in_one_kernel_each(tp_size: int, tmp_path: Path, prove: Callable[..., Facts]) -> None:
-    write_config(tmp_path, {**QWEN3_30B_A3B, "num_hidden_layers": LAYERS})
+@pytest.mark.parametrize(
+    ("model", "tp_size"), [(QWEN3_30B_A3B, 1), (QWEN3_30B_A3B, 4), (GPT_OSS_120B, 2)], ids=["qwen3", "qwen3-tp4", "gpt-oss-tp2"]
+)
+def test_a_decode_step_multiplies_experts_in_one_kernel_each(
+    model: dict[str, Any], tp_size: int, tmp_path: Path, prove: Callable[..., Facts]
+) -> None:
+    write_config(tmp_path, {**model, "num_hidden_layers": LAYERS})
     args = ServerArgs(model_path=str(tmp_path), tp_size=tp_size, max_running_requests=ROWS)
     mesh = make_mesh(tp_size, list(gpu_devices("h200", tp_size)))
     plan = Blueprint.draw(args, ModelConfig.from_pretrained(tmp_path), mesh)
@@ -33,13 +38,14 @@ def test_a_decode_step_multiplies_experts_in_one_kernel_each(tp_size: int, tmp_p
     assert bucket.num_tokens == ROWS
     lowered = plan.lower(bucket, plan.pages_each(NUM_PAGES))
     # Gate and up are one matrix, so a layer has two products. Equal layers are one function of the module.
-    assert lowered.as_text().count('name = "grouped_matmul"') == 2
+    kinds = len(set(plan.config.layers))
+    assert lowered.as_text().count('name = "grouped_matmul"') == 2 * kinds
     facts = prove(lowered)
-    chosen = ROWS * QWEN3_30B_A3B["num_experts_per_tok"]
-    largest = chosen * QWEN3_30B_A3B["hidden_size"]  # elements: what the choices of all tokens read or answer
+    chosen = ROWS * model["num_experts_per_tok"]
+    largest = chosen * model["hidden_size"]  # elements: what the choices of all tokens read or answer
     pages = {(plan.config.num_layers * NUM_PAGES, *page.shape) for page in jax.tree.leaves(plan.backend.kv_pages())}
     # The step's hidden states are updated in place.
-    others = {*pages, (ROWS, QWEN3_30B_A3B["vocab_size"])}
+    others = {*pages, (ROWS, model["vocab_size"])}
     made = [array for array in facts.made if array.shape not in others and array.opcode != "dynamic-update-slice"]
     assert all(array.size <= largest for array in made), made
     assert facts.open_loops == 0 and facts.conditionals == 0

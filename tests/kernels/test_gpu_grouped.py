@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.kernels.pallas.gpu.grouped import GroupedConfig, grouped_matmul, takes_grouped
 
-SMALL = GroupedConfig(rows=4, many_rows=8, many=64, columns=16, depth=8)
+SMALL = GroupedConfig(rows=4, many_rows=8, many=64, columns=32, depth=16)  # more than divide what is tested
 
 
 @pytest.mark.parametrize("sizes", [(3, 0, 20, 1, 9), (0, 0, 0, 0, 0), (40, 0, 0, 0, 0), (0, 0, 0, 0, 1), (8, 8, 8, 8, 8)])
@@ -32,6 +32,15 @@ def test_each_group_is_multiplied_with_its_matrix(sizes: tuple[int, ...], dtype:
 def test_what_the_kernel_takes() -> None:
     x, matrices = jnp.zeros((8, 128), jnp.bfloat16), jnp.zeros((2, 128, 256), jnp.int8)
     assert takes_grouped(x, matrices)
+    assert takes_grouped(x, matrices[:, :, :96]) and takes_grouped(x[:, :48], matrices[:, :48])
     assert not takes_grouped(x.astype(jnp.float32), matrices)
-    assert not takes_grouped(x[:, :96], matrices[:, :96])
-    assert not takes_grouped(x, matrices[:, :, :192])
+    assert not takes_grouped(x[:, :40], matrices[:, :40])
+    assert not takes_grouped(x, matrices[:, :, :80])
+
+
+def test_tiles_are_as_large_as_sizes_let_them_be() -> None:
+    default = GroupedConfig()
+    assert default.for_sizes(768, 4096) == default
+    way_back = default.for_sizes(2880, 2880)  # of gpt-oss
+    assert (way_back.depth, way_back.columns) == (64, 64)
+    assert default.for_sizes(1440, 5760).depth == 32

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -24,19 +25,24 @@ class GroupedConfig:
     rows: int = 16  # of a tile: the least that tensor cores multiply. In decode steps few rows share a group
     many_rows: int = 64  # the same from `many` on
     many: int = 1024
-    columns: int = 128
-    depth: int = 64  # that are multiplied at a time; 16 KB of a bfloat16 matrix
+    columns: int = 128  # at most
+    depth: int = 64  # at most: what is multiplied at a time; 16 KB of a bfloat16 matrix
     warps: int = 4
     stages: int = 4  # of loads in flight
 
+    def for_sizes(self, size_in: int, size_out: int) -> GroupedConfig:
+        """With tiles that divide both: gpt-oss's 2880 columns are 45 times 64."""
+        return dataclasses.replace(self, columns=math.gcd(self.columns, size_out), depth=math.gcd(self.depth, size_in))
+
 
 DEFAULT = GroupedConfig()
+_LEAST_COLUMNS, _LEAST_DEPTH = 32, 16  # below that a tensor core, or a memory transaction, is not filled
 
 
-def takes_grouped(x: jax.Array, matrices: jax.Array, config: GroupedConfig = DEFAULT) -> bool:
+def takes_grouped(x: jax.Array, matrices: jax.Array) -> bool:
     """Whether the kernel computes this. Float32 is left to products that are exact."""
     is_narrow = x.dtype in (jnp.bfloat16, jnp.float16)
-    return is_narrow and x.shape[1] % config.depth == 0 and matrices.shape[2] % config.columns == 0
+    return is_narrow and x.shape[1] % _LEAST_DEPTH == 0 and matrices.shape[2] % _LEAST_COLUMNS == 0
 
 
 def grouped_matmul(
@@ -50,6 +56,7 @@ def grouped_matmul(
 ) -> jax.Array:
     """x [rows, in], matrices [groups, in, out], sizes int32 [groups] -> [rows, out]; rows of no group get zeros."""
     (num_rows, size_in), size_out = x.shape, matrices.shape[2]
+    config = config.for_sizes(size_in, size_out)
     tile = config.many_rows if num_rows >= config.many else config.rows
     groups, firsts, ends = _tiles(sizes, num_rows, tile)
     out = pl.pallas_call(

@@ -1,0 +1,141 @@
+"""The large models on the smallest topologies that hold them: `python -m benchmarks.capacity_large [MODEL ...]`.
+
+Prints the section of docs/capacity.md about them. Their largest steps are compiled at full depth by the compilers of JAX 0.11.2
+or newer (pip install 'jax[cuda13,tpu]'), one to five minutes for each row on two cores, and must have the collectives they
+should and one cache, in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.model_configs import (
+    DEEPSEEK_V3,
+    GLM_4_5,
+    GPT_OSS_120B,
+    LLAMA_4_SCOUT,
+    QWEN3_235B_A22B,
+    QWEN3_NEXT_80B_A3B,
+    write_config,
+)
+from jaxserve.aot.hlo import expected_collectives
+from jaxserve.aot.planner import CapacityPlan, PlanOptions, StepPlan, plan_capacity
+from jaxserve.aot.report import compiler_versions
+from jaxserve.aot.targets import parse_target
+from jaxserve.config import ServerArgs
+from jaxserve.models import ModelConfig
+
+GIB = 1 << 30
+
+
+class Case(NamedTuple):
+    model: str
+    raw: dict[str, Any]
+    topology: str
+    tp_size: int
+    max_requests: int = 256
+
+
+CASES = (
+    Case("gpt-oss-120b", GPT_OSS_120B, "h200:2", 2),
+    Case("gpt-oss-120b", GPT_OSS_120B, "h200:4", 4),
+    Case("gpt-oss-120b", GPT_OSS_120B, "tpu7x:2x2x1", 8),
+    Case("Llama-4-Scout", LLAMA_4_SCOUT, "h200:2", 2),
+    Case("Llama-4-Scout", LLAMA_4_SCOUT, "tpu7x:2x2x1", 8),
+    Case("Qwen3-Next-80B-A3B", QWEN3_NEXT_80B_A3B, "h200:2", 2),
+    Case("Qwen3-Next-80B-A3B", QWEN3_NEXT_80B_A3B, "v6e:2x4", 8, 128),
+    Case("Qwen3-235B-A22B", QWEN3_235B_A22B, "h200:4", 4),
+    Case("Qwen3-235B-A22B", QWEN3_235B_A22B, "h200:8", 8),
+    Case("Qwen3-235B-A22B", QWEN3_235B_A22B, "tpu7x:2x2x1", 8),
+    Case("GLM-4.5", GLM_4_5, "h200:8", 8),
+    Case("GLM-4.5", GLM_4_5, "tpu7x:2x2x2", 16),
+    Case("DeepSeek-V3", DEEPSEEK_V3, "tpu7x:2x2x2", 16),
+    Case("DeepSeek-V3", DEEPSEEK_V3, "v6e:8x8", 64),
+)
+
+HEADER = """## Large models
+
+The smallest topologies here that hold them, in bfloat16, also where the published checkpoint is in float8 or mxfp4; configs of
+`benchmarks/model_configs.py`. The largest prefill step (8192 tokens), decode step (256 requests) and sampling program were
+compiled at full depth for exactly that cache, on {date} with {versions}.
+GiB of each device; **prefill** and **decode** are what these steps take beside weights and caches. Each has two all-reduces
+per layer and one for the embedding, one all-gather of the logits (over 64 devices one more all-reduce in its place), and no
+other collective; none copies the cache or states. **256 requests** and **tokens/s** as above: bounds of a decode step, nothing
+was run. `jaxserve serve` runs on one host today: tpu7x:2x2x2 is two hosts, v6e:8x8 sixteen.
+`python -m benchmarks.capacity_large` made the table.
+
+Layers of Qwen3-Next keep states: 77 MB for each request ([models.md](models.md)), and by default there are three of them for
+each of `--max-running-requests`, one that runs and two behind cached prefixes.
+"""
+
+
+def plan(case: Case) -> CapacityPlan:
+    with tempfile.TemporaryDirectory() as folder:
+        config = ModelConfig.from_pretrained(write_config(Path(folder), case.raw))
+        args = ServerArgs(model_path=folder, tp_size=case.tp_size, max_running_requests=case.max_requests)
+        return plan_capacity(args, config, parse_target(case.topology), PlanOptions(compile="largest", show_progress=False))
+
+
+def check(case: Case, found: CapacityPlan) -> None:
+    """The compiled steps have the collectives they should, and one cache, in place."""
+    assert found.memory is not None
+    expected = dict(expected_collectives(found.config, case.tp_size))
+    # Few rows of logits are gathered over many chips by adding them up, each chip's part in its place.
+    added_up = {"all-reduce": sum(expected.values())}
+    for step in found.steps:
+        if step.program is not None:
+            assert step.program.collectives in (expected, added_up), (case, step.program)
+            assert step.program.aliased_bytes >= found.memory.kv_pool + found.memory.states, (case, step.program)
+            assert step.program.pool_copies == 0, (case, step.program)
+
+
+def row(case: Case, found: CapacityPlan) -> str:
+    assert found.failure is None and found.memory is not None, found.failure
+    check(case, found)
+    memory, most = found.memory, found.steps[-1]
+    prefill, decode = (
+        max(taken(step) for step in found.steps if step.bucket.decode_only == is_decode) for is_decode in (False, True)
+    )
+    states = f"{memory.states / GIB:.2f}" if memory.states else ""
+    note = "" if case.max_requests == 256 else f" (of {case.max_requests} requests)"
+    context = "" if most.shape.context_len == 4096 else f" (of {most.shape.context_len} tokens)"
+    step_s = most.prediction.step_s
+    cells = (
+        case.model, case.topology, case.tp_size, f"{memory.weights / GIB:.2f}", states + note, f"{memory.kv_pool / GIB:.2f}",
+        f"{found.kv_tokens:,}", f"{prefill / GIB:.2f}", f"{decode / GIB:.2f}",
+        f"{step_s * 1e3:.2f} {most.prediction.bound}{context}", f"{most.shape.num_rows / step_s:,.0f}",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def taken(step: StepPlan) -> int:
+    """Bytes beside the step's arguments."""
+    return 0 if step.program is None else step.program.temp_bytes + step.program.new_output_bytes
+
+
+def print_table(cases: Sequence[Case]) -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    tools = ("jax", "libtpu", "jax-cuda13-plugin")
+    versions = ", ".join(f"{name} {version}" for name, version in compiler_versions().items() if name in tools)
+    print(HEADER.format(versions=versions, date=datetime.date.today().isoformat()))
+    print("| model | topology | TP | weights | states | KV cache | KV tokens | prefill | decode | 256 requests | tokens/s |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+    for case in cases:
+        print(row(case, plan(case)), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help="Only these.")
+    wanted = parser.parse_args().models
+    print_table([case for case in CASES if not wanted or case.model in wanted])
+
+
+if __name__ == "__main__":
+    main()
