@@ -21,6 +21,7 @@ from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
+from jaxserve.kernels.pallas.gpu.latent_attention import PallasGpuLatentAttention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention, PallasTpuLatentAttention
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.reference_latent import ReferenceLatentAttention
@@ -150,7 +151,11 @@ class LatentBackend(PagedBackend, Protocol):
 
 # In the order of preference of "auto".
 BACKENDS: tuple[type[AttentionBackend], ...] = (PallasGpuAttention, PallasTpuAttention, NativeAttention, ReferenceAttention)
-LATENT_BACKENDS: tuple[type[LatentBackend], ...] = (PallasTpuLatentAttention, ReferenceLatentAttention)
+LATENT_BACKENDS: tuple[type[LatentBackend], ...] = (
+    PallasGpuLatentAttention,
+    PallasTpuLatentAttention,
+    ReferenceLatentAttention,
+)
 
 
 def choose_latent_backend(name: str, spec: AttentionSpec) -> LatentBackend:

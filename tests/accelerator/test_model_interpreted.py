@@ -24,10 +24,10 @@ from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.sampling import Continuation
 from jaxserve.executor.step import ForwardState
-from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip
+from jaxserve.kernels.api import AttentionSpec, Chip, PagedBackend
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
-from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
-from jaxserve.kernels.reference import ReferenceAttention
+from jaxserve.kernels.pallas.gpu.latent_attention import PallasGpuLatentAttention
+from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention, PallasTpuLatentAttention
 from jaxserve.models import ModelConfig, load_params
 from jaxserve.runner import PageUpdates, StepInput
 from jaxserve.types import ForwardMode
@@ -56,6 +56,24 @@ TWO_GROUPS = {
     "sliding_window": WINDOW,
     "max_window_layers": 1,
 }  # the first layer sees all
+LATENTS = {
+    **CONFIG,
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 2,  # no layer has experts
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+}
 DRAFTS = [[7, 20, 21], [8, -1, -1], [9, 30, -1], [-1] * 3, [-1] * 3]  # what rows go on from; the last is the scratch row
 NUM_PAGES = 8
 FIRST_PAGE = 3  # of the row that outgrows the window
@@ -138,12 +156,14 @@ def not_a_number(dtype: Any) -> Any:
     return np.iinfo(dtype).max if jnp.issubdtype(dtype, jnp.integer) else jnp.nan
 
 
-def gpu(spec: AttentionSpec, interpret: Any) -> AttentionBackend:
-    return PallasGpuAttention(dataclasses.replace(spec, chip=Chip("gpu", "NVIDIA H200", (9, 0), 2)), interpret)
+def gpu(spec: AttentionSpec, interpret: Any) -> PagedBackend:
+    backend = PallasGpuAttention if spec.latent_dim is None else PallasGpuLatentAttention
+    return backend(dataclasses.replace(spec, chip=Chip("gpu", "NVIDIA H200", (9, 0), 2)), interpret)
 
 
-def tpu(spec: AttentionSpec, interpret: Any) -> AttentionBackend:
-    return PallasTpuAttention(dataclasses.replace(spec, chip=Chip("tpu", "TPU v6 lite")), tpu_interpreter.INTERPRET)
+def tpu(spec: AttentionSpec, interpret: Any) -> PagedBackend:
+    backend = PallasTpuAttention if spec.latent_dim is None else PallasTpuLatentAttention
+    return backend(dataclasses.replace(spec, chip=Chip("tpu", "TPU v6 lite")), tpu_interpreter.INTERPRET)
 
 
 tpu_races_fail = pytest.fixture(tpu_interpreter.fail_on_races)
@@ -153,24 +173,30 @@ tpu_races_fail = pytest.fixture(tpu_interpreter.fail_on_races)
 @pytest.mark.parametrize("bind", [gpu, tpu])
 @pytest.mark.parametrize(
     ("model", "options"),
-    [(CONFIG, {}), (TWO_GROUPS, {}), (TWO_GROUPS, NGRAM)],
-    ids=["one group", "two groups", "two groups, drafts"],
+    [(CONFIG, {}), (TWO_GROUPS, {}), (TWO_GROUPS, NGRAM), (LATENTS, {}), (LATENTS, NGRAM)],
+    ids=["one group", "two groups", "two groups, drafts", "latents", "latents, drafts"],
 )
 def test_a_model(
     model: dict[str, Any],
     options: dict[str, Any],
-    bind: Callable[..., AttentionBackend],
+    bind: Callable[..., PagedBackend],
     tmp_path: Path,
     interpret: Any,
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(model))
-    common: dict[str, Any] = {"dtype": "bfloat16", "page_size": 64, "max_running_requests": 4, "context_length": 256}
+    common: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "page_size": 64,
+        "attention_backend": "reference",
+        "max_running_requests": 4,
+        "context_length": 256,
+    }
     args = ServerArgs(model_path=str(tmp_path), **common, **options)
     config, mesh = ModelConfig.from_pretrained(tmp_path), make_mesh(1)
     reference = Blueprint.draw(args, config, mesh)
-    assert isinstance(reference.backend, ReferenceAttention)
+    assert reference.backend.name == "reference"
     kernels = dataclasses.replace(reference, backend=bind(reference.backend.spec, interpret))
-    assert len(reference.config.kv_windows) == (1 if model is CONFIG else 2)
+    assert len(reference.config.kv_windows) == (2 if model is TWO_GROUPS else 1)
     params = load_params(str(tmp_path), config, mesh, jnp.bfloat16, "dummy", progress=False)
     for got, want in zip(logits_of_steps(kernels, params), logits_of_steps(reference, params), strict=True):
         assert relative_error(got, want) < 2e-2

@@ -71,7 +71,9 @@ def test_on_tpus_the_kernels_are_chosen_and_a_row_is_padded_to_whole_lanes(kind:
 def test_elsewhere_it_is_the_reference_and_a_name_insists() -> None:
     for platform in ("cpu", "gpu"):
         assert choose_latent_backend("auto", deepseek(Chip(platform))).name == "reference"
-    with pytest.raises(NotImplementedError, match="runs on tpu, this device is a gpu"):
+    with pytest.raises(NotImplementedError, match="runs on gpu or tpu, this device is a cpu"):
+        choose_latent_backend("pallas", deepseek(Chip("cpu")))
+    with pytest.raises(NotImplementedError, match="this GPU is another vendor's"):
         choose_latent_backend("pallas", deepseek(Chip("gpu")))
     with pytest.raises(NotImplementedError, match=r"page_size must be a power of two .* got 48"):
         choose_latent_backend("pallas", deepseek(Chip("tpu", next(iter(CHIPS))), page_size=48))

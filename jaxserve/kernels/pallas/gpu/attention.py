@@ -57,7 +57,7 @@ class PallasGpuAttention:
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
-        return _wrong_chip(spec) or _wrong_shape(spec)
+        return wrong_chip(spec) or _wrong_shape(spec)
 
     def kv_pages(self) -> GpuKV:
         spec = self.spec
@@ -216,7 +216,7 @@ class PallasGpuAttention:
         )
 
 
-def _wrong_chip(spec: AttentionSpec) -> str | None:
+def wrong_chip(spec: AttentionSpec) -> str | None:
     chip = spec.chip
     if chip.compute_capability is None:
         return f"it is for NVIDIA GPUs, {chip.kind or 'this GPU'} is another vendor's."

@@ -21,6 +21,7 @@ from jaxserve.kernels.pallas.gpu.mla_plan import (
     PAGE_SIZES,
     ROPE,
     ROW,
+    M,
     MlaConfig,
     MlaPlan,
     Shape,
@@ -28,7 +29,9 @@ from jaxserve.kernels.pallas.gpu.mla_plan import (
 )
 from jaxserve.kernels.pallas.gpu.softmax import Scoring
 
-__all__ = ["MlaConfig", "MlaPlan", "mla_decode", "mla_prefill", "plan_mla_decode", "unsupported"]
+__all__ = ["MlaConfig", "MlaPlan", "group_q_len", "mla_decode", "mla_prefill", "plan_mla_decode", "unsupported"]
+
+MOST_QUERIES = 4
 
 
 def unsupported(*, num_heads: int, q_len: int, latent_dim: int, row_dim: int, page_size: int, dtype: Any) -> str | None:
@@ -37,13 +40,18 @@ def unsupported(*, num_heads: int, q_len: int, latent_dim: int, row_dim: int, pa
         return f"MLA decode needs rows of {LATENT} + {ROPE} values, not {latent_dim} + {row_dim - latent_dim}"
     if num_heads % 8 or not 8 <= num_heads <= 128:
         return f"MLA decode needs 8 to 128 heads per device, a multiple of 8, not {num_heads}"
-    if not 1 <= q_len <= 4:
-        return f"MLA decode takes 1 to 4 queries per row, not {q_len}"
+    if not 1 <= q_len <= MOST_QUERIES:
+        return f"MLA decode takes 1 to {MOST_QUERIES} queries per row, not {q_len}"
     if page_size not in PAGE_SIZES:
         return f"page size {page_size} is none of {', '.join(map(str, PAGE_SIZES))}"
     if jnp.dtype(dtype) not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
         return f"MLA decode takes bfloat16 or float16, not {jnp.dtype(dtype).name}; a quantized latent is not supported"
     return None
+
+
+def group_q_len(num_heads: int) -> int:
+    """Queries of one row that fill a product's rows, as far as the kernel takes them."""
+    return max(1, min(MOST_QUERIES, M // num_heads))
 
 
 def mla_decode(
@@ -62,8 +70,9 @@ def mla_decode(
 ) -> jax.Array:
     """Attention of q [R, q_len, H, 576] over the pool's rows, which are keys, and their latent part, which is values.
 
-    pool [P, 1, page_size, 576], page_table int32 [R, max_pages], page_offset int32 scalar, added to page ids. Query i of a row
-    is at position kv_len - q_len + i. Gives [R, q_len, H, latent_dim] in q's dtype; zeros where kv_len is 0.
+    pool [P, 1, page_size, 576], page_table int32 [rows of the table, max_pages], page_offset int32 scalar, added to page ids.
+    Query i of a row is at position kv_len - q_len + i. Gives [R, q_len, H, latent_dim] in q's dtype; zeros where kv_len is 0,
+    unless the plan has it otherwise, and where a query's position is negative.
     Raises NotImplementedError where `unsupported` has a reason.
     """
     num_rows, q_len, num_heads, row_dim = q.shape
@@ -76,14 +85,14 @@ def mla_decode(
     assert q.dtype == pool.dtype and pool.shape[1:] == (1, page_size, ROW), f"q {q.dtype}, pool {pool.dtype}{pool.shape}"
     assert plan.sliding_window == sliding_window, f"the plan is for the window {plan.sliding_window}, not {sliding_window}"
     s = Shape(
-        num_rows, q_len, num_heads, page_size, plan.workers.shape[0], q.dtype, Scoring(scale, soft_cap), sliding_window,
-        interpret is not None, config,
+        num_rows, plan.combined.shape[0], q_len, num_heads, page_size, plan.workers.shape[0], q.dtype, Scoring(scale, soft_cap),
+        sliding_window, interpret is not None, config,
     )  # fmt: skip
     offset = jnp.reshape(page_offset, (1,)).astype(jnp.int32)
     blocked = q.reshape(num_rows, s.blocks, s.m, row_dim)
     out, parts, part_logs = attend_kernel(s, interpret)(plan.rows, plan.workers, blocked, pool, page_table, offset)
     result = jax.new_ref(out)
-    combine_kernel(s, interpret)(plan.rows, parts, part_logs, result)
+    combine_kernel(s, interpret)(plan.rows, plan.combined, parts, part_logs, result)
     return jax.freeze(result).reshape(num_rows, q_len, num_heads, latent_dim)
 
 

@@ -16,12 +16,12 @@ from jaxserve.kernels.pallas.gpu.mla_plan import LATENT, Row, Shape
 
 
 def combine_kernel(s: Shape, interpret: Any) -> Any:
-    """Writes in place those rows of out that are empty (zeros) or have several parts: a thread block per query row."""
-    warpgroups = s.config.combine_threads(s.num_rows, s.num_workers)
+    """Writes in place which of the plan's `combined` rows are empty (zeros) or have several parts: a block per query row."""
+    warpgroups = s.config.combine_threads(s.num_combined, s.num_workers)
 
-    def body(plan_rows: Any, parts: Any, part_logs: Any, out: Any, *scratch: Any) -> None:
-        line, block, query = (lax.axis_index(name) for name in ("line", "block", "query"))
-        about, wg = Row.read(plan_rows, line), lax.axis_index("wg")
+    def body(plan_rows: Any, combined: Any, parts: Any, part_logs: Any, out: Any, *scratch: Any) -> None:
+        index, block, query = (lax.axis_index(name) for name in ("index", "block", "query"))
+        about, wg = Row.read(plan_rows, combined[index]), lax.axis_index("wg")
 
         def load(number: Any) -> Mean:
             part = jnp.minimum(number, about.num_parts - 1)
@@ -43,8 +43,8 @@ def combine_kernel(s: Shape, interpret: Any) -> Any:
         body,
         out_type=(),
         scratch_types=combine_scratch(warpgroups, LATENT),
-        grid=(s.num_rows, s.blocks, s.m),
-        grid_names=("line", "block", "query"),
+        grid=(s.num_combined, s.blocks, s.m),
+        grid_names=("index", "block", "query"),
         num_threads=warpgroups,
         thread_name="wg",
         compiler_params=compiler_params(auto_barriers=False),  # shared memory is written once: see combine

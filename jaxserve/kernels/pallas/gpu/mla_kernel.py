@@ -52,6 +52,7 @@ class _Item(NamedTuple):
     """A worker's part of one row, traced scalars."""
 
     row: Any
+    table_row: Any
     kv_len: Any
     begin: Any  # in the row's tiles
     count: Any
@@ -64,7 +65,8 @@ class _Item(NamedTuple):
         begin, end = jnp.maximum(about.start, worker.start), jnp.minimum(about.end, worker.end)
         slot = 2 * worker_index + jnp.where(begin > worker.start, 1, 0)
         is_whole = jnp.where(end - begin == about.end - about.start, 1, 0)
-        return _Item(about.row, about.kv_len, about.first_tile + begin - about.start, end - begin, is_whole, slot)
+        first = about.first_tile + begin - about.start
+        return _Item(about.row, about.table_row, about.kv_len, first, end - begin, is_whole, slot)
 
 
 class _Refs(NamedTuple):
@@ -93,7 +95,7 @@ class _Refs(NamedTuple):
 def _pages(s: Shape, refs: _Refs, item: _Item, tile: Any) -> tuple[Any, ...]:
     """Pages of a tile. Past the row's last page, that one stands in for the others: the table is garbage there."""
     first, last = lax.div(tile * TILE, s.page_size), lax.div(item.kv_len - 1, s.page_size)
-    return tuple(refs.page_table[item.row, jnp.minimum(first + i, last)] for i in range(s.copies))
+    return tuple(refs.page_table[item.table_row, jnp.minimum(first + i, last)] for i in range(s.copies))
 
 
 def _fetch_tile(s: Shape, refs: _Refs, wg: int, tile: Any, pages: tuple[Any, ...]) -> None:

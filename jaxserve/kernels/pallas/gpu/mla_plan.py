@@ -48,6 +48,7 @@ class Row(NamedTuple):
     """One line of MlaPlan.rows, traced scalars."""
 
     row: Any  # of the batch
+    table_row: Any  # of the page table
     kv_len: Any
     first_tile: Any  # the row's first that any query sees
     start: Any  # its place in the line of all rows' tiles
@@ -75,15 +76,26 @@ class Worker(NamedTuple):
 class MlaPlan:
     """Who does what in one step; all layers share it."""
 
-    rows: jax.Array  # int32 [R, 8], see Row; rows without a token come last
+    rows: jax.Array  # int32 [R, 9], see Row; rows without a token come last
     workers: jax.Array  # int32 [W, 4], see Worker
+    combined: jax.Array  # int32 [C] lines of rows that the second kernel looks at: each that has several parts, and others
     sliding_window: int | None = dataclasses.field(metadata={"static": True})
 
 
 def plan_mla_decode(
-    kv_lens: jax.Array, *, q_len: int, num_heads: int, sliding_window: int | None = None, config: MlaConfig
+    kv_lens: jax.Array,
+    table_rows: jax.Array | None = None,
+    *,
+    q_len: int,
+    num_heads: int,
+    sliding_window: int | None = None,
+    config: MlaConfig,
 ) -> MlaPlan:
-    """Cuts the KV tiles of rows of kv_lens int32 [R] into equal stretches. `sliding_window` must be the op's."""
+    """Cuts the KV tiles of rows of kv_lens int32 [R] into equal stretches. `sliding_window` must be the op's.
+
+    `table_rows` int32 [R] names each row's line of the page table, which several may share. Where it is given rows without a
+    token get no zeros, but anything: there may be thousands of rows, of which few have several parts.
+    """
     rows = q_len * num_heads
     num_workers = config.workers(rows // block_rows(rows))
     kv_lens = kv_lens.astype(jnp.int32)
@@ -106,8 +118,14 @@ def plan_mla_decode(
     first_worker = starts // quota
     num_parts = jnp.where(ends > starts, (ends - 1) // quota - first_worker + 1, 0)
     first_slot = 2 * first_worker + (starts % quota > 0)
-    fields = [order, kv_lens, first_tile, starts, ends, first_slot, first_worker, num_parts]
-    return MlaPlan(jnp.stack(fields, axis=1), workers, sliding_window)
+    fields = [
+        order, order if table_rows is None else table_rows[order], kv_lens, first_tile, starts, ends, first_slot, first_worker,
+        num_parts,
+    ]  # fmt: skip
+    combined = jnp.arange(len(order), dtype=jnp.int32)
+    if table_rows is not None:  # a worker shares at most one row with the next
+        combined = jnp.argsort(num_parts < 2)[:num_workers].astype(jnp.int32)
+    return MlaPlan(jnp.stack(fields, axis=1), workers, combined, sliding_window)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +133,7 @@ class Shape:
     """All that is static in one kernel."""
 
     num_rows: int
+    num_combined: int
     q_len: int
     num_heads: int
     page_size: int

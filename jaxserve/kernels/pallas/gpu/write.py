@@ -207,17 +207,23 @@ def write_rows_xla(
     page_offset: jax.typing.ArrayLike,
 ) -> tuple[jax.Array, jax.Array | None]:
     """The same as a scatter, in XLA: k [T, Hkv, Dk] and v [T, Hkv, Dv] of any type and size. Also in place."""
-    pages = slot_pages + page_offset
-
-    def scatter(target: jax.Array, update: jax.Array, *index: Any) -> jax.Array:
-        return target.at[index].set(update, mode="drop", unique_indices=True, wrap_negative_indices=False)
-
     if scales is None:
-        return scatter(pool, jnp.concatenate([k, v], axis=-1).astype(pool.dtype), pages, slice(None), slot_offsets), None
+        return scatter_rows(pool, jnp.concatenate([k, v], axis=-1), slot_pages, slot_offsets, page_offset), None
     (k, k_scale), (v, v_scale) = quantize_rows(k, pool.dtype), quantize_rows(v, pool.dtype)
-    pool = scatter(pool, jnp.concatenate([k, v], axis=-1), pages, slice(None), slot_offsets)
+    pool = scatter_rows(pool, jnp.concatenate([k, v], axis=-1), slot_pages, slot_offsets, page_offset)
     both = jnp.stack([k_scale, v_scale], axis=-1)
-    return pool, scatter(scales, both, pages, slice(None), slice(None), slot_offsets)
+    return pool, _scatter(scales, both, slot_pages + page_offset, slice(None), slice(None), slot_offsets)
+
+
+def scatter_rows(
+    pool: jax.Array, rows: jax.Array, slot_pages: jax.Array, slot_offsets: jax.Array, page_offset: jax.typing.ArrayLike
+) -> jax.Array:
+    """Rows [T, Hkv, D] into pool [P, Hkv, page_size, D], in its type and in place."""
+    return _scatter(pool, rows.astype(pool.dtype), slot_pages + page_offset, slice(None), slot_offsets)
+
+
+def _scatter(target: jax.Array, update: jax.Array, *index: Any) -> jax.Array:
+    return target.at[index].set(update, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
 
 def _tile(shape: tuple[int, ...], dtype: Any, pool_dtype: Any, eps: float, config: WriteConfig) -> Tile:
