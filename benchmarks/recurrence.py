@@ -40,15 +40,16 @@ def draw(num_tokens: int) -> dict[str, np.ndarray]:
 
 def state_rows(lens: list[int]) -> StateRows:
     num_rows, ends = len(lens), np.cumsum([0, *lens])
-    lines = jnp.arange(num_rows, dtype=jnp.int32)
-    return StateRows.of(
+    lines, is_new = jnp.arange(num_rows, dtype=jnp.int32), jnp.zeros(num_rows, bool)
+    if max(lens) == 1:
+        return StateRows.in_turn(sources=lines, is_new=is_new, targets=lines[:, None])
+    return StateRows.in_chunks(
         sources=lines,
-        is_new=jnp.zeros(num_rows, bool),
+        is_new=is_new,
         cu_q_lens=jnp.array(ends, jnp.int32),
         row_index=jnp.array(np.repeat(np.arange(num_rows), lens), jnp.int32),
         cuts=jnp.zeros((num_rows, 0), jnp.int32),
         targets=lines[:, None],
-        one_each=max(lens) == 1,
     )
 
 

@@ -96,7 +96,7 @@ class FakeRunner:
         self._pages = [np.full((group.num_pages, spec.page_size), _UNWRITTEN, np.int32) for group in groups]
         self._written_by = [np.zeros_like(pages, np.int64) for pages in self._pages]  # which weights
         self._page_tables = np.full((len(groups), spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
-        self._row_states = FakeStates(spec.max_rows, spec.max_pages_per_row, spec.page_size, len(groups))
+        self._row_states = FakeStates(spec.max_rows, spec.max_pages_per_row, spec.page_size, len(groups), spec.num_draft_tokens)
         self._kv_len = np.zeros(spec.max_rows, np.int32)
         # What each row's next decode step brings: the token sampled last, once there is one, and drafts (-1: none).
         self._inputs = np.full((spec.max_rows, spec.num_draft_tokens), _UNWRITTEN, np.int32)
@@ -327,7 +327,9 @@ class FakeRunner:
         rows = [(row, int(self._kv_len[row]), len(ids)) for row, ids in zip(step.rows.tolist(), inputs, strict=True)]
         histories = [self._history(row, start + count).tolist() for row, start, count in rows]
         self._row_states.run(
-            [FakeRow(row, start, of_row) for (row, start, _), of_row in zip(rows, histories, strict=True)], self.weights
+            [FakeRow(row, start, of_row) for (row, start, _), of_row in zip(rows, histories, strict=True)],
+            self.weights,
+            in_turn=step.mode is ForwardMode.DECODE,
         )
 
     def _gain(

@@ -245,9 +245,9 @@ class CacheManager:
         """Whether grow_rows to these lengths would succeed; with windows it may even if this says no."""
         return self._has_room(int(np.maximum(self._missing_pages(rows, lengths), 0).sum()))
 
-    def grow_rows(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> bool:
-        """grow for many distinct rows at once, all or none: rows[i] computes tokens from starts[i] or later to ends[i]. No
-        Python per row, as this runs before every decode step."""
+    def grow_rows(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, held: np.ndarray | None = None) -> bool:
+        """grow for many distinct rows at once, all or none: rows[i] computes tokens from starts[i] or later to ends[i] or less,
+        and holds at most held[i] (None: starts) before. No Python per row, as this runs before every decode step."""
         for group in self.windows:
             group.slide(rows, starts)
         missing = self._missing_pages(rows, ends)
@@ -267,8 +267,11 @@ class CacheManager:
                 for row, count in zip(short.tolist(), missing.tolist(), strict=True):
                     self._extend(row, count)
         if self.states is not None:
-            for at in np.flatnonzero(ends % self.states.interval == 0).tolist():
-                self._leave_states(int(rows[at]), int(starts[at]), [int(ends[at])])
+            # Places that no launched step can have passed: a snapshot is left by the step that passes it, or never.
+            interval, held = self.states.interval, starts if held is None else held
+            for at in np.flatnonzero(ends // interval > held // interval).tolist():
+                first = (int(held[at]) // interval + 1) * interval
+                self._leave_states(int(rows[at]), int(starts[at]), list(range(first, int(ends[at]) + 1, interval)))
         return True
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
@@ -365,7 +368,8 @@ class CacheManager:
             self.states.extend(np.full(count, row, np.int32), np.arange(first, first + count, dtype=np.int32))
 
     def _leave_states(self, row: int, start: int, lengths: list[int]) -> None:
-        """The step that begins at token `start` of a row leaves snapshots behind so many tokens, as far as there is room."""
+        """The step that begins at token `start` of a row, or later, leaves snapshots behind so many tokens, as far as there is
+        room and it comes so far; else a later one does."""
         if self.states is None or not lengths:
             return
         self.states.let_go(row, start)

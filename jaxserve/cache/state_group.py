@@ -42,9 +42,9 @@ class StateGroup(SharedPages):
         self._table.write_one_each(rows, index, np.full(len(rows), NO_PAGE, np.int32))
 
     def let_go(self, row: int, start: int) -> None:
-        """The row's next step begins at token `start`: gives up what it does not go on from, but for the newest."""
+        """The row's next step begins at token `start` or later: of its snapshots up to there it gives up all but the newest."""
         held = self._of_row[row]
-        old = [page for page in list(held)[:-1] if (page + 1) * self._page_size < start]
+        old = sorted(page for page in held if (page + 1) * self._page_size <= start)[:-1]
         self._drop(np.array([held.pop(page) for page in old], np.int32))
 
     def has(self, row: int, length: int) -> bool:

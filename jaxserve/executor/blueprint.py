@@ -52,11 +52,6 @@ def _check_states(args: ServerArgs, config: ModelConfig) -> None:
     """ValueError for what cannot be with a model whose layers keep states."""
     if len(set(config.state_layers)) > 1:
         raise ValueError(f"the layers of {config.architecture} differ in the states that they keep.")
-    if config.state_layers and args.speculative_algorithm is not None:
-        raise ValueError(
-            f"--speculative-algorithm is not supported for {config.architecture}: a draft that is not accepted cannot be taken "
-            "back out of a layer's state."
-        )
     if args.max_mamba_cache_size is not None and not config.state_layers:
         raise ValueError(f"--max-mamba-cache-size needs a model whose layers keep states; {config.architecture} has none.")
 
@@ -223,7 +218,7 @@ class Blueprint:
 
     @property
     def states(self) -> ArraysLayout | None:
-        """For each layer that keeps states: one of each request row, one of padding rows, and the snapshots."""
+        """For each layer that keeps states: those of each request row and of padding rows, and the snapshots."""
         mixers = self.config.state_layers
         if not mixers:
             return None
@@ -242,7 +237,7 @@ class Blueprint:
     @property
     def _num_state_lines(self) -> int:
         assert self.args.max_running_requests
-        return self.args.max_running_requests + 1 + self.num_snapshots
+        return (self.args.max_running_requests + 1) * self.num_draft_tokens + self.num_snapshots
 
     def programs(self, num_pages: NumPages) -> StepPrograms:
         return StepPrograms(
@@ -253,6 +248,7 @@ class Blueprint:
                 self.page_size,
                 counts_experts=self.counts_experts,
                 num_state_lines=self._num_state_lines,
+                states_per_row=self.num_draft_tokens,
                 keeps_snapshots=self.num_snapshots > 0,
             ),
             jax.tree.map(lambda info: info.spec, self.arrays),

@@ -20,7 +20,7 @@ from jaxserve.executor.forward_batch import NUM_DECODE_ROWS, Bucket, ForwardBatc
 from jaxserve.executor.input_embeds import with_given
 from jaxserve.executor.kv_cache import KVPool, PagesAndStates
 from jaxserve.executor.sampling import Continuation, Forwarded
-from jaxserve.executor.state_rows import plan_states
+from jaxserve.executor.state_rows import StateLines, plan_states
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.models import Decoder
@@ -51,6 +51,7 @@ class Step:
     page_size: int
     counts_experts: bool = False
     num_state_lines: int = 0  # of each layer that keeps states
+    states_per_row: int = 1
     keeps_snapshots: bool = False  # of states, behind pages: then the last table says where
 
     def __call__(
@@ -74,7 +75,8 @@ class Step:
 
         state_rows = None
         if isinstance(state.kv, PagesAndStates):
-            state_rows = plan_states(batch, placement, bucket, snapshots, self.page_size, num_rows=len(tables[0]))
+            lines = StateLines(len(tables[0]), self.states_per_row, self.page_size)
+            state_rows = plan_states(batch, placement, bucket, snapshots, lines)
 
         def attend(inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
             if isinstance(inputs, StateInputs):

@@ -6,9 +6,9 @@ The recurrence, of one head, with the token's key k, value v, query q, decay a (
     S <- a S + k (x) b (v - (a S)^T k)  gated delta net
     answer: S^T q
 
-Steps of one token per row follow it literally. Others go chunk by chunk (https://arxiv.org/abs/2405.21060, section 6;
-https://arxiv.org/abs/2412.06464, section 3.3): what tokens of a chunk do to each other is computed for all chunks at once, as
-products of matrices, and only the states go from one to the next. All of it is float32.
+Steps of one token per row, or of a few, follow it literally. Others go chunk by chunk (https://arxiv.org/abs/2405.21060,
+section 6; https://arxiv.org/abs/2412.06464, section 3.3): what tokens of a chunk do to each other is computed for all chunks
+at once, as products of matrices, and only the states go from one to the next. All of it is float32.
 
 T tokens, G groups of heads that share queries and keys, H heads of a group, K and V
 their dimensions, N chunks of C tokens.
@@ -49,9 +49,11 @@ def causal_conv(
     size = len(taps)
     before = jnp.where(rows.is_new[:, None, None], 0, held[rows.sources])
     if rows.chunks is None:
-        seen = jnp.concatenate([before, x[:, None]], axis=1)
-        out = jnp.sum(seen.astype(jnp.float32) * taps.astype(jnp.float32), axis=1)
-        newest = seen[:, None, 1:]
+        count = rows.targets.shape[1]
+        seen = jnp.concatenate([before, x.reshape(-1, count, x.shape[1])], axis=1)
+        windows = jnp.stack([seen[:, token : token + size] for token in range(count)], axis=1)
+        out = jnp.sum(windows.astype(jnp.float32) * taps.astype(jnp.float32), axis=2).reshape(x.shape)
+        newest = windows[:, :, 1:]
     else:
         offset = jnp.arange(len(x)) - rows.starts[rows.row_index]
         out = jnp.zeros(x.shape, jnp.float32)
@@ -76,31 +78,37 @@ def recur(inputs: Recurrence, states: jax.Array, rows: StateRows, *, is_exact: b
     inputs = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
     lines = states.reshape(len(states), *inputs.v.shape[1:3], *states.shape[2:])
     if rows.chunks is None:
-        out, lines = _one_each(inputs, lines, rows)
+        out, lines = _in_turn(inputs, lines, rows)
     else:
         out, lines = _by_chunks(inputs, lines, rows.chunks, is_exact=is_exact)
     return out, lines.reshape(states.shape)
 
 
-def _one_each(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
+def _in_turn(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
     from jaxserve.kernels.pallas.gpu import recurrence as gpu  # here, as it imports this module, and takes a second
 
-    on_gpu = gpu.recurrent_step if gpu.takes_step(inputs) else one_token_each
-    result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(inputs, lines, rows, cuda=on_gpu, default=one_token_each)
+    on_gpu = gpu.recurrent_step if gpu.takes_step(inputs) else tokens_in_turn
+    result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(inputs, lines, rows, cuda=on_gpu, default=tokens_in_turn)
     return result
 
 
-def one_token_each(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
+def tokens_in_turn(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
     """By XLA."""
-    q, k, v = inputs.q[:, :, None, :, None], inputs.k[:, :, None, :, None], inputs.v
-    # Fused into the scatter below, the gather would keep XLA from writing in place: it would copy all lines.
+    count = rows.targets.shape[1]
+    # Fused into the scatters below, the gather would keep XLA from writing in place: it would copy all lines.
     state = jax.lax.optimization_barrier(lines[rows.sources])
     state = jnp.where(rows.is_new[:, None, None, None, None], 0, state)
-    state *= jnp.exp(inputs.log_decay)[..., None, None]
-    if inputs.rate is not None:
-        v = inputs.rate[..., None] * (v - jnp.sum(state * k, axis=-2))
-    state += k * v[..., None, :]
-    return jnp.sum(state * q, axis=-2), lines.at[rows.targets[:, 0]].set(state, mode="drop")
+    answers = []
+    for turn in range(count):
+        of_turn = jax.tree.map(lambda x, turn=turn: x[turn::count], inputs)
+        q, k, v = of_turn.q[:, :, None, :, None], of_turn.k[:, :, None, :, None], of_turn.v
+        state *= jnp.exp(of_turn.log_decay)[..., None, None]
+        if of_turn.rate is not None:
+            v = of_turn.rate[..., None] * (v - jnp.sum(state * k, axis=-2))
+        state += k * v[..., None, :]
+        answers.append(jnp.sum(state * q, axis=-2))
+        lines = lines.at[rows.targets[:, turn]].set(state, mode="drop")
+    return jnp.stack(answers, axis=1).reshape(inputs.v.shape), lines
 
 
 class PreparedChunks(NamedTuple):

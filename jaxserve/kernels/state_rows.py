@@ -53,10 +53,10 @@ class StateRows:
     starts: jax.Array  # int32 [R] the row's first token slot
     ends: jax.Array  # int32 [R, S] behind each segment's last token slot, in order
     targets: jax.Array  # int32 [R, S] line that the state behind a segment goes to; NO_LINE of an empty one
-    chunks: Chunks | None  # None: row r has the token r and no other
+    chunks: Chunks | None  # None: row r has the token slots r * S:(r + 1) * S, each a segment, the first ones filled
 
     @staticmethod
-    def of(
+    def in_chunks(
         *,
         sources: jax.Array,
         is_new: jax.Array,
@@ -64,16 +64,22 @@ class StateRows:
         row_index: jax.Array,
         cuts: jax.Array,
         targets: jax.Array,
-        one_each: bool,
     ) -> StateRows:
         """`cuts` int32 [R, S - 1]: tokens of the row that lie before each cut, in order; `targets` [R, S]: lines for the states
-        there, and at the end. `one_each`: no row has more than one token."""
+        there, and at the end."""
         starts = cu_q_lens[:-1]
         ends = jnp.concatenate([starts[:, None] + cuts, cu_q_lens[1:, None]], axis=1)
         begins = jnp.concatenate([starts[:, None], ends[:, :-1]], axis=1)
         targets = jnp.where(ends > begins, targets, NO_LINE)
-        chunks = None if one_each else _chunks(sources, is_new, begins, ends, targets, len(row_index))
+        chunks = _chunks(sources, is_new, begins, ends, targets, len(row_index))
         return StateRows(sources, is_new, row_index, starts, ends, targets, chunks)
+
+    @staticmethod
+    def in_turn(*, sources: jax.Array, is_new: jax.Array, targets: jax.Array) -> StateRows:
+        """Rows of at most S tokens, behind each of which the state goes to a line of `targets` [R, S]; NO_LINE: no token."""
+        token = jnp.arange(targets.size, dtype=jnp.int32).reshape(targets.shape)
+        row_index = jnp.repeat(jnp.arange(len(targets), dtype=jnp.int32), targets.shape[1])
+        return StateRows(sources, is_new, row_index, token[:, 0], token + 1, targets, None)
 
     def at(self, offset: jax.typing.ArrayLike) -> StateRows:
         """The same, `offset` lines further on."""

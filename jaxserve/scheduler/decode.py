@@ -98,7 +98,7 @@ class DecodeMemory:
         """Pages for what the next step may add to every decode row, or False and nothing happened."""
         rows = self._running.rows
         ends = self._table.longest_after_step(rows, self._tokens_per_step)
-        return self._cache.grow_rows(rows, self._table.earliest_start(rows), ends)
+        return self._cache.grow_rows(rows, self._table.earliest_start(rows), ends, self._table.kv_len[rows])
 
     def make_room(self) -> Req | None:
         """Called when `grow` failed: retracts until it succeeds. No step may be in flight, as it would name the retracted.

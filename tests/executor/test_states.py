@@ -70,7 +70,6 @@ def test_a_model_without_states_has_no_memory_for_any(blueprint: Callable[..., B
 @pytest.mark.parametrize(
     ("case", "changes", "sentence"),
     [
-        ("qwen3-next", {"speculative_algorithm": "NGRAM"}, "--speculative-algorithm is not supported for Qwen3NextForCausalLM"),
         ("bamba", {"max_mamba_cache_size": 1}, r"at least --max-running-requests=2, as each request has a state; got 1\."),
         ("qwen3", {"max_mamba_cache_size": 9}, "needs a model whose layers keep states; Qwen3ForCausalLM has none"),
         ("bamba-groups", {"tp_size": 8}, "num_heads=4; got 8|num_kv_heads"),

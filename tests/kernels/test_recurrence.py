@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve.kernels import recurrence
 from jaxserve.kernels.pallas.gpu.recurrence import recurrent_step, scan_chunks, takes_chunks, takes_step
-from jaxserve.kernels.recurrence import Recurrence, causal_conv, one_token_each, recur
+from jaxserve.kernels.recurrence import Recurrence, causal_conv, recur, tokens_in_turn
 from jaxserve.kernels.state_rows import NO_LINE, StateRows
 
 NUM_LINES = 12
@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-def state_rows(rows: tuple[Row, ...], num_tokens: int, num_rows: int, *, one_each: bool = False) -> StateRows:
+def state_rows(rows: tuple[Row, ...], num_tokens: int, num_rows: int) -> StateRows:
     padding = (Row(0, NUM_LINES - 1, NUM_LINES - 1),) * (num_rows - len(rows))
     lens = np.array([row.num_tokens for row in (*rows, *padding)])
     cu_q_lens = np.concatenate([[0], np.cumsum(lens)])
@@ -51,15 +51,29 @@ def state_rows(rows: tuple[Row, ...], num_tokens: int, num_rows: int, *, one_eac
             cuts[index, place], targets[index, place] = tokens, line
         targets[index, most] = row.target
     row_index = np.minimum(np.searchsorted(cu_q_lens[1:], np.arange(num_tokens), side="right"), num_rows - 1)
-    return StateRows.of(
+    return StateRows.in_chunks(
         sources=jnp.array([row.source or 0 for row in (*rows, *padding)], jnp.int32),
         is_new=jnp.array([row.source is None for row in (*rows, *padding)]),
         cu_q_lens=jnp.array(cu_q_lens, jnp.int32),
         row_index=jnp.array(row_index, jnp.int32),
         cuts=jnp.array(cuts),
         targets=jnp.array(targets),
-        one_each=one_each,
     )
+
+
+def in_turn(rows: tuple[Row, ...], num_rows: int, most: int) -> tuple[StateRows, list[int]]:
+    """Rows of at most `most` tokens, each of which leaves a state; and the slots of the tokens there are."""
+    targets = np.full((num_rows, most), NO_LINE, np.int32)
+    for index, row in enumerate(rows):
+        targets[index, : row.num_tokens] = [*(line for _, line in row.cuts), row.target]
+    padding = [None] * (num_rows - len(rows))
+    sources = [*(row.source for row in rows), *padding]
+    planned = StateRows.in_turn(
+        sources=jnp.array([source or 0 for source in sources], jnp.int32),
+        is_new=jnp.array([source is None for source in sources]),
+        targets=jnp.array(targets),
+    )
+    return planned, [index * most + token for index, row in enumerate(rows) for token in range(row.num_tokens)]
 
 
 def inputs_of(num_tokens: int, has_rate: bool, *, key_dim: int = 16, value_dim: int = 24, alike: bool = False) -> Recurrence:
@@ -136,48 +150,58 @@ def test_the_kernel_goes_through_chunks(case: str, has_rate: bool, monkeypatch: 
     np.testing.assert_allclose(np.asarray(lines)[:-1], wanted_lines[:-1], atol=3e-5, rtol=1e-5)
 
 
-STEP = (Row(1, 3, 3), Row(1, None, 0), Row(1, 5, 1), Row(1, 2, 6))
+# Rows, and how many tokens they have at most.
+STEPS = {
+    "one each": ((Row(1, 3, 3), Row(1, None, 0), Row(1, 5, 1), Row(1, 2, 6)), 1),
+    "a few": ((Row(3, 3, 3, ((1, 5), (2, 6))), Row(1, None, 0), Row(2, 8, 1, ((1, 2),))), 3),
+}
 
 
 @pytest.mark.parametrize("has_rate", [False, True])
 @pytest.mark.parametrize("way", ["chosen", "xla", "triton"])
-def test_a_step_of_one_token_each(way: str, has_rate: bool) -> None:
-    inputs, states = inputs_of(6, has_rate, value_dim=32), states_of(value_dim=32)
-    rows = state_rows(STEP, 6, 6, one_each=True)
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_few_tokens_each(step: str, way: str, has_rate: bool) -> None:
+    of_step, most = STEPS[step]
+    inputs, states = inputs_of(6 * most, has_rate, value_dim=32), states_of(value_dim=32)
+    rows, slots = in_turn(of_step, 6, most)
     grouped = jnp.array(states.reshape(NUM_LINES, 2, 3, *states.shape[2:]))
     if way == "chosen":
         out, lines = jax.jit(recur)(inputs, jnp.array(states), rows)
     elif way == "xla":
-        out, lines = one_token_each(inputs, grouped, rows)
+        out, lines = tokens_in_turn(inputs, grouped, rows)
     else:
         assert takes_step(inputs)
         out, lines = recurrent_step(inputs, grouped, rows, interpret=True)
-    wanted, wanted_lines = expected(inputs, states, STEP)
-    np.testing.assert_allclose(np.asarray(out)[:4], wanted[:4], atol=1e-5)
+    wanted, wanted_lines = expected(jax.tree.map(lambda x: x[np.array(slots)], inputs), states, of_step)
+    np.testing.assert_allclose(np.asarray(out)[np.array(slots)], wanted, atol=1e-5)
     np.testing.assert_allclose(np.asarray(lines).reshape(states.shape), wanted_lines, atol=1e-5)
 
 
 def test_padding_has_no_line() -> None:
-    rows = state_rows(STEP, 6, 6, one_each=True)
+    rows, _ = in_turn(STEPS["one each"][0], 6, 1)
     assert np.asarray(rows.at(1000).targets)[4:].min() >= NO_LINE
 
 
-@pytest.mark.parametrize("one_each", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_convolutions_see_what_came_before(case: str, one_each: bool) -> None:
-    rows, num_tokens, num_rows = (STEP, 6, 6) if one_each else CASES[case]
+@pytest.mark.parametrize("case", [*CASES, *STEPS])
+def test_convolutions_see_what_came_before(case: str) -> None:
+    if case in STEPS:
+        rows, most = STEPS[case]
+        num_tokens = 6 * most
+        planned, slots = in_turn(rows, 6, most)
+    else:
+        rows, num_tokens, num_rows = CASES[case]
+        planned, slots = state_rows(rows, num_tokens, num_rows), list(range(num_tokens))
     rng, size, channels = np.random.default_rng(2), 4, 5
     x, taps = rng.standard_normal((num_tokens, channels)), rng.standard_normal((size, channels))
     held, bias = rng.standard_normal((NUM_LINES, size - 1, channels)), rng.standard_normal(channels)
-    planned = state_rows(rows, num_tokens, num_rows, one_each=one_each)
     arrays = (jnp.array(array, jnp.float32) for array in (x, taps, bias, held))
     out, lines = causal_conv(*arrays, planned)
     wanted, token = held.copy(), 0
     for row in rows:
         before = np.zeros((size - 1, channels)) if row.source is None else held[row.source]
-        seen = np.concatenate([before, x[token : token + row.num_tokens]])
+        seen = np.concatenate([before, x[slots[token : token + row.num_tokens]]])
         for place in range(row.num_tokens):
-            np.testing.assert_allclose(out[token + place], (seen[place : place + size] * taps).sum(0) + bias, atol=1e-5)
+            np.testing.assert_allclose(out[slots[token + place]], (seen[place : place + size] * taps).sum(0) + bias, atol=1e-5)
         ends = dict(row.cuts)
         ends.setdefault(row.num_tokens, row.target)
         for tokens, line in ends.items():

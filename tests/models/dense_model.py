@@ -59,14 +59,13 @@ def _from_nothing(inputs: StateInputs, layer: StateMixer) -> jax.Array:
     states = {name: jnp.full((1, *array.shape), jnp.nan, array.dtype) for name, array in arrays.items()}
     num_tokens = inputs.num_tokens
     line = jnp.zeros(1, jnp.int32)
-    rows = StateRows.of(
+    rows = StateRows.in_chunks(
         sources=line,
         is_new=jnp.ones(1, bool),
         cu_q_lens=jnp.array([0, num_tokens]),
         row_index=jnp.zeros(num_tokens, jnp.int32),
         cuts=jnp.zeros((1, 0), jnp.int32),
         targets=line[:, None],
-        one_each=False,
     )
     return inputs.update(states, rows)[0]
 

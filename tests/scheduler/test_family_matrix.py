@@ -17,7 +17,6 @@ from scheduler_harness import Harness
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import build, build_runner
-from jaxserve.models import ModelConfig
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
@@ -60,10 +59,7 @@ def test_tokens_equal_those_of_transformers(
         "decode_row_buckets": (ROWS,),
         "prefill_token_buckets": (512,),
     }
-    options |= MODES[mode]
-    if ModelConfig.from_pretrained(model).state_layers:  # refuse drafts; the mode's devices are left
-        options = {name: value for name, value in options.items() if "speculative" not in name}
-    args = ServerArgs(model_path=str(model), compilation_cache_dir=compiled, random_seed=1, **options)
+    args = ServerArgs(model_path=str(model), compilation_cache_dir=compiled, random_seed=1, **options | MODES[mode])
     built = build_runner(args, show_progress=False)
     harness = Harness(runner=built.runner, server_args=built.args, overlap=not args.disable_overlap_schedule)
     prompts = prompts_for(oracle.config.vocab_size, oracle.context_len - output_len)

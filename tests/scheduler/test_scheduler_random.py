@@ -89,7 +89,7 @@ def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
         max_rows=rng.choice([2, 8, 16]),
         context_len=160,
         max_step_tokens=MAX_STEP_TOKENS,
-        num_draft_tokens=1 if has_states else rng.choice([1, 2, 4, 7]),
+        num_draft_tokens=(1, 2, 4, 7)[groups[0].num_pages % 4] if has_states else rng.choice([1, 2, 4, 7]),
         num_snapshots=rng.choice([1, 4, 40]) if has_states else 0,
     )
     try:

@@ -1,9 +1,9 @@
-"""Recurrences on Hopper, in kernels of Triton's: of one token per row, and from chunk to chunk.
+"""Recurrences on Hopper, in kernels of Triton's: of a token per row, or a few, and from chunk to chunk.
 
 A program takes some columns of a head's matrix, which do not depend on the others. In a step of one token per row it has one
-row: a state is read once and written once, in place. (XLA would do so two and a half times: it gathers states first, so that it
-can write where it has read.) From chunk to chunk it goes through all chunks there are, and keeps the state where it computes as
-long as the row stays the same; it is written behind each segment.
+row: a state is read once and written once for each token, in place. (XLA would do so two and a half times: it gathers states
+first, so that it can write where it has read.) From chunk to chunk it goes through all chunks there are, and keeps the state
+where it computes as long as the row stays the same; it is written behind each segment.
 Proven by the interpreter and compiled; neither has been timed on a device.
 """
 
@@ -32,14 +32,14 @@ def takes_step(inputs: Recurrence) -> bool:
 def recurrent_step(
     inputs: Recurrence, lines: jax.Array, rows: StateRows, *, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """As `recurrence.recur` where rows have one token each: lines [lines, G, H, K, V] -> (answers [R, G, H, V], lines)."""
-    num_rows, groups, heads, value_dim = inputs.v.shape
+    """As `recurrence.recur` where rows have few tokens: lines [lines, G, H, K, V] -> (answers [T, G, H, V], lines)."""
+    _, groups, heads, value_dim = inputs.v.shape
     rate = () if inputs.rate is None else (inputs.rate,)
-    operands = (rows.sources, rows.targets[:, 0], rows.is_new.astype(jnp.int32), *inputs[:4], *rate, lines)
+    operands = (rows.sources, rows.targets, rows.is_new.astype(jnp.int32), *inputs[:4], *rate, lines)
     kernel = functools.partial(_step, key_dim=inputs.q.shape[-1], has_rate=bool(rate))
     out, lines = pl.pallas_call(
         kernel,
-        grid=(num_rows, groups * heads, value_dim // _COLUMNS),
+        grid=(len(rows.targets), groups * heads, value_dim // _COLUMNS),
         out_shape=(
             jax.ShapeDtypeStruct(inputs.v.shape, jnp.float32),
             jax.ShapeDtypeStruct(lines.shape, lines.dtype),
@@ -61,17 +61,20 @@ def _step(
     inner, column = jnp.arange(key_dim), part * _COLUMNS + jnp.arange(_COLUMNS)
     block = (group, in_group, inner[:, None], column[None])
     state = triton.load(lines.at[(sources[row], *block)])
-    state = jnp.where(is_new[row] > 0, 0.0, state) * jnp.exp(log_decay[row, group, in_group])
-    key = triton.load(k.at[row, group, inner])[:, None]
-    value = triton.load(v.at[row, group, in_group, column])
-    if has_rate:
-        value = rates[0][row, group, in_group] * (value - jnp.sum(state * key, axis=0))
-    state = state + key * value[None]
-    query = triton.load(q.at[row, group, inner])[:, None]
-    triton.store(out.at[row, group, in_group, column], jnp.sum(state * query, axis=0))
-    target = targets[row]  # of a padding row behind the last line
-    is_there = jnp.broadcast_to(target < lines.shape[0], state.shape)
-    triton.store(lines.at[(target, *block)], state, mask=is_there)
+    state, count = jnp.where(is_new[row] > 0, 0.0, state), targets.shape[1]
+    for turn in range(count):
+        token = row * count + turn
+        state = state * jnp.exp(log_decay[token, group, in_group])
+        key = triton.load(k.at[token, group, inner])[:, None]
+        value = triton.load(v.at[token, group, in_group, column])
+        if has_rate:
+            value = rates[0][token, group, in_group] * (value - jnp.sum(state * key, axis=0))
+        state = state + key * value[None]
+        query = triton.load(q.at[token, group, inner])[:, None]
+        triton.store(out.at[token, group, in_group, column], jnp.sum(state * query, axis=0))
+        target = targets[row, turn]  # where there is no token behind the last line
+        is_there = jnp.broadcast_to(target < lines.shape[0], state.shape)
+        triton.store(lines.at[(target, *block)], state, mask=is_there)
 
 
 def takes_chunks(inputs: Recurrence, size: int) -> bool:
