@@ -243,8 +243,9 @@ class ServerArgs:
     max_total_tokens: int | None = arg(None, "Size of the KV cache in tokens; default: from free memory.")
     max_mamba_cache_size: int | None = arg(
         None,
-        "States that layers keep in place of KV (Mamba 2, gated delta nets): one of each request, and snapshots behind cached "
-        "prefixes. Default: 3 for each of --max-running-requests.",
+        "States that layers keep in place of KV (Mamba 2, gated delta nets): one of each request (with drafts it has one for "
+        "each draft token, not counted here), and snapshots behind cached prefixes. Default: 3 for each of "
+        "--max-running-requests.",
     )
     mamba_track_interval: int = arg(64, "Generated tokens from one snapshot of a request's states to the next; whole pages.")
     swa_full_tokens_ratio: float = arg(

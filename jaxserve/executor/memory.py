@@ -228,6 +228,14 @@ def _pages_asked_for(blueprint: Blueprint) -> int:
     return 0 if asked is None else max(asked // blueprint.page_size, 1)
 
 
+def _state_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, int, str]]:
+    if not budget.states:
+        return []
+    per_row = "of" if blueprint.num_draft_tokens == 1 else f"{blueprint.num_draft_tokens} of each of"
+    rows, snapshots = blueprint.args.max_running_requests, blueprint.num_snapshots
+    return [("states", budget.states, f"{per_row} {rows} requests, {snapshots} behind cached prefixes")]
+
+
 def _pool_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, int, str]]:
     """Of the whole KV cache, and where there are several pools, of each."""
     page_size, length = blueprint.page_size, blueprint.args.context_length or 1
@@ -252,17 +260,7 @@ def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:
     sizes = (
         ("weights", budget.weights, ""),
         *_pool_lines(budget, blueprint),
-        *(
-            [
-                (
-                    "states",
-                    budget.states,
-                    f"of {args.max_running_requests} requests, {blueprint.num_snapshots} behind cached prefixes",
-                )
-            ]
-            if budget.states
-            else []
-        ),
+        *_state_lines(budget, blueprint),
         ("row tables", budget.row_tables, ""),
         ("page table", budget.page_table, ""),
         ("hidden states", budget.hidden, "of the newest step"),

@@ -25,10 +25,11 @@ NARROW = {"num_hidden_layers": 4, "num_experts": 16, "vocab_size": 16384}  # the
 
 
 @pytest.mark.parametrize(("topology", "tp_size"), [("h200:1", 1), ("h200:2", 2), ("v6e:2x2", 4)])
-@pytest.mark.parametrize("decodes", [True, False], ids=["decode", "extend"])
+@pytest.mark.parametrize("kind", ["decode", "verify", "extend"])
 def test_states_are_updated_in_place(
-    topology: str, tp_size: int, decodes: bool, tmp_path: Path, prove: Callable[..., Facts]
+    topology: str, tp_size: int, kind: str, tmp_path: Path, prove: Callable[..., Facts]
 ) -> None:
+    decodes = kind != "extend"
     if topology.startswith("v6e"):
         pytest.importorskip("libtpu", reason="pip install 'jax[tpu]' brings libtpu, which compiles for TPUs")
     config = ModelConfig.from_pretrained(write_config(tmp_path, {**QWEN3_NEXT_80B_A3B, **NARROW}))
@@ -39,6 +40,7 @@ def test_states_are_updated_in_place(
         decode_row_buckets=(ROWS,),
         chunked_prefill_size=1024,
         prefill_token_buckets=(1024,),
+        **({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4} if kind == "verify" else {}),
     )
     blueprint = Blueprint.draw(args, config, make_mesh(tp_size, list(parse_target(topology).devices())))
     bucket = blueprint.buckets.decode[-1] if decodes else blueprint.buckets.extend[-1]

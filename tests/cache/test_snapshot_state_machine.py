@@ -17,6 +17,8 @@ from jaxserve.cache import CacheManager
 from jaxserve.cache.page_allocator import NO_PAGE
 from jaxserve.runner import KVGroup
 
+MOST = 3  # tokens that a decode step adds to a row
+
 
 class SnapshotMachine(WindowMachine):
     windows = (None,)
@@ -37,16 +39,16 @@ class SnapshotMachine(WindowMachine):
         self.make_cache(self.groups, page_size, num_snapshots=num_snapshots, snapshot_interval=interval)
         self.kv = {}
         self.device_tables = [np.full(table.shape, -1, np.int32) for table in self.cache.page_tables]
-        self.states = FakeStates(MAX_ROWS, self.device_tables[0].shape[1], page_size, len(self.groups))
+        self.states = FakeStates(MAX_ROWS, self.device_tables[0].shape[1], page_size, len(self.groups), MOST)
 
     def create(self, page_size: int, num_tokens: int, share: float) -> None:
         """Not this one."""
 
-    def run_step(self, runs: list[Running], ends: list[int]) -> None:
+    def run_step(self, runs: list[Running], ends: list[int], *, in_turn: bool = False) -> None:
         starts = [run.computed for run in runs]
         super().run_step(runs, ends)
         rows = zip(runs, starts, ends, strict=True)
-        self.states.run([FakeRow(run.lease.row, start, run.tokens[:end]) for run, start, end in rows])
+        self.states.run([FakeRow(run.lease.row, start, run.tokens[:end]) for run, start, end in rows], in_turn=in_turn)
 
     def drain(self) -> None:
         updates = self.cache.drain_page_updates()
@@ -60,13 +62,20 @@ class SnapshotMachine(WindowMachine):
     @precondition(lambda self: any(run.computed == len(run.tokens) <= MAX_LEN - 4 for run in self.running))
     @rule(data=st.data())
     def decode(self, data: st.DataObject) -> None:
-        runs = [run for run in self.running if run.computed == len(run.tokens) <= MAX_LEN - 4]
-        new = [data.draw(st.sampled_from([0, 1])) for _ in runs]
+        """A token and drafts behind it, of which some are right; where rows stand is known as bounds only."""
+        runs = [run for run in self.running if run.computed == len(run.tokens) <= MAX_LEN - MOST - 1]
+        new = [data.draw(st.lists(st.sampled_from([0, 1]), min_size=1, max_size=MOST)) for _ in runs]
+        right = [data.draw(st.integers(1, len(tokens))) for tokens in new]
+        late, early = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 1))
         starts = array([run.computed for run in runs])
-        if self.cache.grow_rows(array([run.lease.row for run in runs]), starts, starts + 1):
-            for run, token in zip(runs, new, strict=True):
-                run.tokens.append(token)
-            self.run_step(runs, (starts + 1).tolist())
+        held = starts + early
+        if self.cache.grow_rows(array([run.lease.row for run in runs]), np.maximum(starts - late, 0), held + MOST, held):
+            for run, tokens in zip(runs, new, strict=True):
+                run.tokens += tokens
+            self.run_step(runs, [len(run.tokens) for run in runs], in_turn=True)
+            for run, start, count in zip(runs, starts.tolist(), right, strict=True):
+                run.computed = start + count
+                del run.tokens[run.computed :]
 
     @invariant()
     def snapshots_are_what_rows_and_tree_hold(self) -> None:

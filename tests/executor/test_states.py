@@ -59,6 +59,14 @@ def test_states_are_memory_of_their_own(blueprint: Callable[..., Blueprint], cha
     assert kept == budget.states + 9 * drawn.page_bytes[0]
 
 
+def test_with_drafts_a_row_has_a_state_for_each_token_of_a_step(blueprint: Callable[..., Blueprint]) -> None:
+    drawn = blueprint(speculative_algorithm="NGRAM", speculative_num_draft_tokens=3)
+    budget = memory_budget(drawn, DeviceMemory(1 << 30, 1 << 29), None)
+    assert drawn.num_snapshots == 2 * ROWS
+    assert budget.states == 3 * (3 * (ROWS + 1) + 2 * ROWS) * STATE_BYTES
+    assert f"3 of each of {ROWS} requests, {2 * ROWS} behind cached prefixes" in "\n".join(memory_lines(budget, drawn))
+
+
 def test_a_model_without_states_has_no_memory_for_any(blueprint: Callable[..., Blueprint]) -> None:
     drawn = blueprint("qwen3")
     assert drawn.states is None and drawn.num_snapshots == 0 and drawn.spec((9,)).num_tables == 1
