@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
-from jaxserve.kernels.recurrence import Recurrence, recur
+from jaxserve.kernels.recurrence import recur
+from jaxserve.kernels.recurrence_arrays import Recurrence
 from jaxserve.kernels.state_rows import StateRows
 
 GROUPS, PER_GROUP, DIM = 2, 2, 128

@@ -10,32 +10,21 @@ Steps of one token per row, or of a few, follow it literally. Others go chunk by
 section 6; https://arxiv.org/abs/2412.06464, section 3.3): what tokens of a chunk do to each other is computed for all chunks
 at once, as products of matrices, and only the states go from one to the next. All of it is float32.
 
-T tokens, G groups of heads that share queries and keys, H heads of a group, K and V
-their dimensions, N chunks of C tokens.
+T tokens, G groups of heads that share queries and keys, H heads of a group, K and V their dimensions, N chunks of C tokens.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxserve.kernels.recurrence_arrays import PreparedChunks, Recurrence
 from jaxserve.kernels.state_rows import Chunks, StateRows
 
 _SMALLEST_BLOCK = 8  # whose inverse is a sum of its powers
 _BATCH = 32  # chunks that are prepared at once
-
-
-class Recurrence(NamedTuple):
-    """What goes through it."""
-
-    q: jax.Array  # [T, G, K]
-    k: jax.Array  # [T, G, K]
-    v: jax.Array  # [T, G, H, V]
-    log_decay: jax.Array  # float32 [T, G, H], at most 0
-    rate: jax.Array | None  # float32 [T, G, H] of the delta rule; None: values are added as they are
 
 
 def causal_conv(
@@ -85,7 +74,9 @@ def recur(inputs: Recurrence, states: jax.Array, rows: StateRows, *, is_exact: b
 
 
 def _in_turn(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
-    from jaxserve.kernels.pallas.gpu import recurrence as gpu  # here, as it imports this module, and takes a second
+    from jaxserve.kernels.pallas.gpu import (
+        recurrence as gpu,
+    )  # here, as it takes a second, which a server on a CPU can do without
 
     on_gpu = gpu.recurrent_step if gpu.takes_step(inputs) else tokens_in_turn
     result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(inputs, lines, rows, cuda=on_gpu, default=tokens_in_turn)
@@ -109,17 +100,6 @@ def tokens_in_turn(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tup
         answers.append(jnp.sum(state * q, axis=-2))
         lines = lines.at[rows.targets[:, turn]].set(state, mode="drop")
     return jnp.stack(answers, axis=1).reshape(inputs.v.shape), lines
-
-
-class PreparedChunks(NamedTuple):
-    """Of N chunks: all that does not depend on the state that each begins with."""
-
-    queries: jax.Array  # [N, G, H, C, K] with the decay since the chunk's begin
-    keys: jax.Array  # [N, G, H, C, K] with the decay to its end
-    values: jax.Array  # [N, G, H, C, V]
-    scores: jax.Array  # [N, G, H, C, C] of a token's query and an earlier one's key, or its own, with the decay between
-    decay: jax.Array  # [N, G, H, 1, 1] of the whole chunk
-    reads: jax.Array | None  # [N, G, H, C, K] by the delta rule: what of the state is taken off the values
 
 
 def _by_chunks(inputs: Recurrence, lines: jax.Array, chunks: Chunks, *, is_exact: bool) -> tuple[jax.Array, jax.Array]:

@@ -13,7 +13,8 @@ import pytest
 
 from jaxserve.kernels import recurrence
 from jaxserve.kernels.pallas.gpu.recurrence import recurrent_step, scan_chunks, takes_chunks, takes_step
-from jaxserve.kernels.recurrence import Recurrence, causal_conv, recur, tokens_in_turn
+from jaxserve.kernels.recurrence import causal_conv, recur, tokens_in_turn
+from jaxserve.kernels.recurrence_arrays import Recurrence
 from jaxserve.kernels.state_rows import NO_LINE, StateRows
 
 NUM_LINES = 12

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxserve.kernels.recurrence import Recurrence, causal_conv, recur
+from jaxserve.kernels.recurrence import causal_conv, recur
+from jaxserve.kernels.recurrence_arrays import Recurrence
 from jaxserve.kernels.state_rows import StateRows
 from jaxserve.models.arrays import TENSOR_AXIS, Rows
 from jaxserve.models.blocks.attend import BoundAttend, StateInputs

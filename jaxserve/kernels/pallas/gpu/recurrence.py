@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from jaxserve.kernels.recurrence import PreparedChunks, Recurrence
+from jaxserve.kernels.recurrence_arrays import PreparedChunks, Recurrence
 from jaxserve.kernels.state_rows import Chunks, StateRows
 
 _COLUMNS = 32  # of a program: with 128 rows of a matrix, 16 KB in the registers of 4 warps. Chosen by reasoning, not timed
