@@ -32,6 +32,8 @@ MODES: dict[str, dict[str, Any]] = {
     "drafts": {"page_size": 16, "tp_size": 4, "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3},
     "retracted": {"page_size": 4, "disable_overlap_schedule": True},
 }
+# Whose answers do not repeat themselves, so that no draft is right; of others of their kind some are.
+UNFORESEEN = ("qwen3-next", "qwen3.5-moe", "bamba")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,8 @@ def test_tokens_equal_those_of_transformers(
             oracle.check(prompt, answer.token_ids, logprobs, top[:, :NUM_TOP], output_len)
     state = harness.scheduler.internal_state()
     assert bool(state["num_retractions"]) == (mode == "retracted")
-    assert mode != "drafts" or state["avg_spec_accept_length"] > 1
+    if mode == "drafts":
+        assert (state["avg_spec_accept_length"] > 1) == (case not in UNFORESEEN)
 
 
 def _is_first_of_its_architecture(case: str, checkpoint: Callable[[str], Path]) -> bool:
