@@ -59,7 +59,7 @@ class SnapshotMachine(WindowMachine):
     def check_left(self, run: Running) -> None:
         """As many as there is room for: not checked here."""
 
-    @precondition(lambda self: any(run.computed == len(run.tokens) <= MAX_LEN - 4 for run in self.running))
+    @precondition(lambda self: any(run.computed == len(run.tokens) <= MAX_LEN - MOST - 1 for run in self.running))
     @rule(data=st.data())
     def decode(self, data: st.DataObject) -> None:
         """A token and drafts behind it, of which some are right; where rows stand is known as bounds only."""
