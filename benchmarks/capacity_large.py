@@ -126,7 +126,7 @@ def print_table(cases: Sequence[Case]) -> None:
     print(HEADER.format(versions=versions, date=datetime.date.today().isoformat()))
     print("| model | topology | TP | weights | states | KV cache | KV tokens | prefill | decode | 256 requests | tokens/s |")
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
-    # A process for each: what a compiler holds goes with it, and one that crashes ends its own row.
+    # A process for each: what its compiler holds goes with it.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
         for line in processes.map(row, cases):
             print(line, flush=True)
