@@ -117,7 +117,7 @@ class Step:
         if isinstance(inputs, LatentInputs):
             latent = cast(LatentBackend, self.attention)
             pages = latent.write(inputs.rows, pages, metadata, page_offset)
-            return latent.attend(inputs.queries, pages, metadata, page_offset, scale=layer.scale), pages
+            return latent.attend(inputs.q, inputs.projections, pages, metadata, page_offset, scale=layer.scale), pages
         assert isinstance(layer, SelfAttentionSpec)
         by_head = cast(AttentionBackend, self.attention)
         q, pages = by_head.rope_and_write(inputs.qkv, inputs.rotary, pages, metadata, page_offset)

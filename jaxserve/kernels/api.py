@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import jax
 import jax.typing
 
+from jaxserve.kernels.latent import LatentBackend
 from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.pages import PageArray
@@ -124,28 +125,6 @@ class AttentionBackend(PagedBackend, Protocol):
         c * tanh(s / c). `sinks` [Hq] are scores of a key per head that has no value. Softmax and sums are float32; the result
         [T, Hq, D] has q's dtype, and zeros for padding tokens.
         """
-        ...
-
-
-class LatentBackend(PagedBackend, Protocol):
-    """The same of attention over latents: all heads read one row per token (`AttentionSpec.latent_dim`)."""
-
-    def write(self, rows: jax.Array, kv_cache: Any, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> Any:
-        """Writes rows [T, head_dim] into the pages page_offset + slot_pages. Returns the cache, updated in place if it is
-        donated or carried."""
-        ...
-
-    def attend(
-        self,
-        queries: jax.Array,
-        kv_cache: Any,
-        metadata: AttentionMetadata,
-        page_offset: jax.typing.ArrayLike,
-        *,
-        scale: float,
-    ) -> jax.Array:
-        """Causal attention of queries [T, H, head_dim] over each row's pages, as `ragged_paged_attention` has it
-        -> [T, H, latent_dim]."""
         ...
 
 

@@ -21,12 +21,8 @@ class QueryTiles:
     first_token: jax.Array  # index of the tile's first query in the step's tokens
     first_pos: jax.Array  # its position in the sequence
     num_tokens: jax.Array  # live queries; 0: the tile is idle
+    kv_end: jax.Array  # one past the last position that any query of the tile may see; 0 for idle tiles
     tile_tokens: int = dataclasses.field(metadata={"static": True})
-
-    @property
-    def kv_end(self) -> jax.Array:
-        """One past the last position that any query of the tile may see; 0 for idle tiles."""
-        return jnp.where(self.num_tokens > 0, self.first_pos + self.num_tokens, 0)
 
     def __len__(self) -> int:
         return self.row.shape[0]
@@ -42,7 +38,8 @@ class QueryTiles:
 def decode_tiles(kv_lens: jax.Array, q_lens: jax.Array, decode_q_len: int) -> QueryTiles:
     """One tile per row, for steps in which row r's queries are the first q_lens[r] of its `decode_q_len` tokens."""
     row = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
-    return QueryTiles(row, row * decode_q_len, kv_lens - q_lens, q_lens, tile_tokens=decode_q_len).sorted()
+    kv_end = jnp.where(q_lens > 0, kv_lens, 0)
+    return QueryTiles(row, row * decode_q_len, kv_lens - q_lens, q_lens, kv_end, tile_tokens=decode_q_len).sorted()
 
 
 def extend_tiles(kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, tile_tokens: int) -> tuple[QueryTiles, QueryTiles]:
@@ -50,16 +47,25 @@ def extend_tiles(kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, tile
     q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
     is_single = q_lens == 1
     row = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
-    single = QueryTiles(row, cu_q_lens[:-1], kv_lens - 1, is_single.astype(jnp.int32), tile_tokens=1)
-    tile_tokens = min(tile_tokens, num_tokens)
-    return single.sorted(), _cut_rows(kv_lens, cu_q_lens, jnp.where(is_single, 0, q_lens), num_tokens, tile_tokens).sorted()
+    kv_end = jnp.where(is_single, kv_lens, 0)
+    single = QueryTiles(row, cu_q_lens[:-1], kv_lens - 1, is_single.astype(jnp.int32), kv_end, tile_tokens=1)
+    wanted_lens = jnp.where(is_single, 0, q_lens)
+    return single.sorted(), cut_rows(kv_lens, cu_q_lens, wanted_lens, kv_lens - wanted_lens, num_tokens, tile_tokens)
 
 
-def _cut_rows(
-    kv_lens: jax.Array, cu_q_lens: jax.Array, wanted_lens: jax.Array, num_tokens: int, tile_tokens: int
+def cut_rows(
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    wanted_lens: jax.Array,
+    first_positions: jax.Array,
+    num_tokens: int,
+    tile_tokens: int,
 ) -> QueryTiles:
-    """Cuts each row's `wanted_lens` queries, which are all of the row's or none, into tiles."""
-    num_rows = kv_lens.shape[0]
+    """Cuts each row's `wanted_lens` queries, all of the row's or none, and not one alone, into tiles.
+
+    A row's first query stands at `first_positions`, from the first of its kv_lens keys: perhaps before it, or behind them all.
+    """
+    num_rows, tile_tokens = kv_lens.shape[0], min(tile_tokens, num_tokens)
     tiles_per_row = -(-wanted_lens // tile_tokens)
     ends = jnp.cumsum(tiles_per_row, dtype=jnp.int32)
     # The sum over rows of ceil(len / tile_tokens), at most: only rows of two queries or more are cut.
@@ -67,10 +73,7 @@ def _cut_rows(
     tile = jnp.arange(max_tiles, dtype=jnp.int32)
     row = jnp.minimum(jnp.sum(tile[:, None] >= ends, axis=1, dtype=jnp.int32), num_rows - 1)
     done = (tile - (ends - tiles_per_row)[row]) * tile_tokens  # queries of the row in earlier tiles
-    return QueryTiles(
-        row=row,
-        first_token=cu_q_lens[row] + done,
-        first_pos=kv_lens[row] - wanted_lens[row] + done,
-        num_tokens=jnp.where(tile < ends[-1], jnp.clip(wanted_lens[row] - done, 0, tile_tokens), 0),
-        tile_tokens=tile_tokens,
-    )
+    first_pos = first_positions[row] + done
+    live = jnp.where(tile < ends[-1], jnp.clip(wanted_lens[row] - done, 0, tile_tokens), 0)
+    kv_end = jnp.where(live > 0, jnp.clip(first_pos + live, 0, kv_lens[row]), 0)
+    return QueryTiles(row, cu_q_lens[row] + done, first_pos, live, kv_end, tile_tokens).sorted()

@@ -16,7 +16,7 @@ import jax.typing
 from jaxserve.kernels import reference_pages
 from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens, drop_padding, live_tokens
 from jaxserve.kernels.query_tiles import QueryTiles, decode_tiles, extend_tiles
-from jaxserve.kernels.reference_loop import PagedKV, ReferenceTuning, ScoreOptions, attend_tiles
+from jaxserve.kernels.reference_loop import Attended, PagedKV, ReferenceTuning, ScoreOptions, attend_tiles
 from jaxserve.kernels.reference_pages import ReferenceKV
 from jaxserve.kernels.rotary import Rotary, split_and_rotate
 from jaxserve.kernels.spec import AttentionSpec
@@ -98,9 +98,8 @@ class ReferenceAttention:
         options = ScoreOptions(scale, sliding_window, soft_cap, sinks)
         chunk_pages = max(1, min(self.tuning.kv_chunk_tokens // kv_cache.page_size, metadata.page_table.shape[1]))
         kv = PagedKV(kv_cache, metadata.page_table, page_offset, chunk_pages)
-        # float32 whatever q is: XLA on CPU would convert all of a bfloat16 buffer for each scatter into it.
-        out = jnp.zeros(grouped.shape, jnp.float32)
+        attended = Attended.nothing(grouped, with_log_sums=False)
         with jax.named_scope("attention"):
             for tiles in metadata.work:
-                out = attend_tiles(out, grouped, kv, tiles, options, self.tuning.block_bytes)
-        return out.astype(q.dtype).reshape(T, Hq, D)
+                attended = attend_tiles(attended, grouped, kv, tiles, options, self.tuning.block_bytes)
+        return attended.out.astype(q.dtype).reshape(T, Hq, D)

@@ -97,14 +97,27 @@ class _Softmax(NamedTuple):
     weighted: jax.Array  # [B, Hkv, M, D] sum of exp(score - max_score) * value
 
 
+class Attended(NamedTuple):
+    """Of all queries of a step. float32 whatever they are: XLA on CPU would convert all of a bfloat16 buffer for each scatter
+    into it. Where a query sees no key, log_sums is about _MASKED, and `out` some number."""
+
+    out: jax.Array  # float32 [T, Hkv, G, D]
+    log_sums: jax.Array | None  # float32 [T, Hkv, G] of exp(score)
+
+    @staticmethod
+    def nothing(q: jax.Array, *, with_log_sums: bool) -> Attended:
+        log_sums = jnp.full(q.shape[:3], _MASKED, jnp.float32) if with_log_sums else None
+        return Attended(jnp.zeros(q.shape, jnp.float32), log_sums)
+
+
 def attend_tiles(
-    out: jax.Array, q: jax.Array, kv: PagedKV, tiles: QueryTiles, options: ScoreOptions, block_bytes: int
-) -> jax.Array:
-    """Writes the results of the tiles' queries q [T, Hkv, G, D] to out float32 [T, Hkv, G, D]."""
+    out: Attended, q: jax.Array, kv: PagedKV, tiles: QueryTiles, options: ScoreOptions, block_bytes: int
+) -> Attended:
+    """Writes the results of the tiles' queries q [T, Hkv, G, D] to `out`."""
     block_len = _block_len(q, kv, tiles, block_bytes)
     num_live = jnp.sum(tiles.num_tokens > 0, dtype=jnp.int32)
 
-    def attend_next(index: jax.Array, out: jax.Array) -> jax.Array:
+    def attend_next(index: jax.Array, out: Attended) -> Attended:
         # A last block that would not be full starts earlier (dynamic_slice clamps): it repeats some tiles, with equal results.
         return _attend_block(out, q, kv, tiles.block(index * block_len, block_len), options)
 
@@ -120,7 +133,7 @@ def _block_len(q: jax.Array, kv: PagedKV, tiles: QueryTiles, block_bytes: int) -
     return 1 << (fitting.bit_length() - 1)
 
 
-def _attend_block(out: jax.Array, q: jax.Array, kv: PagedKV, block: QueryTiles, options: ScoreOptions) -> jax.Array:
+def _attend_block(out: Attended, q: jax.Array, kv: PagedKV, block: QueryTiles, options: ScoreOptions) -> Attended:
     T, Hkv, G, D = q.shape
     B, tile_tokens = len(block), block.tile_tokens
     M = tile_tokens * G
@@ -148,9 +161,14 @@ def _attend_block(out: jax.Array, q: jax.Array, kv: PagedKV, block: QueryTiles, 
         jnp.zeros((B, Hkv, M), jnp.float32),
         jnp.zeros((B, Hkv, M, D), jnp.float32),
     )
-    result = _finish(jax.lax.fori_loop(0, num_chunks, add_chunk, carry), options.sinks)
-    result = result.reshape(B, Hkv, tile_tokens, G, D)
-    return out.at[token[:, None, :], heads[None, :, None]].set(result, mode="drop", wrap_negative_indices=False)
+    carry = jax.lax.fori_loop(0, num_chunks, add_chunk, carry)
+
+    def put(target: jax.Array, result: jax.Array) -> jax.Array:
+        result = result.reshape(B, Hkv, tile_tokens, *target.shape[2:])
+        return target.at[token[:, None, :], heads[None, :, None]].set(result, mode="drop", wrap_negative_indices=False)
+
+    log_sums = None if out.log_sums is None else put(out.log_sums, carry.max_score + jnp.log(jnp.maximum(carry.total, 1e-30)))
+    return Attended(put(out.out, _finish(carry, options.sinks)), log_sums)
 
 
 def _scores(queries: jax.Array, query_pos: jax.Array, chunk: _Chunk, options: ScoreOptions) -> jax.Array:

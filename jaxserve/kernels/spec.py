@@ -9,6 +9,19 @@ from typing import Any, Protocol
 QUANTIZED_DTYPES = ("float8_e4m3fn", "int8")
 
 
+@dataclasses.dataclass(frozen=True)
+class ProjectedHead:
+    """A head's key and value as they are projected from a latent; the key's end is the rotated one of all heads."""
+
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+    @property
+    def key_dim(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+
 class HeadConfig(Protocol):
     """What AttentionSpec.of reads of a model's config."""
 
@@ -22,6 +35,8 @@ class HeadConfig(Protocol):
     def windows(self) -> tuple[int | None, ...]: ...
     @property
     def latent_dim(self) -> int | None: ...
+    @property
+    def projected(self) -> ProjectedHead | None: ...
     @property
     def uses_soft_cap(self) -> bool: ...
     @property
@@ -70,6 +85,7 @@ class AttentionSpec:
     uses_sinks: bool = False
     # All heads read one row of head_dim per token, whose first latent_dim are its value. None: a key and a value per head.
     latent_dim: int | None = None
+    projected: ProjectedHead | None = None  # what latents are projected to; None: all attention is over the rows as they are
 
     @staticmethod
     def of(
@@ -88,6 +104,7 @@ class AttentionSpec:
             uses_soft_cap=config.uses_soft_cap,
             uses_sinks=config.uses_sinks,
             latent_dim=config.latent_dim,
+            projected=config.projected,
         )
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxserve.kernels.spec import ProjectedHead
 from jaxserve.models.expert_placement import ExpertPlacement
 from jaxserve.models.families import find_family, required_int
 from jaxserve.models.rope_config import merge_overrides
@@ -71,6 +72,12 @@ class ModelConfig:
         """Of what stands for keys and values (num_kv_heads is 1 then, head_dim a row's); None where these are kept."""
         dim: int | None = self._of_all_attention("latent_dim")
         return dim
+
+    @property
+    def projected(self) -> ProjectedHead | None:
+        """What latents are projected to, per head; None where keys and values are kept."""
+        head: ProjectedHead | None = self._of_all_attention("projected")
+        return head
 
     @property
     def attention(self) -> tuple[AttentionMixer, ...]:

@@ -11,48 +11,115 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Heads, Step, expected, make_step, nan_pool, spec_of
+from attention_cases import Heads, Step, make_step, nan_pool, spec_of
 from tpu_interpreter import INTERPRET, SMALL, fail_on_races
 
 from jaxserve.kernels.api import AttentionSpec, Chip, LatentBackend, choose_latent_backend
+from jaxserve.kernels.latent import Projections
+from jaxserve.kernels.latent_parts import Division
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuLatentAttention
 from jaxserve.kernels.pallas.tpu.tuning import CHIPS
 from jaxserve.kernels.reference_latent import ReferenceLatentAttention
+from jaxserve.kernels.spec import ProjectedHead
 
 no_races = pytest.fixture(autouse=True)(fail_on_races)
 
 LATENT_DIM, ROW_DIM = 32, 48
+HEAD = ProjectedHead(nope_dim=20, rope_dim=ROW_DIM - LATENT_DIM, value_dim=24)  # expanding pays from 71 queries on
 BINDS: dict[str, Callable[[AttentionSpec], LatentBackend]] = {
     "reference": ReferenceLatentAttention,
     "tpu": functools.partial(PallasTpuLatentAttention, interpret=INTERPRET, override=SMALL),
 }
 
 
-def run_latent(backend: LatentBackend, step: Step) -> np.ndarray:
-    """float32 [T, H, LATENT_DIM], of the second of two layers whose pages hold NaN but for what the step may see."""
-    offset = jnp.int32(step.num_pages)
+@dataclasses.dataclass(frozen=True)
+class Latents:
+    """A step over latents, and what they are projected to."""
+
+    step: Step
+    q: np.ndarray  # [T, H, key_dim]; NaN for padding
+    projections: Projections
+
+    @staticmethod
+    def draw(rows: Any, num_heads: int, **options: Any) -> Latents:
+        step = make_step(rows, Heads(num_heads, 1, ROW_DIM), **options)
+        rng = np.random.default_rng(1)
+        q = rng.standard_normal((*step.q.shape[:2], HEAD.key_dim)).astype(np.float32)
+        q[~step.is_live] = np.nan
+        drawn = (rng.standard_normal((num_heads, n, LATENT_DIM)) / LATENT_DIM**0.5 for n in (HEAD.nope_dim, HEAD.value_dim))
+        return Latents(step, q, Projections(*(matrices.astype(np.float32) for matrices in drawn)))
+
+    def expected(self) -> np.ndarray:
+        """By definition: keys and values are projected, in float64."""
+        projected = [x.astype(np.float64) for x in self.projections]
+        out = np.zeros((*self.q.shape[:2], HEAD.value_dim))
+        for token in np.flatnonzero(self.step.is_live):
+            rows = self.step.keys[self.step.token_rows[token]][: self.step.token_positions[token] + 1, 0].astype(np.float64)
+            latents, rotated = np.split(rows, [LATENT_DIM], axis=1)
+            keys, values = (np.einsum("sl,hnl->hsn", latents, x) for x in projected)
+            nope, q_rotated = np.split(self.q[token].astype(np.float64), [HEAD.nope_dim], axis=1)
+            scores = (np.einsum("hn,hsn->hs", nope, keys) + q_rotated @ rotated.T) * HEAD.key_dim**-0.5
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[token] = np.einsum("hs,hsv->hv", weights / weights.sum(axis=1, keepdims=True), values)
+        return out
+
+
+def run_latent(backend: LatentBackend, latents: Latents) -> np.ndarray:
+    """float32 [T, H, value_dim], of the second of two layers whose pages hold NaN but for what the step may see."""
+    step, offset = latents.step, jnp.int32(latents.step.num_pages)
 
     @functools.partial(jax.jit, static_argnames="decode_q_len")
     def layer(pool: Any, rows: jax.Array, q: jax.Array, arguments: Any, decode_q_len: int | None) -> Any:
         metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
         pool = backend.write(rows, pool, metadata, offset)
-        return backend.attend(q, pool, metadata, offset, scale=step.heads.dim**-0.5), pool
+        return backend.attend(q, latents.projections, pool, metadata, offset, scale=HEAD.key_dim**-0.5), pool
 
     before = step.before(32)
     pool = nan_pool(backend, 2 * step.num_pages)  # type: ignore[arg-type]
-    _, pool = layer(pool, before.new(step.keys)[:, 0], before.q, before.plan_arguments(), None)
-    out, _ = layer(pool, step.new(step.keys)[:, 0], step.q, step.plan_arguments(), step.decode_q_len)
+    q = np.zeros((*before.q.shape[:2], HEAD.key_dim), np.float32)
+    if before.is_live.any():
+        _, pool = layer(pool, before.new(step.keys)[:, 0], q, before.plan_arguments(), None)
+    out, _ = layer(pool, step.new(step.keys)[:, 0], latents.q, step.plan_arguments(), step.decode_q_len)
     return np.asarray(out)
+
+
+def spec_for(latents: Latents) -> AttentionSpec:
+    return spec_of(latents.step, jnp.float32, latent_dim=LATENT_DIM, projected=HEAD)
 
 
 @pytest.mark.parametrize("bind", BINDS.values(), ids=BINDS)
 @pytest.mark.parametrize("decode_q_len", [1, None])
-def test_attention_over_latents(bind: Callable[[AttentionSpec], LatentBackend], decode_q_len: int | None) -> None:
+def test_absorbed(bind: Callable[[AttentionSpec], LatentBackend], decode_q_len: int | None) -> None:
     rows = ((1, 9), (0, 0), (1, 20)) if decode_q_len else ((1, 17), (0, 0), (9, 20), (2, 2))
-    step = make_step(rows, Heads(4, 1, ROW_DIM), num_tokens=16, decode_q_len=decode_q_len)
-    step = dataclasses.replace(step, values=step.keys)
-    out = run_latent(bind(spec_of(step, jnp.float32, latent_dim=LATENT_DIM)), step)
-    np.testing.assert_allclose(out, expected(step)[..., :LATENT_DIM], atol=2e-6, rtol=0)
+    latents = Latents.draw(rows, 4, num_tokens=16, decode_q_len=decode_q_len)
+    np.testing.assert_allclose(run_latent(bind(spec_for(latents)), latents), latents.expected(), atol=2e-6, rtol=0)
+
+
+# Rows, token slots, how they are divided, and into how many parts that are absorbed and expanded.
+DIVIDED: dict[str, tuple[Any, int, dict[str, int], tuple[int, int]]] = {
+    "one prompt": (((80, 80),), 80, {}, (0, 1)),
+    "rows of many queries and of few": (((1, 17), (90, 100), (0, 0), (9, 20), (71, 75)), 200, {"absorbed_tokens": 8}, (2, 1)),
+    "a long prefix in many parts": (((75, 300), (2, 2)), 96, {"expanded_bytes": 40 * 4 * 4 * (36 + 24)}, (1, 8)),
+    "rows behind the most parts are absorbed": (((72, 80), (72, 150)), 144, {"most_expanded_parts": 1}, (1, 1)),
+    "none is expanded": (((70, 90), (1, 5)), 80, {"absorbed_tokens": 64}, (2, 0)),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_rows_of_many_queries_are_expanded(name: str) -> None:
+    rows, num_tokens, division, num_parts = DIVIDED[name]
+    latents = Latents.draw(rows, 4, num_tokens=num_tokens, page_size=8)
+    backend = ReferenceLatentAttention(spec_for(latents), division=Division(**division))
+    divided = backend.plan(**latents.step.plan_arguments(), decode_q_len=None).work.divided
+    assert divided is not None
+    assert (int(divided.num_absorbed), int(divided.num_expanded)) == num_parts
+    np.testing.assert_allclose(run_latent(backend, latents), latents.expected(), atol=2e-6, rtol=0)
+
+
+def test_short_steps_are_not_divided() -> None:
+    latents = Latents.draw(((60, 60),), 4)
+    backend = ReferenceLatentAttention(spec_for(latents))
+    assert backend.plan(**latents.step.plan_arguments(), decode_q_len=None).work.divided is None
 
 
 def deepseek(chip: Chip, **changes: Any) -> AttentionSpec:

@@ -32,7 +32,10 @@ def dense_attend(inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tup
     assert not isinstance(layer, StateMixer)
     sinks = None
     if isinstance(inputs, LatentInputs):
-        q, k, v = inputs.queries, inputs.rows[:, None], inputs.rows[:, None, : layer.latent_dim]
+        latents, rotated = jnp.split(inputs.rows, [layer.latent_dim], axis=1)
+        k, v = (jnp.einsum("sl,hnl->shn", latents, matrices) for matrices in inputs.projections)
+        rotated = jnp.broadcast_to(rotated[:, None], (*k.shape[:2], rotated.shape[1]))
+        q, k = inputs.q, jnp.concatenate([k, rotated], axis=-1)
     else:
         sinks, (q, k, v) = inputs.sinks, split_and_rotate(inputs.qkv, inputs.rotary)
     group, num_tokens = q.shape[1] // k.shape[1], len(q)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 
+from jaxserve.kernels.latent import Projections
 from jaxserve.kernels.rotary import Rotary
 from jaxserve.kernels.state_rows import StateRows
 from jaxserve.models.specs import AttentionMixer, StateMixer
@@ -26,8 +27,9 @@ class HeadInputs(NamedTuple):
 class LatentInputs(NamedTuple):
     """Of latent attention."""
 
-    queries: jax.Array  # [T, H, row] in the space of rows
-    rows: jax.Array  # [T, row]: what is kept of the tokens. The first part, of latent_dim, is the value
+    q: jax.Array  # [T, H, nope_dim + rope_dim], rotated
+    rows: jax.Array  # [T, row]: what is kept of the tokens, a latent and the rotated end of all heads' keys
+    projections: Projections  # from latents to keys and values
 
 
 class StateInputs(NamedTuple):
@@ -45,7 +47,7 @@ class Attend(Protocol):
     """What the decoder is given to attend with."""
 
     def __call__(self, inputs: Inputs, kv: Any, layer: Mixer, index: jax.Array) -> tuple[jax.Array, Any]:
-        """-> (out [T, H, D], or [T, H, latent_dim] of latents; kv).
+        """-> (out [T, H, D], or [T, H, value_dim] of latent attention; kv).
 
         `layer` says window, scale and soft cap; `index` is a traced int32, the layer's number among those of its window, or
         among those that keep states. kv is any pytree; it is threaded through to be updated in place.

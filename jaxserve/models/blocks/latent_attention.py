@@ -1,5 +1,4 @@
-"""Latent attention, in the absorbed form: queries are projected into the space of latents, so that all heads read the rows that
-are kept, one per token, and what they read is projected to values behind the attention.
+"""Latent attention: what is kept of a token is one row for all heads, from which `kernels/latent.py` attends.
 
 Heads are split over the shards; latents are whole on each. T tokens, H local heads, L kv_lora_rank, R rope_dim, N nope_dim.
 """
@@ -13,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxserve.kernels.latent import Projections
 from jaxserve.kernels.rotary import apply_rope, rms_norm
 from jaxserve.models.arrays import ArrayInfo, Rows, Source
 from jaxserve.models.blocks.attend import BoundAttend, LatentInputs
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.shards import sum_shards
 from jaxserve.models.context import StepContext
-from jaxserve.models.grouped import matmul_precision
 from jaxserve.models.specs import LatentAttentionSpec, NormSpec
 from jaxserve.models.weight import linear
 
@@ -62,19 +61,12 @@ class LatentAttention(nnx.Module):
         latent = rms_norm(latent, self.kv_a_norm[...], _NORM.eps)
         with jax.named_scope("rope"):
             q_rope, k_rope = apply_rope(q_rope, cos, sin), apply_rope(k_rope[:, None], cos, sin)[:, 0]
-        with jax.named_scope("absorb"):
-            q_latent = self._each_head("thn,hnl->thl", q_nope, self.up_k)
-        queries = jnp.concatenate([q_latent, q_rope], axis=-1)
+        q, rows = jnp.concatenate([q_nope, q_rope], axis=-1), jnp.concatenate([latent, k_rope], axis=-1)
+        by_head = (self.num_heads, -1, spec.kv_lora_rank)
+        projections = Projections(self.up_k[...].reshape(by_head), self.up_v[...].reshape(by_head))
         with jax.named_scope("attend"):
-            out, kv = attend(LatentInputs(queries, jnp.concatenate([latent, k_rope], axis=-1)))
-        with jax.named_scope("values"):
-            values = self._each_head("thl,hvl->thv", out, self.up_v)
+            values, kv = attend(LatentInputs(q, rows, projections))
         return sum_shards(linear(values.reshape(num_tokens, -1), self.o)), kv
-
-    def _each_head(self, products: str, x: jax.Array, weight: Any) -> jax.Array:
-        """[T, H, n] times a matrix for each head."""
-        matrices = weight[...].reshape(self.num_heads, -1, self.spec.kv_lora_rank)
-        return jnp.einsum(products, x, matrices, precision=matmul_precision(x), preferred_element_type=x.dtype)
 
 
 def _rotated(spec: LatentAttentionSpec, start: int) -> list[Rows]:

@@ -60,7 +60,7 @@ class SelfAttentionSpec:
             name = "attention_chunk_size" if self.is_chunked else "sliding_window"
             raise ValueError(f"{name} must be at least 1 token, got {self.window}.")
 
-    latent_dim = None  # keys and values are kept, not latents
+    latent_dim = projected = None  # keys and values are kept, not latents
 
     @property
     def rope_dim(self) -> int:

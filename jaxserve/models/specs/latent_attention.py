@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxserve.kernels.spec import ProjectedHead
 from jaxserve.models.rope_config import RopeConfig
 from jaxserve.models.specs.checks import check_divides, check_sizes
 
@@ -52,6 +53,11 @@ class LatentAttentionSpec:
     def latent_dim(self) -> int:
         """Of the part of a row that is the value."""
         return self.kv_lora_rank
+
+    @property
+    def projected(self) -> ProjectedHead:
+        """What a row is projected to for each head."""
+        return ProjectedHead(self.nope_dim, self.rope_dim, self.v_dim)
 
     def check_tp(self, tp_size: int) -> None:
         """ValueError with both numbers if the heads cannot be split over `tp_size` devices."""
