@@ -15,6 +15,7 @@ import pytest
 
 from jaxserve.kernels.pallas.gpu.extend import ExtendConfig, paged_extend, plan_extend, ragged_extend, unsupported
 from jaxserve.kernels.pallas.gpu.extend_tile import Work
+from jaxserve.kernels.pallas.gpu.softmax import LOWEST
 from tests.accelerator.conftest import relative_error, some_always
 
 # NaN is what the interpreter's uninitialised memory holds, and what poisons these cases.
@@ -37,6 +38,8 @@ class Case:
     page_size: int = 64
     dtype: Any = jnp.bfloat16
     min_q_len: int = 1
+    first_positions: tuple[int, ...] | None = None  # of the rows; None: kv_len - query_len
+    with_log_sums: bool = False
     sliding_window: int | None = None
     soft_cap: float | None = None
     has_sinks: bool = False
@@ -82,8 +85,14 @@ def draw(case: Case, seed: int = 0) -> Drawn:
 
 def first_page(case: Case, row: int) -> int:
     """Of those that a query of the row may see; the ones before it have left the window."""
+    if case.sliding_window is None:
+        return 0
+    return max(first_position(case, row) - case.sliding_window + 1, 0) // case.page_size
+
+
+def first_position(case: Case, row: int) -> int:
     query_len, kv_len = case.rows[row]
-    return max(kv_len - query_len - (case.sliding_window or kv_len) + 1, 0) // case.page_size
+    return kv_len - query_len if case.first_positions is None else case.first_positions[row]
 
 
 def quantized(case: Case, drawn: Drawn) -> Drawn:
@@ -108,26 +117,27 @@ def quantized(case: Case, drawn: Drawn) -> Drawn:
     return dataclasses.replace(drawn, pool=np.where(np.isnan(pool), garbage, pool), kv=kv, scales=scales)
 
 
-def oracle(case: Case, drawn: Drawn) -> np.ndarray:
-    """Attention by definition in float64; zeros for padding, NaN for rows below min_q_len."""
-    out = np.zeros((case.num_tokens, case.q_heads, case.head_dim_v))
+def oracle(case: Case, drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:
+    """Attention by definition in float64, and its log sums; padding as if it saw no key, NaN for rows below min_q_len."""
+    out, log_sums = np.zeros((case.num_tokens, case.q_heads, case.head_dim_v)), np.full((case.num_tokens, case.q_heads), LOWEST)
     group, start = case.q_heads // case.kv_heads, 0
-    for (query_len, kv_len), kv in zip(case.rows, drawn.kv, strict=True):
+    for row, ((query_len, kv_len), kv) in enumerate(zip(case.rows, drawn.kv, strict=True)):
         tokens = slice(start, start + query_len)
         start += query_len
         if query_len < case.min_q_len:
-            out[tokens] = np.nan
+            out[tokens] = log_sums[tokens] = np.nan
             continue
         keys, values = np.split(np.repeat(kv.astype(np.float64), group, axis=0), [case.head_dim], axis=2)
         scores = np.einsum("thd,hkd->htk", drawn.q[tokens].astype(np.float64), keys) * case.scale
         if case.soft_cap is not None:
             scores = case.soft_cap * np.tanh(scores / case.soft_cap)
-        ahead = np.arange(kv_len)[None] - np.arange(kv_len - query_len, kv_len)[:, None]
+        ahead = np.arange(kv_len)[None] - (first_position(case, row) + np.arange(query_len))[:, None]
         seen = (ahead <= 0) & (ahead > -(case.sliding_window or 1 << 30))
         weights = np.where(seen, np.exp(scores), 0)
         total = weights.sum(2) + (np.exp(drawn.sinks.astype(np.float64))[:, None] if case.has_sinks else 0)
-        out[tokens] = np.einsum("htk,hkd->thd", weights / total[:, :, None], values)
-    return out
+        out[tokens] = np.einsum("htk,hkd->thd", weights / np.where(total > 0, total, 1)[:, :, None], values)
+        log_sums[tokens] = np.log(total, out=np.full_like(total, LOWEST), where=total > 0).T
+    return out, log_sums
 
 
 def lengths(case: Case) -> tuple[jax.Array, jax.Array]:
@@ -136,41 +146,51 @@ def lengths(case: Case) -> tuple[jax.Array, jax.Array]:
     return jnp.array([kv_len for _, kv_len in case.rows], jnp.int32), jnp.array(query_lens, jnp.int32)
 
 
-def run(case: Case, drawn: Drawn, interpret: Any) -> np.ndarray:
+def run(case: Case, drawn: Drawn, interpret: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """The result, and log sums if the case has them."""
     kv_lens, cu_q_lens = lengths(case)
     scales = None if drawn.scales is None else jnp.asarray(drawn.scales)
+    first_positions = None if case.first_positions is None else jnp.array(case.first_positions, jnp.int32)
 
     @jax.jit
-    def attend(q: jax.Array, pool: jax.Array, sinks: jax.Array) -> jax.Array:
+    def attend(q: jax.Array, pool: jax.Array, sinks: jax.Array) -> Any:
         plan = plan_extend(
             kv_lens, cu_q_lens, case.num_tokens, group=case.q_heads // case.kv_heads, min_q_len=case.min_q_len,
-            config=case.config,
+            first_positions=first_positions, with_log_sums=case.with_log_sums, config=case.config,
         )  # fmt: skip
         return paged_extend(
             q, pool, scales, jnp.asarray(drawn.table), plan, jnp.int32(case.page_offset),
             head_dim_v=case.head_dim_v, scale=case.scale, sliding_window=case.sliding_window, soft_cap=case.soft_cap,
             sinks=sinks if case.has_sinks else None, config=case.config, interpret=interpret,
+            **({"with_log_sums": True} if case.with_log_sums else {}),
         )  # fmt: skip
 
-    out = attend(
-        jnp.asarray(drawn.q, case.dtype), jnp.asarray(drawn.pool, case.kv_dtype or case.dtype), jnp.asarray(drawn.sinks)
-    )
-    return np.asarray(out.astype(jnp.float32))
+    pool = jnp.asarray(drawn.pool, case.kv_dtype or case.dtype)
+    result = attend(jnp.asarray(drawn.q, case.dtype), pool, jnp.asarray(drawn.sinks))
+    out, log_sums = result if case.with_log_sums else (result, None)
+    return np.asarray(out.astype(jnp.float32)), None if log_sums is None else np.asarray(log_sums)
 
 
 def check(case: Case, interpret: Any) -> None:
     drawn = draw(case) if case.kv_dtype is None else quantized(case, draw(case))
-    got, expected = run(case, drawn, interpret), oracle(case, drawn)
+    (got, log_sums), (expected, expected_log_sums) = run(case, drawn, interpret), oracle(case, drawn)
     wanted = ~np.isnan(expected)
     limit = 1e-3 if case.dtype == jnp.float16 else 6e-3
     assert not expected[wanted].any() or relative_error(got[wanted], expected[wanted]) < limit
     live = sum(query_len for query_len, _ in case.rows)
     assert not got[live:].any(), "padding tokens must give zeros"
+    if log_sums is not None:
+        wanted = ~np.isnan(expected_log_sums)
+        assert not got[expected_log_sums == LOWEST].any(), "queries that see no key must give zeros"
+        np.testing.assert_allclose(log_sums[wanted], expected_log_sums[wanted], rtol=1e-6, atol=1e-3)
 
 
 MIXED = ((7, 7), (1, 66), (33, 96), (8, 200))  # chunks with prefixes of none, a page and more, in pages of 64
 FREED = ((20, 300), (2, 57), (3, 45), (5, 125), (7, 7))  # a window's first page in mid-tile, also as the row's last
 FEW = ((9, 70), (3, 3))
+# Chunks of keys: at the row's own end, behind all queries, before the first five, none at all, before all, behind a part.
+CHUNKS = ((9, 70), (20, 100), (13, 40), (6, 0), (3, 70), (140, 70))
+CHUNK_POSITIONS = (61, 300, -5, -128, -10, 20)
 
 CASES = {
     "mixed rows and padding": Case(MIXED, 56),
@@ -202,12 +222,35 @@ CASES = {
     ),
     "head_dim 192, values 128": Case(FEW, 16, head_dim=192, head_dim_v=128),
     "head_dim 256": Case(FEW, 16, head_dim=256, head_dim_v=256),
+    "chunks of keys": Case(CHUNKS, 200, 2, 2, 192, 128, first_positions=CHUNK_POSITIONS, with_log_sums=True),
+    "chunks of keys, window, pages of 16": Case(
+        CHUNKS, 200, 4, page_size=16, first_positions=CHUNK_POSITIONS, with_log_sums=True, sliding_window=90, config=ALONE
+    ),
+    "log sums without decode rows, soft cap": Case(MIXED, 56, 4, min_q_len=2, with_log_sums=True, soft_cap=2.0),
 }
 
 
 @pytest.mark.parametrize("name", some_always(CASES, "mixed rows and padding", "int8, sinks, soft cap and window"))
 def test_it_agrees_with_the_oracle(name: str, interpret: Any) -> None:
     check(CASES[name], interpret)
+
+
+def test_chunks_of_keys_merge_by_their_log_sums(interpret: Any) -> None:
+    case = Case(((40, 150), (7, 7), (5, 300)), 56, 2, 2, 192, 128, with_log_sums=True)
+    drawn, size = draw(case), 128
+    outs, log_sums = [], []
+    for start in range(0, 300, size):
+        chunk = dataclasses.replace(
+            case,
+            rows=tuple((query_len, min(max(kv_len - start, 0), size)) for query_len, kv_len in case.rows),
+            first_positions=tuple(kv_len - query_len - start for query_len, kv_len in case.rows),
+        )
+        out, log_sum = run(chunk, dataclasses.replace(drawn, table=drawn.table[:, start // case.page_size :]), interpret)
+        outs.append(out)
+        log_sums.append(log_sum)
+    weights = np.exp(log_sums - np.max(log_sums, axis=0))[..., None]
+    merged = (weights * outs).sum(axis=0) / weights.sum(axis=0)
+    assert relative_error(merged, oracle(case, drawn)[0]) < 6e-3
 
 
 @pytest.mark.parametrize(
@@ -236,7 +279,7 @@ def test_contiguous_keys_and_values(case: Case, interpret: Any) -> None:
             sinks=jnp.asarray(drawn.sinks) if case.has_sinks else None, config=case.config, interpret=interpret,
         )  # fmt: skip
 
-    expected = oracle(case, drawn)
+    expected, _ = oracle(case, drawn)
     key_row = np.searchsorted(np.asarray(cu_kv_lens), np.arange(len(together)), side="right")
     query_row = np.searchsorted(np.asarray(cu_q_lens)[1:], np.arange(case.num_tokens), side="right")
     for is_second in (True, False):
@@ -251,7 +294,7 @@ def test_contiguous_keys_and_values(case: Case, interpret: Any) -> None:
 @pytest.mark.parametrize("config", [ExtendConfig(), ALONE], ids=["two consumers", "one"])
 def test_a_plan_covers_each_token_once_longest_first(config: ExtendConfig) -> None:
     rng = np.random.default_rng()
-    plan = jax.jit(functools.partial(plan_extend, num_tokens=512, group=4, config=config))
+    plan = jax.jit(functools.partial(plan_extend, num_tokens=512, group=4, with_log_sums=True, config=config))
     for _ in range(10):
         q_lens = rng.multinomial(rng.integers(513), np.full(9, 1 / 9))
         kv_lens = q_lens + rng.integers(0, 300, 9) * (q_lens > 0)
@@ -271,6 +314,8 @@ def test_a_plan_covers_each_token_once_longest_first(config: ExtendConfig) -> No
             positions = position[tile] + np.arange(begin[tile], end[tile])
             assert (positions == tokens - cu_q_lens[r] + kv_lens[r] - q_lens[r]).all()
         assert (covered == 1).all()
+        tile, index = np.divmod(np.asarray(plan_of_step.places), config.tile_tokens(4))
+        assert (first[tile] + index == np.arange(512)).all() and (begin[tile] <= index).all() and (index < end[tile]).all()
         assert plan_of_step.ends[-1] == (end > begin).sum()
         costs = np.where(end > begin, np.where(kv_len > 0, position + end, 0), -1)
         assert (np.diff(costs) <= 0).all()
@@ -341,13 +386,16 @@ def compiled(compile_for_h200: Callable[..., Any], case: Case, num_rows: int = 8
     group = case.q_heads // case.kv_heads
     options = {"scale": case.scale, "sliding_window": case.sliding_window, "soft_cap": case.soft_cap, "config": config}
 
-    def attend(q: jax.Array, kv: Any, table: jax.Array, kv_lens: jax.Array, cu_lens: jax.Array, sinks: jax.Array) -> jax.Array:
+    def attend(q: jax.Array, kv: Any, table: jax.Array, kv_lens: jax.Array, cu_lens: jax.Array, sinks: jax.Array) -> Any:
         plan = plan_extend(
-            kv_lens, cu_lens, T, group=group, min_q_len=2, cu_kv_lens=None if case.page_size else cu_lens, config=config
-        )
+            kv_lens, cu_lens, T, group=group, min_q_len=2, cu_kv_lens=None if case.page_size else cu_lens,
+            with_log_sums=case.with_log_sums, config=config,
+        )  # fmt: skip
         both = {**options, "sinks": sinks if case.has_sinks else None}
         if not case.page_size:
             return ragged_extend(q, *kv, plan, **both)
+        if case.with_log_sums:
+            both["with_log_sums"] = True
         return paged_extend(q, *kv, table, plan, jnp.int32(0), head_dim_v=case.head_dim_v, **both)
 
     if case.page_size:
@@ -373,6 +421,8 @@ COMPILED = {
     "Gemma 2 27B": Case((), 0, 32, 16, 128, 128, sliding_window=4096, soft_cap=50.0),
     "Gemma 2 9B": Case((), 0, 16, 8, 256, 256, sliding_window=4096, soft_cap=50.0),
     "DeepSeek's widths": Case((), 0, 16, 16, 192, 128),
+    "DeepSeek's widths, log sums": Case((), 0, 16, 16, 192, 128, with_log_sums=True),
+    "Llama 3, log sums": Case((), 0, 32, 8, 128, 128, with_log_sums=True),
     "DeepSeek's prefill": Case((), 0, 16, 16, 192, 128, page_size=0),
     "contiguous, sinks and window": Case((), 0, 32, 8, 128, 128, page_size=0, sliding_window=128, has_sinks=True),
     "contiguous, sinks and window at 256": Case((), 0, 16, 8, 256, 256, page_size=0, sliding_window=128, has_sinks=True),

@@ -7,7 +7,7 @@ tokens on a long prefix still fills the tensor cores' 64-row products. Padding t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,11 @@ def unsupported(
     return reason and f"{reason}."
 
 
-def paged_extend(
+@overload
+def paged_extend(*args: Any, with_log_sums: Literal[True], **options: Any) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def paged_extend(*args: Any, with_log_sums: Literal[False] = False, **options: Any) -> jax.Array: ...
+def paged_extend(  # type: ignore[misc]  # the overloads' options are any, to say each once
     q: jax.Array,
     pool: jax.Array,
     scales: jax.Array | None,
@@ -69,15 +73,21 @@ def paged_extend(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
+    with_log_sums: bool = False,
     config: ExtendConfig,
     interpret: Any = None,
-) -> jax.Array:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Causal attention of q [T, Hq, Dk] over pages: [T, Hq, Dv].
 
     pool [P, Hkv, page_size, Dk + Dv]; scales float32 [P, Hkv, 2, page_size] if it is quantized; page_table int32
     [R, max_pages]; page_offset int32 scalar, added to page ids.
     Tokens without a tile (rows below the plan's min_q_len) are left unspecified; padding tokens give zeros.
+
+    With log sums, for which the plan must have been made, also float32 [T, Hq]: of the keys that a query sees, the natural
+    logarithm of the sum of exp(score), with which results over chunks of a row's keys can be merged; softmax.LOWEST where it
+    sees none.
     """
+    assert not (with_log_sums and sinks is not None), "log sums with sinks: each chunk's would count the sink again"
     shape = Shape(
         num_q_heads=q.shape[1],
         num_kv_heads=pool.shape[1],
@@ -89,12 +99,14 @@ def paged_extend(
         scoring=Scoring(scale, soft_cap),
         sliding_window=sliding_window,
         has_sinks=sinks is not None,
+        has_log_sums=with_log_sums,
         is_interpreted=interpret is not None,
         config=config,
     )
     assert shape.is_quantized == (scales is not None), f"a pool of {pool.dtype} and scales: {scales is not None}"
     kv = [pool, page_table, jnp.reshape(page_offset, (1,)).astype(jnp.int32), *([] if scales is None else [scales])]
-    return _call(shape, q, plan, kv, sinks, interpret)
+    out, *log_sums = _call(shape, q, plan, kv, sinks, interpret)
+    return (out, _by_token(shape, plan, *log_sums)) if with_log_sums else out
 
 
 def ragged_extend(
@@ -122,24 +134,35 @@ def ragged_extend(
         scoring=Scoring(scale, soft_cap),
         sliding_window=sliding_window,
         has_sinks=sinks is not None,
+        has_log_sums=False,
         is_interpreted=interpret is not None,
         config=config,
     )
     padded = max(config.block_kv, round_up(keys.shape[0], ROW_GROUP))
-    return _call(shape, q, plan, [_pad(keys, padded), _pad(values, padded)], sinks, interpret)
+    (out,) = _call(shape, q, plan, [_pad(keys, padded), _pad(values, padded)], sinks, interpret)
+    return out
 
 
 def _call(
     shape: Shape, q: jax.Array, plan: ExtendPlan, kv: list[jax.Array], sinks: jax.Array | None, interpret: Any
-) -> jax.Array:
+) -> list[jax.Array]:
+    """The result, and log sums if the shape has them, as the kernel writes them."""
     assert plan.tile_tokens == shape.tokens, (
         f"the plan's tiles are of {plan.tile_tokens} tokens, the kernel's of {shape.tokens}"
     )
     num_tokens = q.shape[0]
     padded = padded_tokens(num_tokens, shape.tokens)
-    kernel = extend_kernel(shape, padded, interpret)
+    kernel = extend_kernel(shape, padded, plan.tiles.shape[0], interpret)
     inputs = [_pad(q, padded), plan.tiles, plan.ends, *kv]
-    return kernel(*inputs, *([] if sinks is None else [sinks.astype(jnp.float32)]))[:num_tokens]
+    out, *log_sums = kernel(*inputs, *([] if sinks is None else [sinks.astype(jnp.float32)]))
+    return [out[:num_tokens], *log_sums]
+
+
+def _by_token(shape: Shape, plan: ExtendPlan, log_sums: jax.Array) -> jax.Array:
+    """[T, Hq] of log sums [items, consumers, ROWS]: a tile's are its heads', one behind the other, each with all tokens."""
+    assert plan.places is not None, "the plan was made without log sums"
+    by_head = log_sums.reshape(-1, shape.num_q_heads, plan.tile_tokens)
+    return by_head.swapaxes(1, 2).reshape(-1, shape.num_q_heads)[plan.places]
 
 
 def _pad(x: jax.Array, length: int) -> jax.Array:

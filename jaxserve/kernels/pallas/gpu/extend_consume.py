@@ -51,16 +51,16 @@ class Carry(NamedTuple):
     weights: jax.Array  # [64, block_kv], of the products' type
 
 
-def consume(s: Shape, wg: Any, work: Work, sinks: Any, out: Any, scratch: dict[str, Any]) -> None:
+def consume(s: Shape, wg: Any, work: Work, sinks: Any, out: Any, log_sums: Any | None, scratch: dict[str, Any]) -> None:
     """All items of a block, one behind the other."""
     turns = Turns(scratch.get("turns"), wg)
     pl.when(wg == 1)(turns.pass_on)  # the other begins
-    work.for_each(functools.partial(_consume_item, _Consumer(s, wg, turns, scratch), work, sinks, out))
+    work.for_each(functools.partial(_consume_item, _Consumer(s, wg, turns, scratch), work, sinks, out, log_sums))
     pl.when(wg == 0)(turns.wait)  # for the turn that nobody takes
     plgpu.wait_smem_to_gmem(0)
 
 
-def _consume_item(consumer: _Consumer, work: Work, sinks: Any, out: Any, item: Any, done: Any) -> Any:
+def _consume_item(consumer: _Consumer, work: Work, sinks: Any, out: Any, log_sums: Any | None, item: Any, done: Any) -> Any:
     """The tile is read three times, by and by: its registers are scarce in the loops."""
     s, wg, scratch = consumer.s, consumer.wg, consumer.scratch
 
@@ -79,6 +79,8 @@ def _consume_item(consumer: _Consumer, work: Work, sinks: Any, out: Any, item: A
     share = jnp.where(state.total > 0, 1 / state.total, 0.0)
     result = state.acc * lax.broadcast_in_dim(share, state.acc.shape, [0])
     tile = read()
+    if log_sums is not None:
+        log_sums.at[item, _place(wg, tile)][...] = softmax.log_sum(state)
     store(s, tile, result.astype(s.dtype), out, scratch["chunks"].at[_place(wg, tile)])
     return tile.end_step
 
@@ -216,10 +218,14 @@ def _visible(s: Shape, tile: Tile, kv_start: Any) -> jax.Array:
     if s.wg_heads > 1:
         token = token & (s.wg_tokens - 1)
     key = softmax.columns(ROWS, s.block_kv) + kv_start
-    query = lax.broadcast_in_dim(token + tile.position, key.shape, [0])
-    visible = key <= query
+
+    def by_query(key: jax.Array) -> jax.Array:
+        return lax.broadcast_in_dim(key, (ROWS, s.block_kv), [0])
+
+    position = token + tile.position
+    visible = key <= by_query(jnp.minimum(position, tile.kv_len - 1))
     if s.sliding_window is not None:
-        visible &= key > query - s.sliding_window
+        visible &= key > by_query(position - s.sliding_window)
     if s.page_size is None:
         visible &= key >= tile.lead
     return visible

@@ -73,13 +73,14 @@ def _scratch(s: Shape) -> dict[str, Any]:
     return buffers | _quantized_scratch(s) if s.is_quantized else buffers
 
 
-def extend_kernel(s: Shape, num_tokens: int, interpret: Any) -> Any:
+def extend_kernel(s: Shape, num_tokens: int, num_tiles: int, interpret: Any) -> Any:
     """A function of q, the plan's tiles and ends, (pool, page_table, page_offset [1][, scales]) or (keys, values), and
-    sinks if there are any."""
+    sinks if there are any. Gives [out], or [out, log_sums], those as rows of scores stand: float32 [items, consumers, ROWS]."""
 
     shares_registers = s.consumers > 1  # two warpgroups begin with all that a thread can have
 
     def body(q: Any, tiles: Any, ends: Any, *refs: Any, **scratch: Any) -> None:
+        *refs, log_sums = refs if s.has_log_sums else (*refs, None)  # type: ignore[assignment]
         *refs, out = refs  # type: ignore[assignment]
         sinks = refs[-1] if s.has_sinks else None
         kv = refs[:-1] if s.has_sinks else refs
@@ -90,7 +91,7 @@ def extend_kernel(s: Shape, num_tokens: int, interpret: Any) -> Any:
         def _consumer() -> None:
             if shares_registers:
                 set_max_registers(s.config.consumer_registers, "increase")
-            consume(s, wg if s.consumers > 1 else 0, work, sinks, out, scratch)
+            consume(s, wg if s.consumers > 1 else 0, work, sinks, out, log_sums, scratch)
 
         @pl.when(wg == s.consumers)
         def _producer() -> None:
@@ -98,9 +99,12 @@ def extend_kernel(s: Shape, num_tokens: int, interpret: Any) -> Any:
                 set_max_registers(s.config.producer_registers, "decrease")
             produce(s, work, q, Contiguous(s, *kv) if s.page_size is None else Pages(s, *kv), scratch)
 
+    outs = [jax.ShapeDtypeStruct((num_tokens, s.num_q_heads, s.head_dim_v), s.dtype)]
+    if s.has_log_sums:
+        outs.append(jax.ShapeDtypeStruct((num_tiles * s.head_groups, s.consumers, ROWS), jnp.float32))
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((num_tokens, s.num_q_heads, s.head_dim_v), s.dtype),
+        out_type=outs,
         scratch_types=_scratch(s),
         grid=(s.config.num_sms,),
         grid_names=("sm",),

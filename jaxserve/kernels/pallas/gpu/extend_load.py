@@ -33,11 +33,10 @@ class Pages:
     def _page(self, tile: Tile, index: Any) -> Any:
         """Where no key is visible the table may be garbage, and pages freed: the nearest page with one stands in for those."""
         assert self.s.page_size is not None
-        last = lax.div(jnp.maximum(tile.position + tile.end - 1, 0), self.s.page_size)
-        index = jnp.minimum(index, last)
         if self.s.sliding_window is not None:
             index = jnp.maximum(index, lax.div(tile.oldest, self.s.page_size))
-        return self.table[tile.source, index]
+        last = lax.div(jnp.maximum(tile.visible - 1, 0), self.s.page_size)
+        return self.table[tile.source, jnp.minimum(index, last)]
 
     def ahead(self, tile: Tile, kv_tile: Any) -> tuple[Any, ...]:
         """Page ids of a KV tile, read before it is known where its tokens will go: so their latency is hidden."""

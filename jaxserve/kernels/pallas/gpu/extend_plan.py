@@ -96,14 +96,16 @@ class ExtendPlan:
 
     A tile covers tile_tokens tokens from TOKEN on, all within the (padded) array; TOKEN is a multiple of eight, since TMA puts
     rows into swizzled shared memory by eights. Those in [BEGIN, END), counted from TOKEN, are the tile's own; others are a
-    neighbour's: computed, never written. POSITION is the sequence position of TOKEN, and may be negative. Keys are counted
-    from SOURCE, which is a row of the page table, or an index into contiguous keys; there the row's first key is LEAD behind
-    SOURCE, LEAD < 8, and POSITION and KV_LEN are counted from SOURCE, too.
+    neighbour's: computed, never written. POSITION is the position of TOKEN among the row's keys, and may be negative, or
+    past the KV_LEN keys that there are. Keys are counted from SOURCE, which is a row of the page table, or an index into
+    contiguous keys; there the row's first key is LEAD behind SOURCE, LEAD < 8, and POSITION and KV_LEN are counted from
+    SOURCE, too.
     """
 
     tiles: jax.Array  # int32 [N, 7]
     ends: jax.Array  # int32 [R + 1] tiles of the rows so far, padding as the last; so the last is the number of tiles not idle
     tile_tokens: int = dataclasses.field(metadata={"static": True})
+    places: jax.Array | None = None  # int32 [T] tokens among those of all tiles, N x tile_tokens; None: no log sums wanted
 
 
 def plan_extend(
@@ -113,13 +115,19 @@ def plan_extend(
     *,
     group: int,
     min_q_len: int = 1,
+    first_positions: jax.Array | None = None,
     cu_kv_lens: jax.Array | None = None,
+    with_log_sums: bool = False,
     config: ExtendConfig,
 ) -> ExtendPlan:
     """Cuts rows of at least `min_q_len` queries, and the padding behind them, into tiles. A plan serves every sliding window.
 
     kv_lens int32 [R], cu_q_lens int32 [R + 1], num_tokens T, group Hq / Hkv. With cu_kv_lens int32 [R + 1] the plan is for
     ragged_extend, whose keys are contiguous; kv_lens are their differences.
+
+    A row's keys may be a chunk of those that its queries attend to. Then first_positions int32 [R] says where its first query
+    stands, counted from the first key of the chunk: by default kv_lens - q_lens, in a chunk behind the query's own less than
+    0, in one before it kv_lens or more. A query sees no key of a chunk behind its own, and gives zeros.
     """
     tile_tokens = config.tile_tokens(group)
     num_rows = kv_lens.shape[0]
@@ -137,13 +145,22 @@ def plan_extend(
     shift = token - first_token  # the last tiles reach back rather than past the array's end
     begin = shift + jnp.maximum(-done, 0)
     end = jnp.where(tile < ends[-1], shift + jnp.minimum(q_lens[row] - done, tile_tokens), begin)
-    kv_lens = jnp.append(kv_lens.astype(jnp.int32), 0)[row]
-    position = kv_lens - q_lens[row] + done - shift
+    kv_lens = jnp.append(kv_lens.astype(jnp.int32), 0)
+    first_positions = kv_lens - q_lens if first_positions is None else jnp.append(first_positions.astype(jnp.int32), 0)
+    kv_lens, position = kv_lens[row], first_positions[row] + done - shift
     source, lead = _sources(jnp.minimum(row, num_rows - 1), cu_kv_lens)
     kv_lens, position = jnp.where(kv_lens > 0, kv_lens + lead, 0), position + lead
-    cost = jnp.where(end > begin, jnp.where(kv_lens > 0, position + end, 0), -1)
-    tiles = jnp.stack([source, first_token, position, begin, end, kv_lens, lead], axis=1)
-    return ExtendPlan(tiles[jnp.argsort(-cost)], ends, tile_tokens)
+    cost = jnp.where(end > begin, jnp.clip(position + end, 0, kv_lens), -1)
+    tiles = jnp.stack([source, first_token, position, begin, end, kv_lens, lead], axis=1)[jnp.argsort(-cost)]
+    return ExtendPlan(tiles, ends, tile_tokens, _places(tiles, tile_tokens, num_tokens) if with_log_sums else None)
+
+
+def _places(tiles: jax.Array, tile_tokens: int, num_tokens: int) -> jax.Array:
+    index = jnp.arange(tile_tokens)
+    is_own = (index >= tiles[:, BEGIN, None]) & (index < tiles[:, END, None])
+    token = jnp.where(is_own, tiles[:, TOKEN, None] + index, num_tokens)
+    places = jnp.arange(token.size, dtype=jnp.int32).reshape(token.shape)
+    return jnp.zeros(num_tokens, jnp.int32).at[token].set(places, mode="drop")
 
 
 def _sources(row: jax.Array, cu_kv_lens: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -41,6 +41,7 @@ class Shape:
     scoring: softmax.Scoring
     sliding_window: int | None
     has_sinks: bool
+    has_log_sums: bool
     is_interpreted: bool
     config: ExtendConfig
 
@@ -154,6 +155,7 @@ class Tile:
     end: Any
     kv_len: Any
     lead: Any
+    visible: Any  # keys that the last query sees
     oldest: Any  # the first key that any query sees
     first_head: Any
     kv_head: Any
@@ -170,7 +172,7 @@ class Tile:
         tiles = work.tiles
         index, head_group = lax.div(item, jnp.int32(s.head_groups)), lax.rem(item, jnp.int32(s.head_groups))
         position, begin, end, kv_len = (tiles[index, field] for field in (POSITION, BEGIN, END, KV_LEN))
-        visible = jnp.where(kv_len > 0, position + end, 0)  # keys that the last query sees
+        visible = jnp.clip(position + end, 0, kv_len)
         kv_begin, kv_end = jnp.int32(0), lax.div(visible + (s.block_kv - 1), s.block_kv)
         oldest = tiles[index, LEAD] if s.page_size is None else jnp.int32(0)
         first = oldest  # the first key that all queries see
@@ -188,6 +190,7 @@ class Tile:
             end=end,
             kv_len=kv_len,
             lead=tiles[index, LEAD],
+            visible=visible,
             oldest=oldest,
             first_head=head_group * s.heads,
             kv_head=lax.div(head_group, s.group // s.heads),

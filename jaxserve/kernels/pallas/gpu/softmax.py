@@ -133,6 +133,11 @@ def finished_values(ref: Any, acc: jax.Array, p_smem: Any | None) -> jax.Array:
     return ref[...] if p_smem is None else acc + ref[...]
 
 
+def log_sum(state: Softmax) -> jax.Array:
+    """[M] natural logarithm of the sum of exponentials of all scores so far; LOWEST where there was none."""
+    return jnp.where(state.total > 0, state.peak / LOG2E + jnp.log(state.total), LOWEST)
+
+
 def columns(rows: int, count: int) -> jax.Array:
     """int32 [rows, count] in wgmma's layout: each element's column."""
     return plgpu.broadcasted_iota(jnp.int32, (rows, count), 1, layout=plgpu.Layout.WGMMA)
