@@ -22,12 +22,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.bench.inputs import AttentionCase, make_inputs
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.tpu import TpuKernels
+from jaxserve.kernels.pallas.tpu.attention import extend_attention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
 from jaxserve.kernels.pallas.tpu.merge import tokens_are_whole_tiles
 from jaxserve.kernels.pallas.tpu.mla import mla_attention, mla_config, write_latents
-from jaxserve.kernels.pallas.tpu.plan import plan_step
-from jaxserve.kernels.pallas.tpu.tuning import CHIPS, PassShape, TpuConfig, pass_shapes, vmem_bytes
+from jaxserve.kernels.pallas.tpu.plan import plan_pass, plan_step
+from jaxserve.kernels.pallas.tpu.tuning import CHIPS, PassShape, TpuConfig, expanded_config, pass_shapes, vmem_bytes
 from jaxserve.kernels.spec import AttentionSpec, Chip
 from tests.accelerator.conftest import some_always
 from tests.accelerator.proofs import Facts
@@ -287,6 +288,33 @@ def test_mla(chip: str, num_heads: int, kv_dtype: str, prove: Prove) -> None:
         PassShape(layout, num_heads, 1, page_size, "bfloat16", kv_dtype, is_decode) for is_decode in (True, False)
     )
     check_compiled(prove(lowered), cache, kind, (decode, extend), config)
+
+
+@pytest.mark.parametrize(("chip", "num_heads"), [("v6e", 16), ("v5e", 16), ("7x", 128)])
+def test_expanded_latents(chip: str, num_heads: int, prove: Prove) -> None:
+    """Heads of DeepSeek, 192 and 128, over a part of each row's keys."""
+    layout, page_size, num_rows, num_tokens = RowLayout.of(192, 128), 128, 8, 1024
+    kind = one_chip(chip).devices.flat[0].device_kind
+    config = expanded_config(num_heads, layout, page_size, "bfloat16", kind)
+    heads = config.heads_at_once
+
+    def part(q: Any, pool: Any, table: Any, q_start: Any, q_len: Any, kv_len: Any, positions: Any) -> Any:
+        plan = plan_pass(q_start, q_len, kv_len, num_tokens, config.extend, positions)
+        return extend_attention(q, pool, plan, table, 0, layout=layout, scale=0.07, vmem_limit_bytes=config.vmem_limit_bytes)
+
+    replicated = NamedSharding(one_chip(chip), PartitionSpec())
+    shape = functools.partial(jax.ShapeDtypeStruct, sharding=replicated)
+    q = shape((num_tokens, num_heads, 192), jnp.bfloat16)
+    pool = shape((num_heads // heads, 64, *layout.page_shape(heads, page_size)), jnp.bfloat16)
+    rows = [shape((num_rows,), jnp.int32)] * 4
+    with jax.sharding.use_abstract_mesh(replicated.mesh.abstract_mesh):
+        lowered = jax.jit(part).trace(q, pool, shape((num_rows, 1, 8), jnp.int32), *rows).lower()
+    facts = prove(lowered)
+    (kernel,) = facts.tpu_kernels
+    needed = vmem_bytes(PassShape(layout, heads, heads, page_size, "bfloat16", "bfloat16", is_decode=False), config.extend)
+    assert kernel.name == "paged_extend" and kernel.told_bytes > 0
+    assert kernel.vmem_bytes <= min(kernel.vmem_limit_bytes, 1.1 * needed + (1 << 20)), (kernel, needed)
+    assert not facts.copies_of((pool.shape[0] * pool.shape[1], *pool.shape[2:])) and not facts.copies_of(pool.shape)
 
 
 def test_the_chips_own_checks_are_off_unless_asked_for() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from jaxserve.kernels.pallas.tpu.layout import (
 )
 from jaxserve.kernels.pallas.tpu.merge import merge_decoded, tokens_are_whole_tiles
 from jaxserve.kernels.pallas.tpu.plan import PassPlan, TpuPlan
-from jaxserve.kernels.pallas.tpu.tuning import TYPICAL_CONTEXT, PassConfig
+from jaxserve.kernels.pallas.tpu.tuning import TYPICAL_CONTEXT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,19 +43,34 @@ class _Call:
     vmem_limit_bytes: int | None
     interpret: Any
     checked: bool
+    has_log_sums: bool = False
 
-    def shape(self, config: PassConfig) -> KernelShape:
+    def shape(self, plan: PassPlan) -> KernelShape:
         return KernelShape(
             layout=self.layout,
             num_kv_heads=self.pool.shape[1],
             page_size=self.pool.shape[2],
             pages_per_row=self.page_table.shape[2],
-            config=config,
+            config=plan.config,
             has_window=self.sliding_window is not None,
             soft_cap=self.soft_cap,
             has_sinks=self.sinks is not None,
             has_scales=self.scales is not None,
+            has_positions=plan.position is not None,
+            has_log_sums=self.has_log_sums,
         )
+
+
+class _PassResult(NamedTuple):
+    out: jax.Array  # [Hkv, tokens of the pass or more, G, value_lanes]; zeros for tokens that are in no item
+    log_sums: jax.Array | None  # float32 [Hkv, tokens or more, G, 1]
+
+
+class PartialAttention(NamedTuple):
+    """Over a part of the keys; `log_sums` are the weights by which parts are merged."""
+
+    out: jax.Array  # [T, Hq, value_dim]
+    log_sums: jax.Array  # float32 [T, Hq] natural logs of the sums of exp(score); about -1e30 where a query sees no key
 
 
 def paged_attention(
@@ -83,12 +98,12 @@ def paged_attention(
     options = (scale, sliding_window, soft_cap, sinks, vmem_limit_bytes, interpret, checked)
     call = _Call(pool, scales, plan.page_table, page_offset, layout, *options)
     if plan.extend is None:
-        out = _run_pass(call, q, plan.decode, "paged_decode", num_items=plan.page_table.shape[0])
+        out = _run_pass(call, q, plan.decode, "paged_decode", num_items=plan.page_table.shape[0]).out
         return unpack_tokens(layout.value_of(out), q.shape[0])
     tokens, place = plan.decode_tokens, plan.decode_place
     assert tokens is not None and place is not None, "a plan with an extend pass knows the decode rows' tokens"
-    extended = _run_pass(call, q, plan.extend, "paged_extend", num_items=plan.extend.num_blocks)
-    decoded = _run_pass(call, q[tokens], plan.decode, "paged_decode", num_items=plan.page_table.shape[0])
+    extended = _run_pass(call, q, plan.extend, "paged_extend", num_items=plan.extend.num_blocks).out
+    decoded = _run_pass(call, q[tokens], plan.decode, "paged_decode", num_items=plan.page_table.shape[0]).out
     if tokens_are_whole_tiles(Hq // Hkv, layout.value_lanes, q.dtype):
         merged = merge_decoded(extended, decoded, plan, interpret=interpret, checked=checked)
         return unpack_tokens(layout.value_of(merged), q.shape[0])
@@ -96,11 +111,44 @@ def paged_attention(
     return jnp.where((place >= 0)[:, None, None], decoded[jnp.maximum(place, 0)], extended)
 
 
-def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: int) -> jax.Array:
-    """q [tokens of the pass, Hq, key_dim] -> [Hkv, tokens or more, G, value_lanes]; zeros for tokens that are in no item.
+def extend_attention(
+    q: jax.Array,
+    pool: jax.Array,
+    plan: PassPlan,
+    page_table: jax.Array,
+    page_offset: jax.typing.ArrayLike,
+    *,
+    layout: RowLayout,
+    scale: float,
+    vmem_limit_bytes: int | None = None,
+    interpret: Any = False,
+    checked: bool = False,
+) -> PartialAttention:
+    """One extend pass over all rows of a plan. q [T, Hq, key_dim]; page_table [R, 1, max_pages].
 
-    `num_items`: how many items to tell XLA of.
+    pool [groups, P, Hkv, page_size, width] has Hkv KV heads of each group of heads, one group after the other: as many as VMEM
+    has room for at a time. Zeros for tokens that are in no item.
     """
+    (T, Hq, _), (groups, num_pages, Hkv, _, width) = q.shape, pool.shape
+    assert width == layout.width and Hq % (groups * Hkv) == 0, f"pool {pool.shape} for queries {q.shape} and {layout}"
+    pages = pool.reshape(groups * num_pages, *pool.shape[2:])
+
+    def attend(q: jax.Array, group: jax.typing.ArrayLike) -> PartialAttention:
+        options = (scale, None, None, None, vmem_limit_bytes, interpret, checked)
+        call = _Call(pages, None, page_table, page_offset + group * num_pages, layout, *options, has_log_sums=True)
+        result = _run_pass(call, q, plan, "paged_extend", num_items=plan.num_blocks)
+        assert result.log_sums is not None, "the call asks for them"
+        return PartialAttention(unpack_tokens(layout.value_of(result.out), T), unpack_tokens(result.log_sums, T)[..., 0])
+
+    if groups == 1:
+        return attend(q, 0)
+    by_group = q.reshape(T, groups, Hq // groups, -1).swapaxes(0, 1)
+    out, log_sums = jax.lax.map(lambda group: attend(*group), (by_group, jnp.arange(groups, dtype=jnp.int32)))
+    return PartialAttention(out.swapaxes(0, 1).reshape(T, Hq, -1), log_sums.swapaxes(0, 1).reshape(T, Hq))
+
+
+def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: int) -> _PassResult:
+    """q [tokens of the pass, Hq, key_dim]. `num_items`: how many items to tell XLA of."""
     (_, Hq, _), Hkv, config, layout = q.shape, call.pool.shape[1], plan.config, call.layout
     # tanh takes scores in units of the cap; else they go to base 2 at once.
     folded = call.scale * LOG2_E if call.soft_cap is None else call.scale / call.soft_cap
@@ -117,12 +165,15 @@ def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: i
         plan.q_start,
         plan.q_len,
         plan.kv_len,
+        plan.position,
         jnp.asarray(call.page_offset, jnp.int32).reshape(1),
         jnp.asarray(window, jnp.int32).reshape(1),
     )
     cost = _cost(call, q, num_items)
-    out = _call_kernel(call, config, scalars, packed, row_token, row_sinks, name, cost)
-    return tokens_of_tiles(out, config.tile_tokens, Hq // Hkv)
+    out, *log_sums = _call_kernel(call, plan, scalars, packed, row_token, row_sinks, name, cost)
+    by_row = [x.reshape(Hkv, num_tiles, -1, 1) for x in log_sums]
+    results = [tokens_of_tiles(x, config.tile_tokens, Hq // Hkv) for x in (out, *by_row)]
+    return _PassResult(results[0], results[1] if call.has_log_sums else None)
 
 
 def _cost(call: _Call, q: jax.Array, num_items: int) -> pl.CostEstimate:
@@ -158,16 +209,16 @@ def _sinks_of_rows(sinks: jax.Array, num_kv_heads: int, tile_tokens: int, rows: 
 
 def _call_kernel(
     call: _Call,
-    config: PassConfig,
-    scalars: tuple[jax.Array, ...],
+    plan: PassPlan,
+    scalars: tuple[jax.Array | None, ...],
     q: jax.Array,
     row_token: jax.Array,
     row_sinks: jax.Array | None,
     name: str,
     cost: pl.CostEstimate,
-) -> jax.Array:
-    """q as pack_queries has it -> the same with value_lanes."""
-    shape, layout = call.shape(config), call.layout
+) -> list[jax.Array]:
+    """q as pack_queries has it -> the same with value_lanes; and log sums, if the call has them, a lane for each row."""
+    shape, layout, config = call.shape(plan), call.layout, plan.config
     Hkv, num_tiles, rows, _ = q.shape
     block_tiles = config.block_tokens // config.tile_tokens
 
@@ -184,7 +235,13 @@ def _call_kernel(
         (kept_in_hbm(call.scales, call.interpret), in_hbm),
     ]
     scratch = _scratch(shape, call.pool.dtype, (Hkv, block_tiles, rows))
-    present = [True] * len(scalars) + [x is not None for x, _ in inputs] + [True] + [x is not None for x in scratch]
+    outputs = [(jax.ShapeDtypeStruct((*q.shape[:3], layout.value_lanes), q.dtype), tiles(layout.value_lanes))]
+    if shape.has_log_sums:
+        row_groups = pl.cdiv(rows, LANES)
+        spec = pl.BlockSpec((Hkv, block_tiles, row_groups, LANES), lambda block, *_: (0, block, 0, 0))
+        outputs.append((jax.ShapeDtypeStruct((Hkv, num_tiles, row_groups, LANES), jnp.float32), spec))
+    given_in = [x is not None for x in (*scalars, *(x for x, _ in inputs))]
+    present = [*given_in, True, shape.has_log_sums, *(x is not None for x in scratch)]
 
     def kernel(*given: Any) -> None:
         remaining = iter(given)
@@ -192,19 +249,19 @@ def _call_kernel(
 
     return pl.pallas_call(
         kernel,
-        out_shape=jax.ShapeDtypeStruct((*q.shape[:3], layout.value_lanes), q.dtype),
+        out_shape=[x for x, _ in outputs],
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(scalars),
+            num_scalar_prefetch=sum(x is not None for x in scalars),
             grid=(num_tiles // block_tiles,),
             in_specs=[spec for x, spec in inputs if x is not None],
-            out_specs=tiles(layout.value_lanes),
+            out_specs=[spec for _, spec in outputs],
             scratch_shapes=[x for x in scratch if x is not None],
         ),
         compiler_params=compiler_params(call.checked, call.vmem_limit_bytes),
         cost_estimate=cost,
         interpret=call.interpret,
         name=name,
-    )(*scalars, *(x for x, _ in inputs if x is not None))
+    )(*(x for x in (*scalars, *(x for x, _ in inputs)) if x is not None))
 
 
 def _scratch(shape: KernelShape, kv_dtype: jax.typing.DTypeLike, block_rows: tuple[int, int, int]) -> list[Any]:

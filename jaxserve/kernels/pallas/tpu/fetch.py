@@ -37,6 +37,8 @@ class KernelShape:
     soft_cap: float | None
     has_sinks: bool
     has_scales: bool
+    has_positions: bool  # of the plan: a row's keys may end before its queries do
+    has_log_sums: bool
 
     @property
     def block_pages(self) -> int:
@@ -75,6 +77,7 @@ class Refs(NamedTuple):
     q_start: Any
     q_len: Any
     kv_len: Any
+    position: Any
     page_offset: Any  # [1]
     window: Any  # [1]
     # Inputs.
@@ -84,8 +87,9 @@ class Refs(NamedTuple):
     page_table: Any  # HBM int32 [R, 1, pages_per_row]
     pool: Any  # HBM [P, Hkv, page_size, width]
     scales: Any  # HBM float32 [P, 2 * Hkv, page_size]
-    # Output.
+    # Outputs.
     out: Any  # VMEM [Hkv, tiles of the block, tile_rows, value_lanes]
+    log_sums: Any  # VMEM float32 [Hkv, tiles of the block, tile_rows / 128, 128]
     # Scratch.
     kv: Any  # VMEM [buffers, Hkv, kv_block_tokens, width]
     kv_scales: Any  # VMEM [buffers, block_pages, 2 * Hkv, page_size]
@@ -124,8 +128,12 @@ def read_item(shape: KernelShape, refs: Refs, index: Any) -> Item:
     start, length, kv_len = refs.q_start[row], refs.q_len[row], refs.kv_len[row]
     first_token = jnp.maximum(start, block * B)
     end_token = jnp.minimum(start + length, (block + 1) * B)
-    position = kv_len - length - start
-    kv_end = end_token + position
+    if shape.has_positions:
+        position = refs.position[row] - start
+        kv_end = jnp.minimum(end_token + position, kv_len)
+    else:
+        position = kv_len - length - start
+        kv_end = end_token + position
     first_page = jnp.int32(0)
     if shape.has_window:
         first_page = jnp.maximum(first_token + position - refs.window[0] + 1, 0) // shape.page_size

@@ -41,6 +41,7 @@ from jaxserve.kernels.pallas.tpu.layout import LANES
 from jaxserve.kernels.pallas.tpu.tuning import PRODUCT_ROWS
 
 LOG2_E = 1.4426950408889634
+_LN_2 = 1 / LOG2_E
 # The running maximum before the first score. A masked score is -inf, so its weight is 0 even where all scores are masked.
 NO_MAXIMUM = -1e30
 # Stands for "no sliding window" where only some layers have one; a position plus this is still an int32.
@@ -77,8 +78,19 @@ def _write_out(shape: KernelShape, refs: Refs) -> None:
             total = jnp.sum(refs.total[head, t], axis=1, keepdims=True)
             result = refs.weighted[head, t] / jnp.maximum(total, 1e-30)  # 0 for padding, whose weighted sum is 0 too
             refs.out[head, t] = result.astype(refs.out.dtype)
+            if shape.has_log_sums:
+                _write_log_sums(refs, head, t, total)
 
     jax.lax.fori_loop(0, refs.out.shape[1], tile, None)
+
+
+def _write_log_sums(refs: Refs, head: int, tile: Any, total: jax.Array) -> None:
+    """One lane for each row of the tile: as `maximum` has them, they would be more bytes than the results are."""
+    log_sums = refs.maximum[head, tile] * _LN_2 + jnp.log(jnp.maximum(total, 1e-30))
+    for i in range(refs.log_sums.shape[2]):
+        rows = log_sums[i * LANES : (i + 1) * LANES]
+        row, lane = (jax.lax.broadcasted_iota(jnp.int32, rows.shape, axis) for axis in (0, 1))
+        refs.log_sums[head, tile, pl.ds(i, 1)] = jnp.sum(jnp.where(row == lane, rows, 0.0), axis=0, keepdims=True)
 
 
 def _attend_item(shape: KernelShape, refs: Refs, block: Any, index: Any, num_items: Any) -> None:
@@ -188,6 +200,8 @@ def _attend_tile(
         & (last_token < item.end_token)
         & (key_position + shape.chunk_tokens - 1 <= first_token + item.position_of_token)
     )
+    if shape.has_positions:
+        sees_all &= key_position + shape.chunk_tokens <= item.kv_end
     if shape.has_window:
         sees_all &= key_position > last_token + item.position_of_token - refs.window[0]
     pl.when(sees_all)(lambda: all_heads(masked=False))
@@ -207,7 +221,10 @@ def _seen_columns(shape: KernelShape, refs: Refs, item: Item, first_token: Any, 
     is_mine = (token >= item.first_token) & (token < item.end_token)
     query_column = token + item.position_of_token - key_position
     begin = query_column - refs.window[0] + 1 if shape.has_window else None
-    return _Columns(begin, jnp.where(is_mine, query_column + 1, 0))
+    end = query_column + 1
+    if shape.has_positions:
+        end = jnp.minimum(end, item.kv_end - key_position)
+    return _Columns(begin, jnp.where(is_mine, end, 0))
 
 
 class _Part(NamedTuple):

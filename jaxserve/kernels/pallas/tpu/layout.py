@@ -38,11 +38,12 @@ class RowLayout:
     width: int  # a multiple of 128
 
     @staticmethod
-    def of(head_dim: int) -> RowLayout:
-        """Key and value of the same size."""
-        dense = align(2 * head_dim, LANES) < 2 * align(head_dim, LANES)
+    def of(head_dim: int, value_dim: int | None = None) -> RowLayout:
+        """Key and value, of the same size if there is no `value_dim`."""
+        value_dim = head_dim if value_dim is None else value_dim
+        dense = align(head_dim + value_dim, LANES) < align(head_dim, LANES) + align(value_dim, LANES)
         value_start = head_dim if dense else align(head_dim, LANES)
-        return RowLayout(head_dim, head_dim, value_start, align(value_start + head_dim, LANES))
+        return RowLayout(head_dim, value_dim, value_start, align(value_start + value_dim, LANES))
 
     @staticmethod
     def latent(latent_dim: int, rope_dim: int) -> RowLayout:
@@ -68,7 +69,7 @@ class RowLayout:
         return (num_kv_heads, page_size, self.width)
 
     def rows(self, k: jax.Array, v: jax.Array) -> jax.Array:
-        """k, v [T, Hkv, D] -> [T, Hkv, width]; lanes that are neither are zero, for products run over them."""
+        """k, v [T, Hkv, their dim] -> [T, Hkv, width]; lanes that are neither are zero, for products run over them."""
         gap, rest = self.value_start - self.key_dim, self.width - self.value_start - self.value_dim
         zeros = [jnp.zeros((*k.shape[:2], n), k.dtype) for n in (gap, rest)]
         return jnp.concatenate([k, zeros[0], v, zeros[1]], axis=-1)

@@ -32,6 +32,7 @@ class PassPlan:
     q_start: jax.Array  # [R] row r's queries are tokens q_start[r]:q_start[r] + q_len[r] of this pass
     q_len: jax.Array  # [R] 0 for rows that have no part in this pass
     kv_len: jax.Array  # [R]
+    position: jax.Array | None  # [R] of row r's first query, 0 for one at the row's first key; None: kv_len - q_len
     config: PassConfig = dataclasses.field(metadata={"static": True})
 
     @property
@@ -64,8 +65,23 @@ class TpuPlan:
     decode_place: jax.Array | None  # [T] the inverse: a token's place in the decode pass, -1 for those of no decode row
 
 
-def plan_pass(q_start: jax.Array, q_len: jax.Array, kv_len: jax.Array, num_tokens: int, config: PassConfig) -> PassPlan:
-    """Rows with q_len 0 or kv_len 0 get no items. q_start + q_len must not decrease over the rows that do."""
+def plan_pass(
+    q_start: jax.Array,
+    q_len: jax.Array,
+    kv_len: jax.Array,
+    num_tokens: int,
+    config: PassConfig,
+    positions: jax.Array | None = None,
+) -> PassPlan:
+    """Rows with q_len 0 or kv_len 0 get no items. q_start + q_len must not decrease over the rows that do.
+
+    `positions`, where a row's keys are a part of its sequence: where its first query stands, counted from the first of these
+    keys. Queries behind the keys (position >= kv_len) see all of them. Queries before the keys (position < 0) see none, and
+    have no part in the pass: q_start, q_len and position of the plan are those of the first query that sees a key.
+    """
+    if positions is not None:
+        num_before = jnp.clip(-positions, 0, q_len)
+        q_start, q_len, positions = q_start + num_before, q_len - num_before, positions + num_before
     R, B = q_start.shape[0], config.block_tokens
     num_blocks = -(-num_tokens // B)
     q_len = jnp.where(kv_len > 0, q_len, 0)
@@ -76,7 +92,7 @@ def plan_pass(q_start: jax.Array, q_len: jax.Array, kv_len: jax.Array, num_token
     row = jnp.minimum(_first_above(ends, items), R - 1)
     block = jnp.where(items < ends[-1], first[row] + items - (ends - counts)[row], num_blocks)
     block_items = jnp.sum(block[None, :] < jnp.arange(num_blocks + 1)[:, None], axis=1, dtype=jnp.int32)
-    return PassPlan(block_items, block, row, q_start, q_len, kv_len, config)
+    return PassPlan(block_items, block, row, q_start, q_len, kv_len, positions, config)
 
 
 def _first_above(ends: jax.Array, values: jax.Array) -> jax.Array:

@@ -78,6 +78,15 @@ def _with_queries(config: PassConfig, queries: int) -> PassConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExpandedConfig:
+    """Of latent attention over expanded keys and values, in which each head has its own."""
+
+    extend: PassConfig
+    heads_at_once: int  # the heads of a page; divides the number of heads
+    vmem_limit_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class PassShape:
     """What a pass works on, on one shard."""
 
@@ -182,12 +191,34 @@ def with_limits(
     chip = CHIPS[device_kind]
     queries = _decode_queries(decode, decode_config, chip)
     mixed_decode_bytes = vmem_bytes(decode, _with_queries(decode_config, queries))
-    # The model leaves out what the compiler spills and pads.
-    limit = 2 * max(vmem_bytes(decode, decode_config), mixed_decode_bytes, vmem_bytes(extend, extend_config))
-    limit = min(max(limit, 32 << 20), chip.vmem_bytes * 15 // 16)
+    limit = _vmem_limit(max(vmem_bytes(decode, decode_config), mixed_decode_bytes, vmem_bytes(extend, extend_config)), chip)
     smallest = memory_tile_tokens(decode.kv_dtype)
     largest = max(smallest, _WRITE_BYTES // (4 * decode.num_kv_heads * decode.layout.width))
     return TpuConfig(decode_config, extend_config, queries, smallest, largest, limit)
+
+
+def _vmem_limit(needed_bytes: int, chip: TpuChip) -> int:
+    """The model leaves out what the compiler spills and pads."""
+    return min(max(2 * needed_bytes, 32 << 20), chip.vmem_bytes * 15 // 16)
+
+
+def expanded_config(num_heads: int, layout: RowLayout, page_size: int, dtype: str, device_kind: str) -> ExpandedConfig:
+    """Of an extend pass with as many KV heads as query heads, which are those of one shard. A page of all of them may be too
+    much for VMEM; the pool then has groups of heads (extend_attention). ValueError if not even one head's page fits."""
+    chip = CHIPS[device_kind]
+    shapes = [
+        PassShape(layout, heads, heads, page_size, dtype, dtype, is_decode=False)
+        for heads in range(num_heads, 0, -1)
+        if num_heads % heads == 0
+    ]
+    fitting = [shape for shape in shapes if _fitting(shape, chip)] or shapes[-1:]
+
+    def seconds(shape: PassShape) -> float:
+        return num_heads // shape.num_heads * predicted_seconds(shape, _cheapest(shape, chip), chip)
+
+    shape = min(fitting, key=seconds)
+    config = pass_config(shape, device_kind)
+    return ExpandedConfig(config, shape.num_heads, _vmem_limit(vmem_bytes(shape, config), chip))
 
 
 def _decode_queries(shape: PassShape, config: PassConfig, chip: TpuChip) -> int:
@@ -224,10 +255,14 @@ def problem_of(shape: PassShape, config: PassConfig) -> str | None:
 
 
 def _cheapest(shape: PassShape, chip: TpuChip) -> PassConfig:
-    fitting = [c for c in candidates(shape) if 2 * vmem_bytes(shape, c) <= chip.vmem_bytes]
+    fitting = _fitting(shape, chip)
     if not fitting:
         raise ValueError(f"{shape.key}: no block size fits {chip.vmem_bytes >> 20} MiB of VMEM; smaller pages would.")
     return min(fitting, key=lambda c: (predicted_seconds(shape, c, chip), vmem_bytes(shape, c)))
+
+
+def _fitting(shape: PassShape, chip: TpuChip) -> list[PassConfig]:
+    return [config for config in candidates(shape) if 2 * vmem_bytes(shape, config) <= chip.vmem_bytes]
 
 
 def candidates(shape: PassShape) -> Iterator[PassConfig]:
