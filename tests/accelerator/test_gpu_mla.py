@@ -18,8 +18,7 @@ import pytest
 
 from jaxserve.kernels.pallas.gpu import mla_kernel
 from jaxserve.kernels.pallas.gpu.common import SMEM_BYTES
-from jaxserve.kernels.pallas.gpu.extend import ExtendConfig, plan_extend
-from jaxserve.kernels.pallas.gpu.mla import MlaConfig, mla_decode, mla_prefill, plan_mla_decode, unsupported
+from jaxserve.kernels.pallas.gpu.mla import MlaConfig, mla_decode, plan_mla_decode, unsupported
 from jaxserve.kernels.pallas.gpu.mla_plan import TILE, Row, Shape, Worker
 from jaxserve.kernels.pallas.gpu.softmax import Scoring
 from tests.accelerator.conftest import relative_error, some_always
@@ -161,31 +160,6 @@ def test_says_what_it_can_not_do() -> None:
         ({"dtype": jnp.float32}, "float32"),
     ]:
         assert word in str(unsupported(**{**fine, **change})), change
-
-
-def test_prefill_equals_attention_by_definition(interpret: Any) -> None:
-    """Two rows: one with a cached prefix, one without. Heads share the rope part."""
-    rng = np.random.default_rng()
-    q_lens, kv_lens, H = (9, 5), (70, 5), 2
-    T, S = sum(q_lens) + 2, sum(kv_lens)
-    q, k_nope, k_rope, v = (
-        jnp.asarray(rng.standard_normal(shape), jnp.bfloat16) for shape in ((T, H, 192), (S, H, 128), (S, 64), (S, H, 128))
-    )
-    config = ExtendConfig(block_kv=64)
-    plan = plan_extend(
-        jnp.array(kv_lens), jnp.array([0, 9, 14]), T, group=1, cu_kv_lens=jnp.array([0, 70, 75]), config=config
-    )  # fmt: skip
-    out = mla_prefill(q, k_nope, k_rope, v, plan, scale=SCALE, config=config, interpret=interpret)
-    want = np.zeros((T, H, 128))
-    exact = [np.asarray(x).astype(np.float64) for x in (q, k_nope, k_rope, v)]
-    keys = np.concatenate([exact[1], np.repeat(exact[2][:, None], H, axis=1)], axis=-1)
-    for row, (token, start) in enumerate([(0, 0), (9, 70)]):
-        for i, head in itertools.product(range(q_lens[row]), range(H)):
-            seen = slice(start, start + kv_lens[row] - q_lens[row] + 1 + i)
-            scores = keys[seen, head] @ exact[0][token + i, head] * SCALE
-            weights = np.exp(scores - scores.max())
-            want[token + i, head] = weights @ exact[3][seen, head] / weights.sum()
-    assert relative_error(out, want) < 8e-3
 
 
 COMPILED = [

@@ -18,7 +18,7 @@ from jaxserve.kernels.api import AttentionSpec, Chip, LatentBackend, choose_late
 from jaxserve.kernels.latent import Projections
 from jaxserve.kernels.latent_parts import Division
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuLatentAttention
-from jaxserve.kernels.pallas.tpu.tuning import CHIPS
+from jaxserve.kernels.pallas.tpu.tuning import CHIPS, ExpandedConfig
 from jaxserve.kernels.reference_latent import ReferenceLatentAttention
 from jaxserve.kernels.spec import ProjectedHead
 
@@ -28,7 +28,12 @@ LATENT_DIM, ROW_DIM = 32, 48
 HEAD = ProjectedHead(nope_dim=20, rope_dim=ROW_DIM - LATENT_DIM, value_dim=24)  # expanding pays from 71 queries on
 BINDS: dict[str, Callable[[AttentionSpec], LatentBackend]] = {
     "reference": ReferenceLatentAttention,
-    "tpu": functools.partial(PallasTpuLatentAttention, interpret=INTERPRET, override=SMALL),
+    "tpu": functools.partial(
+        PallasTpuLatentAttention,
+        interpret=INTERPRET,
+        override=SMALL,
+        expanded_override=ExpandedConfig(SMALL.extend, heads_at_once=2, vmem_limit_bytes=SMALL.vmem_limit_bytes or 0),
+    ),
 }
 
 
@@ -105,15 +110,24 @@ DIVIDED: dict[str, tuple[Any, int, dict[str, int], tuple[int, int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", DIVIDED)
-def test_rows_of_many_queries_are_expanded(name: str) -> None:
+def check_divided(bind: Callable[..., LatentBackend], name: str) -> None:
     rows, num_tokens, division, num_parts = DIVIDED[name]
     latents = Latents.draw(rows, 4, num_tokens=num_tokens, page_size=8)
-    backend = ReferenceLatentAttention(spec_for(latents), division=Division(**division))
+    backend = bind(spec_for(latents), division=Division(**division))
     divided = backend.plan(**latents.step.plan_arguments(), decode_q_len=None).work.divided
     assert divided is not None
     assert (int(divided.num_absorbed), int(divided.num_expanded)) == num_parts
     np.testing.assert_allclose(run_latent(backend, latents), latents.expected(), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_rows_of_many_queries_are_expanded(name: str) -> None:
+    check_divided(BINDS["reference"], name)
+
+
+@pytest.mark.parametrize("name", ["rows of many queries and of few"])
+def test_rows_of_many_queries_are_expanded_on_tpus(name: str) -> None:
+    check_divided(BINDS["tpu"], name)
 
 
 def test_short_steps_are_not_divided() -> None:

@@ -1,8 +1,8 @@
-"""PallasGpuLatentAttention: attention over paged latents on NVIDIA Hopper GPUs, absorbed in decode steps and for prompts.
+"""PallasGpuLatentAttention: attention over paged latents on NVIDIA Hopper GPUs.
 
-All of it is the kernel of `mla`. Of steps that bring more than a token per row it takes groups of queries as rows, which share
-a line of the page table (`query_groups`). By absorption a prompt costs (576 + 512) / (192 + 128) times the products of the
-expanded form, but reads the cache as it is. Rows of latents are written by a scatter, in place.
+Absorbed, it is the kernel of `mla`: of steps that bring more than a token per row it takes groups of queries as rows, which
+share a line of the page table (`query_groups`). Expanded, it is the kernel of `extend`. Rows of latents are written by a
+scatter, in place.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 import jax.typing
 
+from jaxserve.kernels import tuning
+from jaxserve.kernels.latent import LatentBackend, part_table
+from jaxserve.kernels.latent_parts import Division, ExpandedPart, expanding_pays_from
 from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention, wrong_chip
@@ -23,33 +26,54 @@ from jaxserve.kernels.spec import AttentionSpec
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class LatentWork:
+class AbsorbedWork:
     plan: Any  # MlaPlan
     groups: QueryGroups | None  # None: each row has one query
 
 
 @dataclasses.dataclass(frozen=True)
-class PallasGpuLatentAttention:
+class PallasGpuLatentAttention(LatentBackend):
     """LatentBackend in Pallas Mosaic GPU, for Hopper. The cache is one array of pages [1, page_size, head_dim]."""
 
     name: ClassVar[str] = PallasGpuAttention.name
     platforms: ClassVar[tuple[str, ...]] = PallasGpuAttention.platforms
     default_page_size: ClassVar[int] = 64  # a page is one tile
 
-    spec: AttentionSpec
+    # The host waits for a GPU to say how often a loop goes round. Not measured: of fewer tokens that may be all that is saved.
+    division: Division = dataclasses.field(default=Division(fewest_tokens=1024), kw_only=True)
     interpret: Any = None  # plgpu.InterpretGPUParams in tests
     override: Any = None  # MlaConfig, in tests
+    extend_override: Any = None  # ExtendConfig, in tests
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
         return wrong_chip(spec) or _wrong_shape(spec)
+
+    @property
+    def can_expand(self) -> bool:
+        from jaxserve.kernels.pallas.gpu import extend
+
+        spec = self.spec
+        if spec.projected is None:
+            return False
+        reason = extend.unsupported(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_heads,
+            head_dim=spec.projected.key_dim,
+            head_dim_v=spec.projected.value_dim,
+            page_size=spec.page_size or self.default_page_size,
+            dtype=spec.dtype,
+            kv_dtype=spec.dtype,
+            config=self._extend_config(),
+        )
+        return reason is None
 
     def kv_pages(self) -> PageArray:
         spec = self.spec
         assert spec.page_size is not None
         return PageArray((spec.num_kv_heads, spec.page_size, spec.head_dim), jnp.dtype(spec.kv_dtype), 0)
 
-    def plan(
+    def plan_absorbed(
         self,
         *,
         kv_lens: jax.Array,
@@ -65,57 +89,94 @@ class PallasGpuLatentAttention:
         with jax.named_scope("plan_attention"):
             is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_q_len)
             slot_pages = drop_padding(slot_pages, is_live)
-            q_len, groups = 1, None
+            q_len, groups, group_kv_lens, table_rows = 1, None, kv_lens, None
             if decode_q_len != 1:
                 q_len = mla.group_q_len(num_heads)
                 groups = QueryGroups.of(kv_lens, cu_q_lens, num_tokens, decode_q_len, q_len=q_len)
-            plan = mla.plan_mla_decode(
-                kv_lens if groups is None else groups.kv_lens,
-                None if groups is None else groups.rows,
-                q_len=q_len,
-                num_heads=num_heads,
-                config=self._config(),
-            )
-        work = LatentWork(plan, groups)
+                group_kv_lens, table_rows = groups.kv_lens, groups.rows
+            plan = mla.plan_mla_decode(group_kv_lens, table_rows, q_len=q_len, num_heads=num_heads, config=self._mla_config())
+        work = AbsorbedWork(plan, groups)
         return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_q_len)
 
-    def write(
-        self, rows: jax.Array, kv_cache: jax.Array, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike
+    def write_rows(
+        self, rows: jax.Array, kv_cache: jax.Array, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike
     ) -> jax.Array:
         from jaxserve.kernels.pallas.gpu import write
 
-        with jax.named_scope("write_kv"):
-            return write.scatter_rows(kv_cache, rows[:, None], metadata.slot_pages, metadata.slot_offsets, page_offset)
+        return write.scatter_rows(kv_cache, rows[:, None], plan.slot_pages, plan.slot_offsets, page_offset)
 
-    def attend(
+    def read_rows(self, kv_cache: jax.Array, pages: jax.Array) -> jax.Array:
+        return kv_cache.at[pages, 0].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+    def attend_absorbed(
         self,
         queries: jax.Array,
         kv_cache: jax.Array,
-        metadata: AttentionMetadata,
+        plan: AttentionMetadata,
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
     ) -> jax.Array:
         from jaxserve.kernels.pallas.gpu import mla
 
-        work: LatentWork = metadata.work
-        with jax.named_scope("attention"):
-            out = mla.mla_decode(
-                queries[:, None] if work.groups is None else work.groups.cut(queries),
-                kv_cache,
-                metadata.page_table,
-                work.plan,
-                jnp.asarray(page_offset, jnp.int32),
-                scale=scale,
-                config=self._config(),
-                interpret=self.interpret,
-            )
-            return out[:, 0] if work.groups is None else work.groups.join(out)
+        work: AbsorbedWork = plan.work
+        out = mla.mla_decode(
+            queries[:, None] if work.groups is None else work.groups.cut(queries),
+            kv_cache,
+            plan.page_table,
+            work.plan,
+            jnp.asarray(page_offset, jnp.int32),
+            scale=scale,
+            config=self._mla_config(),
+            interpret=self.interpret,
+        )
+        return out[:, 0] if work.groups is None else work.groups.join(out)
 
-    def _config(self) -> Any:
+    def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> Any:
+        from jaxserve.kernels.pallas.gpu import extend
+
+        return extend.plan_extend(
+            part.kv_lens,
+            cu_q_lens,
+            num_tokens,
+            group=1,
+            min_q_len=expanding_pays_from(self.spec) or 1,
+            first_positions=part.first_positions,
+            with_log_sums=True,
+            config=self._extend_config(),
+        )
+
+    def attend_expanded(
+        self, q: jax.Array, keys: jax.Array, values: jax.Array, part: ExpandedPart, plan: Any, *, scale: float
+    ) -> tuple[jax.Array, jax.Array]:
+        from jaxserve.kernels.pallas.gpu import extend
+
+        return extend.paged_extend(
+            q,
+            jnp.concatenate([keys, values], axis=-1),
+            None,
+            part_table(part, len(part.pages)),
+            plan,
+            0,
+            head_dim_v=values.shape[-1],
+            scale=scale,
+            with_log_sums=True,
+            config=self._extend_config(),
+            interpret=self.interpret,
+        )
+
+    def _mla_config(self) -> Any:
         from jaxserve.kernels.pallas.gpu import mla
 
         return self.override or mla.MlaConfig(num_blocks=self.spec.chip.num_cores)
+
+    def _extend_config(self) -> Any:
+        spec = self.spec
+        assert spec.projected is not None and spec.page_size is not None
+        dims = (spec.projected.key_dim, spec.projected.value_dim)
+        shape = tuning.KernelShape(spec.num_heads, spec.num_heads, *dims, spec.page_size, spec.dtype)
+        config = self.extend_override or tuning.extend_config(spec.chip.kind, shape)
+        return dataclasses.replace(config, num_sms=spec.chip.num_cores) if self.extend_override is None else config
 
 
 def _wrong_shape(spec: AttentionSpec) -> str | None:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxserve.kernels.pallas.gpu.extend import ExtendConfig, ExtendPlan, ragged_extend
 from jaxserve.kernels.pallas.gpu.mla_combine import combine_kernel
 from jaxserve.kernels.pallas.gpu.mla_kernel import attend_kernel
 from jaxserve.kernels.pallas.gpu.mla_plan import (
@@ -29,7 +28,7 @@ from jaxserve.kernels.pallas.gpu.mla_plan import (
 )
 from jaxserve.kernels.pallas.gpu.softmax import Scoring
 
-__all__ = ["MlaConfig", "MlaPlan", "group_q_len", "mla_decode", "mla_prefill", "plan_mla_decode", "unsupported"]
+__all__ = ["MlaConfig", "MlaPlan", "group_q_len", "mla_decode", "plan_mla_decode", "unsupported"]
 
 MOST_QUERIES = 4
 
@@ -94,28 +93,3 @@ def mla_decode(
     result = jax.new_ref(out)
     combine_kernel(s, interpret)(plan.rows, plan.combined, parts, part_logs, result)
     return jax.freeze(result).reshape(num_rows, q_len, num_heads, latent_dim)
-
-
-def mla_prefill(
-    q: jax.Array,
-    k_nope: jax.Array,
-    k_rope: jax.Array,
-    v: jax.Array,
-    plan: ExtendPlan,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-    soft_cap: float | None = None,
-    config: ExtendConfig,
-    interpret: Any = None,
-) -> jax.Array:
-    """MLA in full form, for prompts: q [T, H, Dn + Dr] over tokens' own heads, k_nope [S, H, Dn] and v [S, H, Dv], computed
-    from the latent, and the one rope part of all heads, k_rope [S, Dr]. Gives [T, H, Dv].
-
-    The plan is plan_extend's, of group 1 and with cu_kv_lens: a row's S tokens are its cached ones and its new ones.
-    """
-    k_rope = jnp.broadcast_to(k_rope[:, None], (*k_nope.shape[:2], k_rope.shape[-1]))
-    keys = jnp.concatenate([k_nope, k_rope], axis=-1)
-    return ragged_extend(
-        q, keys, v, plan, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap, config=config, interpret=interpret
-    )

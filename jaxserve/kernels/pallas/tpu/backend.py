@@ -10,13 +10,22 @@ import jax
 import jax.numpy as jnp
 import jax.typing
 
+from jaxserve.kernels.latent import LatentBackend, part_table
+from jaxserve.kernels.latent_parts import ExpandedPart
 from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
 from jaxserve.kernels.pages import PageArray
-from jaxserve.kernels.pallas.tpu.attention import paged_attention
+from jaxserve.kernels.pallas.tpu.attention import extend_attention, paged_attention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
 from jaxserve.kernels.pallas.tpu.mla import mla_attention, write_latents
-from jaxserve.kernels.pallas.tpu.plan import plan_step
-from jaxserve.kernels.pallas.tpu.tuning import TpuConfig, choose_config, layout_of, unsupported
+from jaxserve.kernels.pallas.tpu.plan import PassPlan, plan_pass, plan_step
+from jaxserve.kernels.pallas.tpu.tuning import (
+    ExpandedConfig,
+    TpuConfig,
+    choose_config,
+    expanded_config,
+    layout_of,
+    unsupported,
+)
 from jaxserve.kernels.pallas.tpu.write import write_rows
 from jaxserve.kernels.rotary import Rotary, quantize_rows, split_and_rotate
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
@@ -61,9 +70,8 @@ class _PallasTpu:
         scales = PageArray((2 * spec.num_kv_heads, spec.page_size), jnp.dtype(jnp.float32), 0)
         return TpuKV(pool, scales if spec.kv_dtype in QUANTIZED_DTYPES else None)  # type: ignore[arg-type]
 
-    def plan(
+    def _plan(
         self,
-        *,
         kv_lens: jax.Array,
         cu_q_lens: jax.Array,
         page_table: jax.Array,
@@ -90,6 +98,18 @@ class _PallasTpu:
 @dataclasses.dataclass(frozen=True)
 class PallasTpuAttention(_PallasTpu):
     """AttentionBackend."""
+
+    def plan(
+        self,
+        *,
+        kv_lens: jax.Array,
+        cu_q_lens: jax.Array,
+        page_table: jax.Array,
+        slot_pages: jax.Array,
+        slot_offsets: jax.Array,
+        decode_q_len: int | None,
+    ) -> AttentionMetadata:
+        return self._plan(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, decode_q_len)
 
     def rope_and_write(
         self,
@@ -140,35 +160,112 @@ class PallasTpuAttention(_PallasTpu):
 
 
 @dataclasses.dataclass(frozen=True)
-class PallasTpuLatentAttention(_PallasTpu):
-    """LatentBackend, absorbed in decode and in extend."""
+class PallasTpuLatentAttention(_PallasTpu, LatentBackend):
+    """LatentBackend: the kernel over rows with one KV head, and over expanded keys and values with one for each head."""
 
-    def write(self, rows: jax.Array, kv_cache: TpuKV, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> TpuKV:
-        with jax.named_scope("write_kv"):
-            latent, rotated = jnp.split(rows, [self.layout.value_dim], axis=1)
-            options = {"interpret": self.interpret, "checked": self.checked}
-            return TpuKV(*write_latents(*kv_cache, latent, rotated, metadata.work.write, page_offset, **options))
+    expanded_override: ExpandedConfig | None = None  # instead of what the cost model chooses
 
-    def attend(
+    @functools.cached_property
+    def expanded(self) -> ExpandedConfig | None:
+        """None if the kernel cannot have it."""
+        spec = self.spec
+        if spec.projected is None:
+            return None
+        assert spec.page_size is not None
+        try:
+            return self.expanded_override or expanded_config(
+                spec.num_heads, self._expanded_layout, spec.page_size, spec.dtype, spec.chip.kind
+            )
+        except ValueError:
+            return None
+
+    @property
+    def can_expand(self) -> bool:
+        return self.expanded is not None
+
+    @property
+    def _expanded_layout(self) -> RowLayout:
+        assert self.spec.projected is not None
+        return RowLayout.of(self.spec.projected.key_dim, self.spec.projected.value_dim)
+
+    def plan_absorbed(
+        self,
+        *,
+        kv_lens: jax.Array,
+        cu_q_lens: jax.Array,
+        page_table: jax.Array,
+        slot_pages: jax.Array,
+        slot_offsets: jax.Array,
+        decode_q_len: int | None,
+    ) -> AttentionMetadata:
+        return self._plan(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, decode_q_len)
+
+    def write_rows(self, rows: jax.Array, kv_cache: TpuKV, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> TpuKV:
+        latent, rotated = jnp.split(rows, [self.layout.value_dim], axis=1)
+        options = {"interpret": self.interpret, "checked": self.checked}
+        return TpuKV(*write_latents(*kv_cache, latent, rotated, plan.work.write, page_offset, **options))
+
+    def read_rows(self, kv_cache: TpuKV, pages: jax.Array) -> jax.Array:
+        def get(x: jax.Array) -> jax.Array:
+            return x.at[pages, 0].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+        rows = get(kv_cache.pool)[..., : self.spec.head_dim]
+        if kv_cache.scales is not None:
+            rows = rows.astype(jnp.float32) * get(kv_cache.scales)[..., None]
+        return rows.astype(self.spec.dtype)
+
+    def attend_absorbed(
         self,
         queries: jax.Array,
         kv_cache: TpuKV,
-        metadata: AttentionMetadata,
+        plan: AttentionMetadata,
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
     ) -> jax.Array:
-        with jax.named_scope("attention"):
-            q_latent, q_rotated = jnp.split(queries, [self.layout.value_dim], axis=2)
-            return mla_attention(
-                q_latent,
-                q_rotated,
-                kv_cache.pool,
-                kv_cache.scales,
-                metadata.work,
-                page_offset,
-                scale=scale,
-                vmem_limit_bytes=self.config.vmem_limit_bytes,
-                interpret=self.interpret,
-                checked=self.checked,
-            )
+        q_latent, q_rotated = jnp.split(queries, [self.layout.value_dim], axis=2)
+        return mla_attention(
+            q_latent,
+            q_rotated,
+            kv_cache.pool,
+            kv_cache.scales,
+            plan.work,
+            page_offset,
+            scale=scale,
+            vmem_limit_bytes=self.config.vmem_limit_bytes,
+            interpret=self.interpret,
+            checked=self.checked,
+        )
+
+    def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> PassPlan:
+        assert self.expanded is not None
+        q_lens = jnp.diff(cu_q_lens)
+        return plan_pass(cu_q_lens[:-1], q_lens, part.kv_lens, num_tokens, self.expanded.extend, positions=part.first_positions)
+
+    def attend_expanded(
+        self, q: jax.Array, keys: jax.Array, values: jax.Array, part: ExpandedPart, plan: PassPlan, *, scale: float
+    ) -> tuple[jax.Array, jax.Array]:
+        config, layout = self.expanded, self._expanded_layout
+        assert config is not None
+        pages = layout.rows(keys, values)
+        by_group = pages.reshape(len(pages), -1, config.heads_at_once, *pages.shape[2:]).swapaxes(0, 1)
+        return extend_attention(
+            q,
+            by_group,
+            plan,
+            part_table(part, len(pages))[:, None],
+            0,
+            layout=layout,
+            scale=scale,
+            vmem_limit_bytes=config.vmem_limit_bytes,
+            interpret=self.interpret,
+            checked=self.checked,
+        )
+
+    def without_table(self, plan: AttentionMetadata) -> AttentionMetadata:
+        work = dataclasses.replace(plan.work, page_table=None, write=None)
+        return dataclasses.replace(super().without_table(plan), work=work)
+
+    def with_table(self, plan: AttentionMetadata, whole: AttentionMetadata) -> AttentionMetadata:
+        work = dataclasses.replace(plan.work, page_table=whole.work.page_table, write=whole.work.write)
+        return dataclasses.replace(super().with_table(plan, whole), work=work)

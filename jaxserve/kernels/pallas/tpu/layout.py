@@ -69,9 +69,9 @@ class RowLayout:
         return (num_kv_heads, page_size, self.width)
 
     def rows(self, k: jax.Array, v: jax.Array) -> jax.Array:
-        """k, v [T, Hkv, their dim] -> [T, Hkv, width]; lanes that are neither are zero, for products run over them."""
+        """k, v [.., their dim] -> [.., width]; lanes that are neither are zero, for products run over them."""
         gap, rest = self.value_start - self.key_dim, self.width - self.value_start - self.value_dim
-        zeros = [jnp.zeros((*k.shape[:2], n), k.dtype) for n in (gap, rest)]
+        zeros = [jnp.zeros((*k.shape[:-1], n), k.dtype) for n in (gap, rest)]
         return jnp.concatenate([k, zeros[0], v, zeros[1]], axis=-1)
 
     def value_of(self, out: jax.Array) -> jax.Array:

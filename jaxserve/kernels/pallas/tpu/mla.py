@@ -1,9 +1,7 @@
 """Multi-head latent attention (DeepSeek) on TPUs, absorbed: all heads read one row per token, its latent and its rotated key.
 
 It is the kernel of kernel with one KV head and a row whose value is part of its key: decode and extend alike multiply the
-H heads of some tokens with rows of 576 (640 lanes). By absorption a prompt costs (576 + 512) / (192 + 128) times the products
-of the expanded form, but reads the cache as it is. A server that prefills long prompts without a cached prefix may prefer to
-expand them and use plain attention; that is the model's choice, not made here.
+H heads of some tokens with rows of 576 (640 lanes).
 """
 
 from __future__ import annotations
