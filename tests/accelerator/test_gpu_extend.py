@@ -299,7 +299,10 @@ def test_a_plan_covers_each_token_once_longest_first(config: ExtendConfig) -> No
         q_lens = rng.multinomial(rng.integers(513), np.full(9, 1 / 9))
         kv_lens = q_lens + rng.integers(0, 300, 9) * (q_lens > 0)
         cu_q_lens = np.cumsum([0, *q_lens])
-        plan_of_step = plan(jnp.asarray(kv_lens, jnp.int32), jnp.asarray(cu_q_lens, jnp.int32))
+        first_positions = kv_lens - q_lens + rng.choice([-200, 0, 200], 9)
+        plan_of_step = plan(
+            jnp.asarray(kv_lens, jnp.int32), jnp.asarray(cu_q_lens, jnp.int32), first_positions=jnp.asarray(first_positions)
+        )
         row, first, position, begin, end, kv_len, _ = np.asarray(plan_of_step.tiles).T
         assert (first % 8 == 0).all() and (first >= 0).all() and (first + config.tile_tokens(4) <= 512).all()
         covered = np.zeros(512, int)
@@ -312,12 +315,12 @@ def test_a_plan_covers_each_token_once_longest_first(config: ExtendConfig) -> No
             r = row[tile]
             assert (cu_q_lens[r] <= tokens).all() and (tokens < cu_q_lens[r + 1]).all() and kv_len[tile] == kv_lens[r]
             positions = position[tile] + np.arange(begin[tile], end[tile])
-            assert (positions == tokens - cu_q_lens[r] + kv_lens[r] - q_lens[r]).all()
+            assert (positions == tokens - cu_q_lens[r] + first_positions[r]).all()
         assert (covered == 1).all()
         tile, index = np.divmod(np.asarray(plan_of_step.places), config.tile_tokens(4))
         assert (first[tile] + index == np.arange(512)).all() and (begin[tile] <= index).all() and (index < end[tile]).all()
         assert plan_of_step.ends[-1] == (end > begin).sum()
-        costs = np.where(end > begin, np.where(kv_len > 0, position + end, 0), -1)
+        costs = np.where(end > begin, np.clip(position + end, 0, kv_len), -1)
         assert (np.diff(costs) <= 0).all()
 
 

@@ -218,14 +218,10 @@ def _visible(s: Shape, tile: Tile, kv_start: Any) -> jax.Array:
     if s.wg_heads > 1:
         token = token & (s.wg_tokens - 1)
     key = softmax.columns(ROWS, s.block_kv) + kv_start
-
-    def by_query(key: jax.Array) -> jax.Array:
-        return lax.broadcast_in_dim(key, (ROWS, s.block_kv), [0])
-
     position = token + tile.position
-    visible = key <= by_query(jnp.minimum(position, tile.kv_len - 1))
+    visible = key <= lax.broadcast_in_dim(jnp.minimum(position, tile.kv_len - 1), key.shape, [0])
     if s.sliding_window is not None:
-        visible &= key > by_query(position - s.sliding_window)
+        visible &= key > lax.broadcast_in_dim(position, key.shape, [0]) - s.sliding_window
     if s.page_size is None:
         visible &= key >= tile.lead
     return visible

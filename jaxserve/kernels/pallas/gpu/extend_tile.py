@@ -172,7 +172,7 @@ class Tile:
         tiles = work.tiles
         index, head_group = lax.div(item, jnp.int32(s.head_groups)), lax.rem(item, jnp.int32(s.head_groups))
         position, begin, end, kv_len = (tiles[index, field] for field in (POSITION, BEGIN, END, KV_LEN))
-        visible = jnp.clip(position + end, 0, kv_len)
+        visible = jnp.maximum(jnp.minimum(position + end, kv_len), 0)  # with jnp.clip's order registers spill for pages of 8
         kv_begin, kv_end = jnp.int32(0), lax.div(visible + (s.block_kv - 1), s.block_kv)
         oldest = tiles[index, LEAD] if s.page_size is None else jnp.int32(0)
         first = oldest  # the first key that all queries see
