@@ -23,8 +23,10 @@ from jaxserve.kernels.pallas.tpu.plan import plan_extend_write, plan_pass, plan_
 from jaxserve.kernels.pallas.tpu.tuning import (
     CHIPS,
     PassConfig,
+    PassShape,
     TpuConfig,
     choose_config,
+    expanded_config,
     pass_shapes,
     problem_of,
     vmem_bytes,
@@ -49,6 +51,33 @@ def test_items_are_the_blocks_and_rows_with_tokens_in_common(q_lens: list[int]) 
     for block in range(plan.num_blocks):
         first, end = plan.block_items[block : block + 2]
         assert [item for item in want if item[0] == block] == want[int(first) : int(end)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2), st.integers(-20, 20)), min_size=R, max_size=R).filter(
+        lambda rows: sum(q_len for q_len, _, _ in rows) <= T
+    )
+)
+def test_queries_before_all_keys_are_in_no_item(rows: list[tuple[int, int, int]]) -> None:
+    """Rows are (queries, keys, position of the first query)."""
+    q_lens, kv_lens, positions = (np.array(x) for x in zip(*rows, strict=True))
+    starts = np.cumsum([0, *q_lens[:-1]])
+    plan = plan_pass(*(jnp.asarray(x, jnp.int32) for x in (starts, q_lens, kv_lens)), T, CONFIG, jnp.asarray(positions))
+    seeing = [
+        (starts[row] + i, row)
+        for row, (q_len, kv_len, position) in enumerate(rows)
+        for i in range(q_len)
+        if kv_len > 0 and position + i >= 0
+    ]
+    want = sorted({(token // BLOCK, row) for token, row in seeing})
+    count = int(plan.block_items[-1])
+    assert list(zip(plan.item_block[:count].tolist(), plan.item_row[:count].tolist(), strict=True)) == want
+    assert plan.position is not None
+    for row in {row for _, row in want}:
+        first, length = int(plan.q_start[row]), int(plan.q_len[row])
+        assert [token for token, its_row in seeing if its_row == row] == list(range(first, first + length))
+        assert int(plan.position[row]) == positions[row] + first - starts[row]
 
 
 def test_rows_of_few_queries_are_decode_rows_of_mixed_steps() -> None:
@@ -92,20 +121,26 @@ def test_every_new_slot_is_in_one_item(rows: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "value_start", "width", "value_lanes"),
+    ("head_dim", "value_dim", "value_start", "width", "value_lanes"),
     [
-        (16, 16, 128, 128),
-        (64, 64, 128, 128),
-        (80, 128, 256, 128),
-        (128, 128, 256, 128),
-        (192, 192, 384, 256),
-        (256, 256, 512, 256),
+        (16, None, 16, 128, 128),
+        (64, None, 64, 128, 128),
+        (80, None, 128, 256, 128),
+        (128, None, 128, 256, 128),
+        (192, None, 192, 384, 256),
+        (256, None, 256, 512, 256),
+        (48, 32, 48, 128, 128),
+        (192, 128, 256, 384, 128),
+        (192, 64, 192, 256, 128),
     ],
 )
-def test_rows_take_as_few_lanes_as_they_can(head_dim: int, value_start: int, width: int, value_lanes: int) -> None:
-    layout = RowLayout.of(head_dim)
+def test_rows_take_as_few_lanes_as_they_can(
+    head_dim: int, value_dim: int | None, value_start: int, width: int, value_lanes: int
+) -> None:
+    layout = RowLayout.of(head_dim, value_dim)
     assert (layout.value_start, layout.width, layout.value_lanes) == (value_start, width, value_lanes)
-    k, v = np.random.default_rng(0).standard_normal((2, 3, 2, head_dim)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((3, 2, dim)).astype(np.float32) for dim in (head_dim, value_dim or head_dim))
     rows = np.asarray(layout.rows(jnp.asarray(k), jnp.asarray(v)))
     np.testing.assert_array_equal(rows[..., :head_dim], k)
     np.testing.assert_array_equal(layout.value_of(jnp.asarray(rows[..., layout.first_value_lane :])), v)
@@ -131,6 +166,19 @@ def test_chosen_sizes_fit(kind: str, heads: tuple[int, int, int], page_size: int
     for config, shape in zip((chosen.decode, chosen.extend), pass_shapes(spec), strict=True):
         assert problem_of(shape, config) is None
         assert 2 * vmem_bytes(shape, config) <= CHIPS[kind].vmem_bytes
+
+
+@pytest.mark.parametrize("kind", CHIPS)
+@pytest.mark.parametrize("num_heads", [1, 12, 16, 128])
+@pytest.mark.parametrize(("page_size", "dtype"), [(16, "bfloat16"), (128, "bfloat16"), (256, "float32")])
+def test_groups_of_expanded_heads_fit(kind: str, num_heads: int, page_size: int, dtype: str) -> None:
+    layout = RowLayout.of(192, 128)
+    chosen = expanded_config(num_heads, layout, page_size, dtype, kind)
+    heads = chosen.heads_at_once
+    shape = PassShape(layout, heads, heads, page_size, dtype, dtype, is_decode=False)
+    assert num_heads % heads == 0 and problem_of(shape, chosen.extend) is None
+    assert 2 * vmem_bytes(shape, chosen.extend) <= CHIPS[kind].vmem_bytes
+    assert vmem_bytes(shape, chosen.extend) < chosen.vmem_limit_bytes < CHIPS[kind].vmem_bytes
 
 
 DECODE_KEY = "decode 32/8 heads, D 128/128, pages of 128, bfloat16"
