@@ -122,10 +122,22 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
         kv_write_bytes=round(tokens * len(cfg.windows) * shard.kv_token_bytes + step.num_rows * shard.state_bytes),
         logits_bytes=lines * cfg.vocab_size * LOGITS_BYTES,
         matmul_flops=2 * (tokens * layer_params + lines * _matrix_params(head, tp_size)),
-        attention_flops=2 * step.num_rows * pairs * shard.num_heads * (cfg.head_dim + (cfg.latent_dim or cfg.head_dim)),
+        attention_flops=2 * step.num_rows * shard.num_heads * _attention_products(cfg, step, pairs),
         all_reduce_bytes=sharded * (2 * cfg.num_layers + 1) * tokens * cfg.hidden_size * shard.itemsize,
         all_gather_bytes=sharded * lines * cfg.vocab_size * LOGITS_BYTES,
     )
+
+
+def _attention_products(cfg: ModelConfig, step: StepShape, pairs: int) -> int:
+    """Of one sequence and one head, in all layers. Latents are absorbed or projected, as the backends have it."""
+    head, latent_dim = cfg.projected, cfg.latent_dim
+    if head is None or latent_dim is None:
+        return pairs * 2 * cfg.head_dim
+    fewest = head.pays_from(latent_dim)
+    if fewest is None or step.new_tokens < fewest:
+        return pairs * (cfg.head_dim + latent_dim)
+    cached = step.context_len - step.new_tokens  # what the new tokens are projected with counts as weights
+    return pairs * (head.key_dim + head.value_dim) + len(cfg.windows) * cached * head.products_per_token(latent_dim)
 
 
 def _matrix_params(tree: Any, tp_size: int) -> int:

@@ -87,14 +87,8 @@ class LatentBackend(abc.ABC):
         decode_q_len: int | None,
     ) -> AttentionMetadata:
         """Once per step. The arguments are AttentionMetadata's fields."""
-        whole = self.plan_absorbed(
-            kv_lens=kv_lens,
-            cu_q_lens=cu_q_lens,
-            page_table=page_table,
-            slot_pages=slot_pages,
-            slot_offsets=slot_offsets,
-            decode_q_len=decode_q_len,
-        )
+        step = AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, None, decode_q_len)
+        whole = self.plan_absorbed(step)
         divided = None
         if decode_q_len is None and self.can_expand:
             sizes = self.division.sizes(self.spec, len(slot_pages), *page_table.shape)
@@ -142,15 +136,10 @@ class LatentBackend(abc.ABC):
         def absorbed(index: jax.Array) -> tuple[AbsorbedPart, Any]:
             part = rows.absorbed(index, sizes.absorbed_tokens)
             nowhere = jnp.full(sizes.absorbed_tokens, NO_PAGE, jnp.int32)
-            plan = self.plan_absorbed(
-                kv_lens=part.kv_lens,
-                cu_q_lens=part.cu_q_lens,
-                page_table=whole.page_table,
-                slot_pages=nowhere,
-                slot_offsets=jnp.zeros_like(nowhere),
-                decode_q_len=None,
+            step = AttentionMetadata(
+                part.kv_lens, part.cu_q_lens, whole.page_table, nowhere, jnp.zeros_like(nowhere), None, decode_q_len=None
             )
-            return part, self.without_table(plan)
+            return part, self.without_table(self.plan_absorbed(step))
 
         def expanded(index: jax.Array) -> tuple[ExpandedPart, Any]:
             part = rows.expanded(index, sizes.pages, whole.page_table)
@@ -229,17 +218,8 @@ class LatentBackend(abc.ABC):
         """The cache as a pytree of PageArray."""
 
     @abc.abstractmethod
-    def plan_absorbed(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
-        """What the methods below take as `plan`."""
+    def plan_absorbed(self, step: AttentionMetadata) -> AttentionMetadata:
+        """`step` with the backend's work: what the methods below take as `plan`."""
 
     @abc.abstractmethod
     def write_rows(self, rows: jax.Array, kv_cache: Any, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> Any:

@@ -27,7 +27,7 @@ class Division:
 
     def sizes(self, spec: AttentionSpec, num_tokens: int, num_rows: int, max_pages: int) -> Sizes | None:
         """None: all is absorbed."""
-        fewest_queries = expanding_pays_from(spec)
+        fewest_queries = spec.expanding_pays_from
         if fewest_queries is None or num_tokens < max(fewest_queries, self.fewest_tokens):
             return None
         assert spec.page_size is not None and spec.projected is not None
@@ -50,19 +50,6 @@ class Sizes:
     absorbed_tokens: int  # of a part
     pages: int  # of an expanded part
     expanded_parts: int  # at most
-
-
-def expanding_pays_from(spec: AttentionSpec) -> int | None:
-    """The queries of a row from which on it takes fewer products to project its keys and values. None: it never does.
-
-    A key costs latent_dim products for each value it is projected to, and saves those by which a row of latents is longer, of
-    each query. (A query costs as much to absorb as its own key to project.)
-    """
-    if spec.projected is None or spec.latent_dim is None:
-        return None
-    projected = spec.projected.nope_dim + spec.projected.value_dim
-    saved = 2 * spec.latent_dim - projected
-    return -(-spec.latent_dim * projected // saved) if saved > 0 else None
 
 
 @jax.tree_util.register_dataclass

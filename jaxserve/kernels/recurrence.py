@@ -74,9 +74,8 @@ def recur(inputs: Recurrence, states: jax.Array, rows: StateRows, *, is_exact: b
 
 
 def _in_turn(inputs: Recurrence, lines: jax.Array, rows: StateRows) -> tuple[jax.Array, jax.Array]:
-    from jaxserve.kernels.pallas.gpu import (
-        recurrence as gpu,
-    )  # here, as it takes a second, which a server on a CPU can do without
+    # Here, as it takes a second, which a server on a CPU can do without.
+    from jaxserve.kernels.pallas.gpu import recurrence as gpu
 
     on_gpu = gpu.recurrent_step if gpu.takes_step(inputs) else tokens_in_turn
     result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(inputs, lines, rows, cuda=on_gpu, default=tokens_in_turn)

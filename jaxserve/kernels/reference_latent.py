@@ -47,23 +47,14 @@ class ReferenceLatentAttention(LatentBackend):
         assert spec.page_size is not None
         return reference_pages.pages(1, spec.head_dim, spec.page_size, spec.kv_dtype, spec.chip.platform, has_values=False)
 
-    def plan_absorbed(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
+    def plan_absorbed(self, step: AttentionMetadata) -> AttentionMetadata:
         return self._by_head.plan(
-            kv_lens=kv_lens,
-            cu_q_lens=cu_q_lens,
-            page_table=page_table,
-            slot_pages=slot_pages,
-            slot_offsets=slot_offsets,
-            decode_q_len=decode_q_len,
+            kv_lens=step.kv_lens,
+            cu_q_lens=step.cu_q_lens,
+            page_table=step.page_table,
+            slot_pages=step.slot_pages,
+            slot_offsets=step.slot_offsets,
+            decode_q_len=step.decode_q_len,
         )
 
     def write_rows(

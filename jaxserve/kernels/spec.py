@@ -21,6 +21,16 @@ class ProjectedHead:
     def key_dim(self) -> int:
         return self.nope_dim + self.rope_dim
 
+    def products_per_token(self, latent_dim: int) -> int:
+        """To project a latent, or to absorb a query and project what it has read."""
+        return latent_dim * (self.nope_dim + self.value_dim)
+
+    def pays_from(self, latent_dim: int) -> int | None:
+        """The queries of a row from which on it takes fewer products to project its keys and values than to absorb the queries,
+        which makes their scores and sums longer: latent_dim in place of nope_dim and of value_dim. None: it never does."""
+        saved = 2 * latent_dim - self.nope_dim - self.value_dim
+        return -(-self.products_per_token(latent_dim) // saved) if saved > 0 else None
+
 
 class HeadConfig(Protocol):
     """What AttentionSpec.of reads of a model's config."""
@@ -106,6 +116,11 @@ class AttentionSpec:
             latent_dim=config.latent_dim,
             projected=config.projected,
         )
+
+    @property
+    def expanding_pays_from(self) -> int | None:
+        """`ProjectedHead.pays_from` of what latents are projected to."""
+        return None if self.projected is None or self.latent_dim is None else self.projected.pays_from(self.latent_dim)
 
     @property
     def group(self) -> int:

@@ -163,7 +163,7 @@ def test_a_step_of_deepseek_v3_on_eight_h200(options: dict[str, Any], tmp_path: 
     assert plan.backend.name == "pallas" and plan.page_size == 64
     num_pages = 16384
     pool_bytes = sum(plan.page_bytes) * num_pages
-    # A prompt's keys are read in as many parts as there are, as are the rows that are absorbed; each is planned before the layers.
+    # A prompt's step is in parts, as many as there are, of either side; they are planned before the layers.
     for bucket, kernel_names, open_loops in (
         (plan.buckets.decode[-1], {"mla_decode", "mla_decode_combine"}, 0),
         (plan.buckets.extend[-2], {"mla_decode", "mla_decode_combine", "paged_extend"}, 2 + 2 * config.num_layers),

@@ -79,6 +79,15 @@ def test_attention_over_latents_scores_whole_rows_and_sums_their_first_part(tmp_
     assert work.attention_flops == 2 * 2 * 3 * 10 * 2 * (24 + 16)  # two layers, two heads
 
 
+def test_long_prompts_over_latents_are_projected(tmp_path: Path) -> None:
+    """16 x (12 + 12) products to project a token, 2 x 16 - (12 + 12) saved for each query and key: from 48 queries on."""
+    shard = ModelShard(config_of(tmp_path, TINY_LATENT), "bfloat16", 2, 24 * 2)
+    short, long = (step_work(shard, StepShape(1, new_tokens, 60)).attention_flops for new_tokens in (47, 48))
+    pairs = {n: sum(range(60 - n + 1, 61)) for n in (47, 48)}
+    assert short == 2 * 2 * 2 * pairs[47] * (24 + 16)  # two layers, two heads
+    assert long == 2 * 2 * 2 * (pairs[48] * (20 + 12) + 12 * 16 * (12 + 12))
+
+
 def test_one_device_sends_nothing(tmp_path: Path) -> None:
     work = step_work(ModelShard(config_of(tmp_path, TINY), "float32", 1, 64), StepShape(1, 1, 1))
     assert (work.all_reduce_bytes, work.all_gather_bytes) == (0, 0)

@@ -16,7 +16,7 @@ import jax.typing
 
 from jaxserve.kernels import tuning
 from jaxserve.kernels.latent import LatentBackend, part_table
-from jaxserve.kernels.latent_parts import Division, ExpandedPart, expanding_pays_from
+from jaxserve.kernels.latent_parts import Division, ExpandedPart
 from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention, wrong_chip
@@ -73,30 +73,20 @@ class PallasGpuLatentAttention(LatentBackend):
         assert spec.page_size is not None
         return PageArray((spec.num_kv_heads, spec.page_size, spec.head_dim), jnp.dtype(spec.kv_dtype), 0)
 
-    def plan_absorbed(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
+    def plan_absorbed(self, step: AttentionMetadata) -> AttentionMetadata:
         from jaxserve.kernels.pallas.gpu import mla
 
-        num_tokens, num_heads = len(slot_pages), self.spec.num_heads
+        num_heads, q_len = self.spec.num_heads, 1
+        groups, kv_lens, table_rows = None, step.kv_lens, None
         with jax.named_scope("plan_attention"):
-            is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_q_len)
-            slot_pages = drop_padding(slot_pages, is_live)
-            q_len, groups, group_kv_lens, table_rows = 1, None, kv_lens, None
-            if decode_q_len != 1:
+            is_live = live_tokens(step.kv_lens, step.cu_q_lens, step.num_tokens, step.decode_q_len)
+            slot_pages = drop_padding(step.slot_pages, is_live)
+            if step.decode_q_len != 1:
                 q_len = mla.group_q_len(num_heads)
-                groups = QueryGroups.of(kv_lens, cu_q_lens, num_tokens, decode_q_len, q_len=q_len)
-                group_kv_lens, table_rows = groups.kv_lens, groups.rows
-            plan = mla.plan_mla_decode(group_kv_lens, table_rows, q_len=q_len, num_heads=num_heads, config=self._mla_config())
-        work = AbsorbedWork(plan, groups)
-        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_q_len)
+                groups = QueryGroups.of(step.kv_lens, step.cu_q_lens, step.num_tokens, step.decode_q_len, q_len=q_len)
+                kv_lens, table_rows = groups.kv_lens, groups.rows
+            plan = mla.plan_mla_decode(kv_lens, table_rows, q_len=q_len, num_heads=num_heads, config=self._mla_config())
+        return dataclasses.replace(step, slot_pages=slot_pages, work=AbsorbedWork(plan, groups))
 
     def write_rows(
         self, rows: jax.Array, kv_cache: jax.Array, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike
@@ -140,7 +130,7 @@ class PallasGpuLatentAttention(LatentBackend):
             cu_q_lens,
             num_tokens,
             group=1,
-            min_q_len=expanding_pays_from(self.spec) or 1,
+            min_q_len=self.spec.expanding_pays_from or 1,
             first_positions=part.first_positions,
             with_log_sums=True,
             config=self._extend_config(),

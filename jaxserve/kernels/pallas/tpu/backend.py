@@ -70,29 +70,21 @@ class _PallasTpu:
         scales = PageArray((2 * spec.num_kv_heads, spec.page_size), jnp.dtype(jnp.float32), 0)
         return TpuKV(pool, scales if spec.kv_dtype in QUANTIZED_DTYPES else None)  # type: ignore[arg-type]
 
-    def _plan(
-        self,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
+    def _plan(self, step: AttentionMetadata) -> AttentionMetadata:
         with jax.named_scope("plan_attention"):
-            is_live = live_tokens(kv_lens, cu_q_lens, slot_pages.shape[0], decode_q_len)
-            slot_pages = drop_padding(slot_pages, is_live)
+            is_live = live_tokens(step.kv_lens, step.cu_q_lens, step.num_tokens, step.decode_q_len)
+            slot_pages = drop_padding(step.slot_pages, is_live)
             work = plan_step(
-                kv_lens,
-                cu_q_lens,
-                page_table,
+                step.kv_lens,
+                step.cu_q_lens,
+                step.page_table,
                 slot_pages,
-                slot_offsets,
-                decode_q_len=decode_q_len,
+                step.slot_offsets,
+                decode_q_len=step.decode_q_len,
                 page_size=self.kv_pages().pool.shape[1],
                 config=self.config,
             )
-        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_q_len)
+        return dataclasses.replace(step, slot_pages=slot_pages, work=work)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +101,7 @@ class PallasTpuAttention(_PallasTpu):
         slot_offsets: jax.Array,
         decode_q_len: int | None,
     ) -> AttentionMetadata:
-        return self._plan(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, decode_q_len)
+        return self._plan(AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, None, decode_q_len))
 
     def rope_and_write(
         self,
@@ -188,17 +180,8 @@ class PallasTpuLatentAttention(_PallasTpu, LatentBackend):
         assert self.spec.projected is not None
         return RowLayout.of(self.spec.projected.key_dim, self.spec.projected.value_dim)
 
-    def plan_absorbed(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
-        return self._plan(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, decode_q_len)
+    def plan_absorbed(self, step: AttentionMetadata) -> AttentionMetadata:
+        return self._plan(step)
 
     def write_rows(self, rows: jax.Array, kv_cache: TpuKV, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> TpuKV:
         latent, rotated = jnp.split(rows, [self.layout.value_dim], axis=1)
