@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.kernels.pallas.gpu.extend import ExtendConfig, paged_extend, plan_extend, ragged_extend, unsupported
+from jaxserve.kernels.pallas.gpu.extend import (
+    ExtendConfig,
+    extend_with_log_sums,
+    paged_extend,
+    plan_extend,
+    ragged_extend,
+    unsupported,
+)
 from jaxserve.kernels.pallas.gpu.extend_tile import Work
 from jaxserve.kernels.pallas.gpu.softmax import LOWEST
 from tests.accelerator.conftest import relative_error, some_always
@@ -158,12 +165,14 @@ def run(case: Case, drawn: Drawn, interpret: Any) -> tuple[np.ndarray, np.ndarra
             kv_lens, cu_q_lens, case.num_tokens, group=case.q_heads // case.kv_heads, min_q_len=case.min_q_len,
             first_positions=first_positions, with_log_sums=case.with_log_sums, config=case.config,
         )  # fmt: skip
-        return paged_extend(
-            q, pool, scales, jnp.asarray(drawn.table), plan, jnp.int32(case.page_offset),
-            head_dim_v=case.head_dim_v, scale=case.scale, sliding_window=case.sliding_window, soft_cap=case.soft_cap,
-            sinks=sinks if case.has_sinks else None, config=case.config, interpret=interpret,
-            **({"with_log_sums": True} if case.with_log_sums else {}),
-        )  # fmt: skip
+        options: Any = {
+            "head_dim_v": case.head_dim_v, "scale": case.scale, "sliding_window": case.sliding_window,
+            "soft_cap": case.soft_cap, "config": case.config, "interpret": interpret,
+        }  # fmt: skip
+        table, page_offset = jnp.asarray(drawn.table), jnp.int32(case.page_offset)
+        if case.with_log_sums:
+            return extend_with_log_sums(q, pool, table, plan, page_offset, **options)
+        return paged_extend(q, pool, scales, table, plan, page_offset, sinks=sinks if case.has_sinks else None, **options)
 
     pool = jnp.asarray(drawn.pool, case.kv_dtype or case.dtype)
     result = attend(jnp.asarray(drawn.q, case.dtype), pool, jnp.asarray(drawn.sinks))
@@ -394,11 +403,11 @@ def compiled(compile_for_h200: Callable[..., Any], case: Case, num_rows: int = 8
             kv_lens, cu_lens, T, group=group, min_q_len=2, cu_kv_lens=None if case.page_size else cu_lens,
             with_log_sums=case.with_log_sums, config=config,
         )  # fmt: skip
+        if case.with_log_sums:
+            return extend_with_log_sums(q, kv[0], table, plan, jnp.int32(0), head_dim_v=case.head_dim_v, **options)
         both = {**options, "sinks": sinks if case.has_sinks else None}
         if not case.page_size:
             return ragged_extend(q, *kv, plan, **both)
-        if case.with_log_sums:
-            both["with_log_sums"] = True
         return paged_extend(q, *kv, table, plan, jnp.int32(0), head_dim_v=case.head_dim_v, **both)
 
     if case.page_size:

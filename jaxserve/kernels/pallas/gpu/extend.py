@@ -7,7 +7,7 @@ tokens on a long prefix still fills the tensor cores' 64-row products. Padding t
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jaxserve.kernels.pallas.gpu.extend_plan import ExtendConfig, ExtendPlan, pa
 from jaxserve.kernels.pallas.gpu.extend_tile import Shape
 from jaxserve.kernels.pallas.gpu.softmax import Scoring
 
-__all__ = ["ExtendConfig", "ExtendPlan", "paged_extend", "plan_extend", "ragged_extend", "unsupported"]
+__all__ = ["ExtendConfig", "ExtendPlan", "extend_with_log_sums", "paged_extend", "plan_extend", "ragged_extend", "unsupported"]
 
 
 def unsupported(
@@ -56,11 +56,7 @@ def unsupported(
     return reason and f"{reason}."
 
 
-@overload
-def paged_extend(*args: Any, with_log_sums: Literal[True], **options: Any) -> tuple[jax.Array, jax.Array]: ...
-@overload
-def paged_extend(*args: Any, with_log_sums: Literal[False] = False, **options: Any) -> jax.Array: ...
-def paged_extend(  # type: ignore[misc]  # the overloads' options are any, to say each once
+def paged_extend(
     q: jax.Array,
     pool: jax.Array,
     scales: jax.Array | None,
@@ -73,21 +69,64 @@ def paged_extend(  # type: ignore[misc]  # the overloads' options are any, to sa
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
-    with_log_sums: bool = False,
     config: ExtendConfig,
     interpret: Any = None,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Causal attention of q [T, Hq, Dk] over pages: [T, Hq, Dv].
 
     pool [P, Hkv, page_size, Dk + Dv]; scales float32 [P, Hkv, 2, page_size] if it is quantized; page_table int32
     [R, max_pages]; page_offset int32 scalar, added to page ids.
     Tokens without a tile (rows below the plan's min_q_len) are left unspecified; padding tokens give zeros.
+    """
+    assert plan.places is None, "the plan is for extend_with_log_sums"
+    return _paged(
+        q, pool, scales, page_table, plan, page_offset, head_dim_v, Scoring(scale, soft_cap), sliding_window, sinks, config,
+        interpret,
+    )[0]  # fmt: skip
 
-    With log sums, for which the plan must have been made, also float32 [T, Hq]: of the keys that a query sees, the natural
-    logarithm of the sum of exp(score), with which results over chunks of a row's keys can be merged; softmax.LOWEST where it
+
+def extend_with_log_sums(
+    q: jax.Array,
+    pool: jax.Array,
+    page_table: jax.Array,
+    plan: ExtendPlan,
+    page_offset: jax.typing.ArrayLike,
+    *,
+    head_dim_v: int,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    config: ExtendConfig,
+    interpret: Any = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The same with what results over chunks of a row's keys are merged by; the plan is made with log sums, too.
+
+    float32 [T, Hq]: of the keys that a query sees, the natural logarithm of the sum of exp(score); softmax.LOWEST where it
     sees none.
     """
-    assert not (with_log_sums and sinks is not None), "log sums with sinks: each chunk's would count the sink again"
+    assert plan.places is not None, "the plan was made without log sums"
+    out, log_sums = _paged(
+        q, pool, None, page_table, plan, page_offset, head_dim_v, Scoring(scale, soft_cap), sliding_window, None, config,
+        interpret,
+    )  # fmt: skip
+    by_head = log_sums.reshape(-1, q.shape[1], plan.tile_tokens)  # of a tile all heads, one behind the other
+    return out, by_head.swapaxes(1, 2).reshape(-1, q.shape[1])[plan.places]
+
+
+def _paged(
+    q: jax.Array,
+    pool: jax.Array,
+    scales: jax.Array | None,
+    page_table: jax.Array,
+    plan: ExtendPlan,
+    page_offset: jax.typing.ArrayLike,
+    head_dim_v: int,
+    scoring: Scoring,
+    sliding_window: int | None,
+    sinks: jax.Array | None,
+    config: ExtendConfig,
+    interpret: Any,
+) -> list[jax.Array]:
     shape = Shape(
         num_q_heads=q.shape[1],
         num_kv_heads=pool.shape[1],
@@ -96,17 +135,16 @@ def paged_extend(  # type: ignore[misc]  # the overloads' options are any, to sa
         page_size=pool.shape[2],
         dtype=q.dtype,
         kv_dtype=pool.dtype,
-        scoring=Scoring(scale, soft_cap),
+        scoring=scoring,
         sliding_window=sliding_window,
         has_sinks=sinks is not None,
-        has_log_sums=with_log_sums,
+        has_log_sums=plan.places is not None,
         is_interpreted=interpret is not None,
         config=config,
     )
     assert shape.is_quantized == (scales is not None), f"a pool of {pool.dtype} and scales: {scales is not None}"
     kv = [pool, page_table, jnp.reshape(page_offset, (1,)).astype(jnp.int32), *([] if scales is None else [scales])]
-    out, *log_sums = _call(shape, q, plan, kv, sinks, interpret)
-    return (out, _by_token(shape, plan, *log_sums)) if with_log_sums else out
+    return _call(shape, q, plan, kv, sinks, interpret)
 
 
 def ragged_extend(
@@ -156,13 +194,6 @@ def _call(
     inputs = [_pad(q, padded), plan.tiles, plan.ends, *kv]
     out, *log_sums = kernel(*inputs, *([] if sinks is None else [sinks.astype(jnp.float32)]))
     return [out[:num_tokens], *log_sums]
-
-
-def _by_token(shape: Shape, plan: ExtendPlan, log_sums: jax.Array) -> jax.Array:
-    """[T, Hq] of log sums [items, consumers, ROWS]: a tile's are its heads', one behind the other, each with all tokens."""
-    assert plan.places is not None, "the plan was made without log sums"
-    by_head = log_sums.reshape(-1, shape.num_q_heads, plan.tile_tokens)
-    return by_head.swapaxes(1, 2).reshape(-1, shape.num_q_heads)[plan.places]
 
 
 def _pad(x: jax.Array, length: int) -> jax.Array:

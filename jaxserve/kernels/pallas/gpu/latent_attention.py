@@ -141,16 +141,14 @@ class PallasGpuLatentAttention(LatentBackend):
     ) -> tuple[jax.Array, jax.Array]:
         from jaxserve.kernels.pallas.gpu import extend
 
-        return extend.paged_extend(
+        return extend.extend_with_log_sums(
             q,
             jnp.concatenate([keys, values], axis=-1),
-            None,
             part_table(part, len(part.pages)),
             plan,
             0,
             head_dim_v=values.shape[-1],
             scale=scale,
-            with_log_sums=True,
             config=self._extend_config(),
             interpret=self.interpret,
         )
