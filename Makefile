@@ -66,7 +66,8 @@ test: $(DEV_STAMP)  ## run the tests that need no Python 3.12
 	$(BIN)/python -m pytest --hypothesis-profile ci -n $(JOBS) --dist loadfile -m "not matrix" --ignore tests/accelerator $(TESTS)
 
 families: $(DEV_STAMP)  ## every model family under all that serving does to it, against Transformers: an hour on two cores
-	$(BIN)/python -m pytest -n $(JOBS) -m matrix tests/scheduler/test_family_matrix.py tests/models
+	$(BIN)/python -m pytest -n $(JOBS) -m matrix tests/scheduler/test_family_matrix.py tests/models \
+		tests/e2e/test_live_parity.py
 
 fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
 	$(BIN)/python -m benchmarks.abuse --minutes $(MINUTES) --seed $(SEED)

@@ -16,7 +16,7 @@ from checkpoints import load_model
 from model_families import Served
 from model_families.case import NUM_CLIENTS
 
-OUTPUT_LEN = 40
+OUTPUT_LEN = 64
 CACHED_OUTPUT_LEN = 8
 NUM_TOP = 3
 

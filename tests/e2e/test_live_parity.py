@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from live_server import LiveServer, running
-from model_families import LIVE, Served
+from model_families import CASES, LIVE, Served, is_first_of_its_architecture
 from model_families.case import NUM_CLIENTS
 from parity import CACHED_OUTPUT_LEN, Oracle, asked_of_prompt
 
@@ -59,6 +59,21 @@ def on_the_command_line(options: dict[str, Any]) -> list[str]:
 def test_live_tokens_equal_those_of_transformers(
     served: Served, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
 ) -> None:
+    serve_and_check(served, checkpoint, tmp_path, compilation_cache)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {served.case for served in LIVE}))
+def test_every_architecture_is_served(
+    case: str, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
+) -> None:
+    if not is_first_of_its_architecture(case, checkpoint):
+        pytest.skip("another case has the same architecture")
+    served = Served(case, page_size=16, chunk=32, tp=2, mixed=True, drafts=True)
+    serve_and_check(served, checkpoint, tmp_path, compilation_cache)
+
+
+def serve_and_check(served: Served, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str) -> None:
     model = checkpoint(served.case)
     oracle = Oracle(model)
     prompts = oracle.prompts()

@@ -7,13 +7,16 @@ scheduler and runner in the test's process: variants). Of a family that only spe
 from __future__ import annotations
 
 import importlib
+import itertools
+import json
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from model_families.case import Case, Served
 
-__all__ = ["CASES", "IN_PROCESS", "LIVE", "Case", "Served"]
+__all__ = ["CASES", "IN_PROCESS", "LIVE", "Case", "Served", "is_first_of_its_architecture"]
 
 
 def _all(name: str, nothing: Any) -> Iterator[Any]:
@@ -24,3 +27,14 @@ def _all(name: str, nothing: Any) -> Iterator[Any]:
 CASES: dict[str, Case] = {name: case for cases in _all("CASES", {}) for name, case in cases.items()}
 LIVE: list[Served] = [served for part in _all("LIVE", ()) for served in part]
 IN_PROCESS: list[Served] = [served for part in _all("IN_PROCESS", ()) for served in part]
+
+
+def is_first_of_its_architecture(name: str, checkpoint: Callable[[str], Path]) -> bool:
+    """Of the cases, by what their checkpoints say."""
+
+    def architecture(name: str) -> str:
+        found: str = json.loads((checkpoint(name) / "config.json").read_text())["architectures"][0]
+        return found
+
+    before = itertools.takewhile(lambda other: other != name, CASES)
+    return architecture(name) not in {architecture(other) for other in before if CASES[other].family == CASES[name].family}

@@ -3,27 +3,25 @@ Transformers, alone and in a crowd, chunked, cached, mixed, retracted, with draf
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from model_families import CASES
-from parity import NUM_TOP, Oracle, prompts_for
+from model_families import CASES, is_first_of_its_architecture
+from parity import NUM_TOP, OUTPUT_LEN, Oracle, prompts_for
 from scheduler_harness import Harness
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import build, build_runner
+from jaxserve.models import ModelConfig
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
 
 pytestmark = pytest.mark.matrix
 
-OUTPUT_LEN = 64
 CHUNK = 32
 ROWS = 8
 MODES: dict[str, dict[str, Any]] = {
@@ -32,6 +30,8 @@ MODES: dict[str, dict[str, Any]] = {
     "drafts": {"page_size": 16, "tp_size": 4, "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3},
     "retracted": {"page_size": 4, "disable_overlap_schedule": True},
 }
+# Of models with experts: over groups of devices that hold slices of the same ones, and in `drafts` over all four devices.
+EXPERT_MODES: dict[str, dict[str, Any]] = {"mixed": {"ep_size": 1}, "retracted": {"tp_size": 4, "ep_size": 2}}
 # Whose answers do not repeat themselves, so that no draft is right; of others of their kind some are.
 UNFORESEEN = ("qwen3-next", "qwen3.5-moe", "bamba")
 
@@ -48,7 +48,7 @@ def test_tokens_equal_those_of_transformers(
 ) -> None:
     monkeypatch.setattr(build, "select_devices", lambda device, tp_size: None)  # this process has its eight
     model = checkpoint(case)
-    if not _is_first_of_its_architecture(case, checkpoint):
+    if not is_first_of_its_architecture(case, checkpoint):
         pytest.skip("another case has the same architecture")
     oracle = Oracle(model)
     output_len = min(OUTPUT_LEN, oracle.context_len // 2)
@@ -61,7 +61,10 @@ def test_tokens_equal_those_of_transformers(
         "decode_row_buckets": (ROWS,),
         "prefill_token_buckets": (512,),
     }
-    args = ServerArgs(model_path=str(model), compilation_cache_dir=compiled, random_seed=1, **options | MODES[mode])
+    options |= MODES[mode]
+    if ModelConfig.from_pretrained(model).num_experts:
+        options |= EXPERT_MODES.get(mode, {})
+    args = ServerArgs(model_path=str(model), compilation_cache_dir=compiled, random_seed=1, **options)
     built = build_runner(args, show_progress=False)
     harness = Harness(runner=built.runner, server_args=built.args, overlap=not args.disable_overlap_schedule)
     prompts = prompts_for(oracle.config.vocab_size, oracle.context_len - output_len)
@@ -86,12 +89,3 @@ def test_tokens_equal_those_of_transformers(
     assert bool(state["num_retractions"]) == (mode == "retracted")
     if mode == "drafts":
         assert (state["avg_spec_accept_length"] > 1) == (case not in UNFORESEEN)
-
-
-def _is_first_of_its_architecture(case: str, checkpoint: Callable[[str], Path]) -> bool:
-    def architecture(name: str) -> str:
-        found: str = json.loads((checkpoint(name) / "config.json").read_text())["architectures"][0]
-        return found
-
-    before = itertools.takewhile(lambda name: name != case, CASES)
-    return architecture(case) not in {architecture(name) for name in before if CASES[name].family == CASES[case].family}
