@@ -39,7 +39,8 @@ class PallasGpuLatentAttention(LatentBackend):
     platforms: ClassVar[tuple[str, ...]] = PallasGpuAttention.platforms
     default_page_size: ClassVar[int] = 64  # a page is one tile
 
-    # The host waits for a GPU to say how often a loop goes round. Not measured: of fewer tokens that may be all that is saved.
+    # A loop of a length that only the GPU knows is some launches more in every layer, or waits of the host. Not measured: with
+    # fewer tokens they may cost all that is saved (benchmarks/device, section mla).
     division: Division = dataclasses.field(default=Division(fewest_tokens=1024), kw_only=True)
     interpret: Any = None  # plgpu.InterpretGPUParams in tests
     override: Any = None  # MlaConfig, in tests
