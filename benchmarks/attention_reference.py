@@ -96,7 +96,7 @@ def step_metadata(backend: ReferenceAttention, case: Case, page_size: int, num_p
     q_lens = [query_len for query_len, _ in case.rows]
     num_tokens = case.num_tokens or len(case.rows) * case.max_q_len
     slots += [(1 << 30, 0)] * (num_tokens - len(slots))
-    return backend.plan(
+    step = AttentionMetadata(
         kv_lens=jnp.asarray([kv_len for _, kv_len in case.rows], jnp.int32),
         cu_q_lens=jnp.asarray(np.concatenate([[0], np.cumsum(q_lens)]), jnp.int32),
         page_table=jnp.asarray(table),
@@ -104,6 +104,7 @@ def step_metadata(backend: ReferenceAttention, case: Case, page_size: int, num_p
         slot_offsets=jnp.asarray([offset for _, offset in slots], jnp.int32),
         decode_q_len=case.max_q_len if case.num_tokens is None else None,
     )
+    return backend.plan(step)
 
 
 @dataclasses.dataclass(frozen=True)

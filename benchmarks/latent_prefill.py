@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.kernels.api import AttentionSpec, Chip, LatentBackend, choose_latent_backend
+from jaxserve.kernels.api import AttentionMetadata, AttentionSpec, Chip, LatentBackend, choose_latent_backend
 from jaxserve.kernels.latent import Projections
 from jaxserve.kernels.latent_parts import Division
 from jaxserve.kernels.spec import ProjectedHead
@@ -85,7 +85,7 @@ def make_step(backend: LatentBackend, rows: Rows) -> Step:
 
 
 def attend(backend: LatentBackend, step: Step, page_offset: jax.typing.ArrayLike = 0) -> jax.Array:
-    metadata = backend.plan(**step.arguments, decode_q_len=None)
+    metadata = backend.plan(AttentionMetadata(**step.arguments, decode_q_len=None))
     return backend.attend(step.q, step.projections, step.pool, metadata, page_offset, scale=SCALE)
 
 

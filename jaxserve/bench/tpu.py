@@ -91,11 +91,7 @@ def _pass_shape(op: str, spec: AttentionSpec) -> PassShape:
 def _metadata(backend: PallasTpuAttention, inputs: AttentionInputs, decode_q_len: int | None) -> AttentionMetadata:
     """Of a step that writes nothing: keys and values are there already."""
     nowhere = jnp.full(inputs.q.shape[0], NO_PAGE, jnp.int32)
-    return backend.plan(
-        kv_lens=inputs.kv_lens,
-        cu_q_lens=inputs.cu_q_lens,
-        page_table=inputs.page_table,
-        slot_pages=nowhere,
-        slot_offsets=jnp.zeros_like(nowhere),
-        decode_q_len=decode_q_len,
+    step = AttentionMetadata(
+        inputs.kv_lens, inputs.cu_q_lens, inputs.page_table, nowhere, jnp.zeros_like(nowhere), decode_q_len
     )
+    return backend.plan(step)

@@ -146,7 +146,8 @@ class Step:
         else:
             decode_q_len = bucket.tokens_per_row if bucket.decode_only else None
             rows = AttentionRows(batch.seq_lens, placement.cu_q_lens, pages, decode_q_len)
-        return self.attention.plan(**rows._asdict(), slot_pages=slot_pages, slot_offsets=slot_offsets)
+        step = AttentionMetadata(**rows._asdict(), slot_pages=slot_pages, slot_offsets=slot_offsets)
+        return self.attention.plan(step)
 
 
 def _count_drafts(batch: ForwardBatch, inputs: jax.Array, lengths: jax.Array) -> ForwardBatch:

@@ -74,17 +74,8 @@ class PagedBackend(Protocol):
         """The KV cache as a pytree of PageArray: each is an array [num_layers * num_pages, *page shape]."""
         ...
 
-    def plan(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
-        """Once per step. The arguments are AttentionMetadata's fields."""
+    def plan(self, step: AttentionMetadata) -> AttentionMetadata:
+        """`step` with the backend's work. Once per step, for all its layers."""
         ...
 
 

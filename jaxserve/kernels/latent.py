@@ -76,22 +76,12 @@ class LatentBackend(abc.ABC):
     spec: AttentionSpec
     division: Division = dataclasses.field(default_factory=Division, kw_only=True)
 
-    def plan(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
-        """Once per step. The arguments are AttentionMetadata's fields."""
-        step = AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, None, decode_q_len)
+    def plan(self, step: AttentionMetadata) -> AttentionMetadata:
+        """`step` with the backend's work. Once per step, for all its layers."""
         whole = self.plan_absorbed(step)
         divided = None
-        if decode_q_len is None and self.can_expand:
-            sizes = self.division.sizes(self.spec, len(slot_pages), *page_table.shape)
+        if step.decode_q_len is None and self.can_expand:
+            sizes = self.division.sizes(self.spec, step.num_tokens, *step.page_table.shape)
             divided = None if sizes is None else self._divide(whole, sizes)
         return dataclasses.replace(whole, work=LatentWork(whole, divided))
 
@@ -137,7 +127,7 @@ class LatentBackend(abc.ABC):
             part = rows.absorbed(index, sizes.absorbed_tokens)
             nowhere = jnp.full(sizes.absorbed_tokens, NO_PAGE, jnp.int32)
             step = AttentionMetadata(
-                part.kv_lens, part.cu_q_lens, whole.page_table, nowhere, jnp.zeros_like(nowhere), None, decode_q_len=None
+                part.kv_lens, part.cu_q_lens, whole.page_table, nowhere, jnp.zeros_like(nowhere), decode_q_len=None
             )
             return part, self.without_table(self.plan_absorbed(step))
 

@@ -1,7 +1,7 @@
 """AttentionMetadata: which tokens of a step belong to which row, and which pages hold each row's keys and values.
 
-Built once per step by a backend's `plan` and read by all layers. It knows no heads, no layout and no layers: one page id
-stands for the same page of every layer, and the caller adds the layer's offset.
+Built once per step, completed by a backend's `plan` and read by all layers. It knows no heads, no layout and no layers: one
+page id stands for the same page of every layer, and the caller adds the layer's offset.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class AttentionMetadata:
     page_table: jax.Array  # [R, max_pages] entries at or past ceil(kv_len / page_size) are garbage and never followed
     slot_pages: jax.Array  # [T] page each new token is written to; NO_PAGE or more for padding tokens
     slot_offsets: jax.Array  # [T] position inside that page
-    work: Any  # the backend's own division of the step's work, a pytree; nobody else looks inside
     # K, where no row has more queries: T == R * K, and row r's are the first of the tokens r * K:(r + 1) * K.
     # None: any number of them, row by row without gaps; row r's are the tokens cu_q_lens[r]:cu_q_lens[r + 1].
     decode_q_len: int | None = dataclasses.field(metadata={"static": True})
+    work: Any = None  # the backend's own division of the step's work, a pytree; nobody else looks inside
 
     @property
     def num_tokens(self) -> int:
@@ -38,6 +38,11 @@ class AttentionMetadata:
     @property
     def num_rows(self) -> int:
         return self.kv_lens.shape[0]
+
+    def without_padding(self) -> AttentionMetadata:
+        """Padding tokens at pages that no pool has (`drop_padding`)."""
+        is_live = live_tokens(self.kv_lens, self.cu_q_lens, self.num_tokens, self.decode_q_len)
+        return dataclasses.replace(self, slot_pages=drop_padding(self.slot_pages, is_live))
 
 
 def decode_q_lens(kv_lens: jax.Array, cu_q_lens: jax.Array, decode_q_len: int) -> jax.Array:

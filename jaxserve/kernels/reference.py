@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import jax.typing
 
 from jaxserve.kernels import reference_pages
-from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens, drop_padding, live_tokens
+from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens
 from jaxserve.kernels.query_tiles import QueryTiles, decode_tiles, extend_tiles
 from jaxserve.kernels.reference_loop import Attended, PagedKV, ReferenceTuning, ScoreOptions, attend_tiles
 from jaxserve.kernels.reference_pages import ReferenceKV
@@ -44,26 +44,15 @@ class ReferenceAttention:
         assert spec.page_size is not None
         return reference_pages.pages(spec.num_kv_heads, spec.head_dim, spec.page_size, spec.kv_dtype, spec.chip.platform)
 
-    def plan(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
-        num_tokens = slot_pages.shape[0]
+    def plan(self, step: AttentionMetadata) -> AttentionMetadata:
+        kv_lens, cu_q_lens, decode_q_len = step.kv_lens, step.cu_q_lens, step.decode_q_len
         tiles: tuple[QueryTiles, ...]
         with jax.named_scope("plan_attention"):
             if decode_q_len is None:
-                tiles = extend_tiles(kv_lens, cu_q_lens, num_tokens, self.tuning.q_tile_tokens)
+                tiles = extend_tiles(kv_lens, cu_q_lens, step.num_tokens, self.tuning.q_tile_tokens)
             else:
                 tiles = (decode_tiles(kv_lens, decode_q_lens(kv_lens, cu_q_lens, decode_q_len), decode_q_len),)
-            is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_q_len)
-            slot_pages = drop_padding(slot_pages, is_live)
-        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, tiles, decode_q_len)
+            return dataclasses.replace(step.without_padding(), work=tiles)
 
     def rope_and_write(
         self,

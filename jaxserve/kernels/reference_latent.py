@@ -53,14 +53,7 @@ class ReferenceLatentAttention(LatentBackend):
         return reference_pages.pages(1, spec.head_dim, spec.page_size, spec.kv_dtype, spec.chip.platform, has_values=False)
 
     def plan_absorbed(self, step: AttentionMetadata) -> AttentionMetadata:
-        return self._by_head.plan(
-            kv_lens=step.kv_lens,
-            cu_q_lens=step.cu_q_lens,
-            page_table=step.page_table,
-            slot_pages=step.slot_pages,
-            slot_offsets=step.slot_offsets,
-            decode_q_len=step.decode_q_len,
-        )
+        return self._by_head.plan(step)
 
     def write_rows(
         self, rows: jax.Array, kv_cache: ReferenceKV, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike

@@ -20,7 +20,7 @@ from jaxserve.aot.targets import gpu_devices
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.mesh import make_mesh
-from jaxserve.kernels.api import AttentionSpec, Chip, choose_latent_backend
+from jaxserve.kernels.api import AttentionMetadata, AttentionSpec, Chip, choose_latent_backend
 from jaxserve.kernels.latent import Projections
 from jaxserve.kernels.latent_parts import Division
 from jaxserve.kernels.pallas.gpu.extend import ExtendConfig
@@ -122,9 +122,8 @@ def test_a_step_equals_attention_by_definition(name: str, interpret: Any) -> Non
         "slot_pages": [table[row, position // page_size] if row >= 0 else 1 << 30 for row, position in tokens],
         "slot_offsets": [position % page_size for _, position in tokens],
     }
-    metadata = backend.plan(
-        **{name: jnp.asarray(array, jnp.int32) for name, array in arguments.items()}, decode_q_len=case.decode_q_len
-    )
+    step = {name: jnp.asarray(array, jnp.int32) for name, array in arguments.items()}
+    metadata = backend.plan(AttentionMetadata(**step, decode_q_len=case.decode_q_len))
     divided = metadata.work.divided
     assert (divided and (int(divided.num_absorbed), int(divided.num_expanded))) == case.num_parts
     written = backend.write(jnp.asarray(new, jnp.bfloat16), jnp.asarray(pool), metadata, num_pages)

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.bench.inputs import AttentionCase, make_inputs
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.tpu import TpuKernels
+from jaxserve.kernels.api import AttentionMetadata
 from jaxserve.kernels.pallas.tpu.attention import extend_attention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
@@ -92,7 +93,7 @@ def lower_layer(case: Case, decode_q_len: int | None) -> tuple[Any, Any]:
     T = case.rows * decode_q_len if decode_q_len else case.tokens
 
     def layer(cache: Any, qkv: jax.Array, arguments: Any, page_offset: jax.Array, sinks: jax.Array) -> Any:
-        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
+        metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
         q, cache = backend.rope_and_write(qkv, None, cache, metadata, page_offset)
         out = backend.ragged_paged_attention(
             q,
@@ -241,7 +242,7 @@ def test_layers_in_a_loop_carry_the_pool_in_place(decode_q_len: int | None, prov
     T, E, D = case.rows if decode_q_len else case.tokens, case.query_heads * case.head_dim, case.head_dim
 
     def step(cache: Any, x: jax.Array, weights: jax.Array, arguments: Any) -> Any:
-        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
+        metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
 
         def layer(carry: Any, inputs: Any) -> Any:
             (x, cache), (weight, index) = carry, inputs
@@ -326,7 +327,7 @@ def test_the_chips_own_checks_are_off_unless_asked_for() -> None:
         backend = PallasTpuAttention(case.spec, checked=checked)
 
         def layer(cache: Any, qkv: jax.Array, arguments: Any, backend: PallasTpuAttention = backend) -> Any:
-            metadata = backend.plan(**arguments, decode_q_len=1)
+            metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=1))
             q, cache = backend.rope_and_write(qkv, None, cache, metadata, 0)
             return backend.ragged_paged_attention(q, cache, metadata, 0, scale=0.1), cache
 

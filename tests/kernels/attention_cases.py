@@ -181,7 +181,7 @@ def write(
 
 @functools.partial(jax.jit, static_argnames="backend", donate_argnames="pool")
 def fill(backend: AttentionBackend, pool: Any, k: jax.Array, v: jax.Array, offset: Any, arguments: Any) -> Any:
-    return write(backend, pool, k, v, backend.plan(**arguments, decode_q_len=None), offset)
+    return write(backend, pool, k, v, backend.plan(AttentionMetadata(**arguments, decode_q_len=None)), offset)
 
 
 @functools.partial(jax.jit, static_argnames=("backend", "decode_q_len", "scale", "soft_cap", "static_window"))
@@ -201,7 +201,7 @@ def attend(
     static_window: int | None = None,
 ) -> tuple[jax.Array, Any]:
     """One layer of a model: plan, write, attend. The result, and the pool. `static_window` is for backends that want an int."""
-    metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
+    metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
     q, pool = backend.rope_and_write(pack_qkv(q, k, v), None, pool, metadata, page_offset)
     window = sliding_window if static_window is None else static_window
     out = backend.ragged_paged_attention(

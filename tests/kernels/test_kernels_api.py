@@ -11,6 +11,7 @@ import pytest
 
 from jaxserve.kernels.api import BACKENDS, AttentionBackend, AttentionSpec, Chip, choose_backend
 from jaxserve.kernels.reference import ReferenceAttention
+from jaxserve.kernels.spec import ProjectedHead
 
 SPEC = AttentionSpec(Chip("cpu"), num_heads=8, num_kv_heads=2, head_dim=64, dtype="float32", kv_dtype="float32")
 
@@ -89,6 +90,7 @@ class Config:
     head_dim: int = 64
     windows: tuple[int | None, ...] = (None, 16, None)
     latent_dim: int | None = None
+    projected: ProjectedHead | None = None
     uses_soft_cap: bool = True
     uses_sinks: bool = False
 

@@ -14,7 +14,7 @@ import pytest
 from attention_cases import Heads, Step, make_step, nan_pool, spec_of
 from tpu_interpreter import INTERPRET, SMALL, fail_on_races
 
-from jaxserve.kernels.api import AttentionSpec, Chip, LatentBackend, choose_latent_backend
+from jaxserve.kernels.api import AttentionMetadata, AttentionSpec, Chip, LatentBackend, choose_latent_backend
 from jaxserve.kernels.latent import Projections
 from jaxserve.kernels.latent_parts import Division
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuLatentAttention
@@ -75,7 +75,7 @@ def run_latent(backend: LatentBackend, latents: Latents) -> np.ndarray:
 
     @functools.partial(jax.jit, static_argnames="decode_q_len")
     def layer(pool: Any, rows: jax.Array, q: jax.Array, arguments: Any, decode_q_len: int | None) -> Any:
-        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
+        metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
         pool = backend.write(rows, pool, metadata, offset)
         return backend.attend(q, latents.projections, pool, metadata, offset, scale=HEAD.key_dim**-0.5), pool
 
@@ -114,7 +114,7 @@ def check_divided(bind: Callable[..., LatentBackend], name: str) -> None:
     rows, num_tokens, division, num_parts = DIVIDED[name]
     latents = Latents.draw(rows, 4, num_tokens=num_tokens, page_size=8)
     backend = bind(spec_for(latents), division=Division(**division))
-    divided = backend.plan(**latents.step.plan_arguments(), decode_q_len=None).work.divided
+    divided = backend.plan(AttentionMetadata(**latents.step.plan_arguments(), decode_q_len=None)).work.divided
     assert divided is not None
     assert (int(divided.num_absorbed), int(divided.num_expanded)) == num_parts
     np.testing.assert_allclose(run_latent(backend, latents), latents.expected(), atol=2e-6, rtol=0)
@@ -133,7 +133,7 @@ def test_rows_of_many_queries_are_expanded_on_tpus(name: str) -> None:
 def test_short_steps_are_not_divided() -> None:
     latents = Latents.draw(((60, 60),), 4)
     backend = ReferenceLatentAttention(spec_for(latents))
-    assert backend.plan(**latents.step.plan_arguments(), decode_q_len=None).work.divided is None
+    assert backend.plan(AttentionMetadata(**latents.step.plan_arguments(), decode_q_len=None)).work.divided is None
 
 
 def deepseek(chip: Chip, **changes: Any) -> AttentionSpec:

@@ -13,7 +13,7 @@ from attention_cases import Heads, make_step, nan_pool, pack_qkv, spec_of, write
 
 from jaxserve.executor.kv_cache import ArraysLayout
 from jaxserve.kernels import reference_pages
-from jaxserve.kernels.api import AttentionSpec, Chip
+from jaxserve.kernels.api import AttentionMetadata, AttentionSpec, Chip
 from jaxserve.kernels.metadata import NO_PAGE, drop_padding
 from jaxserve.kernels.reference import ReferenceAttention
 
@@ -28,7 +28,7 @@ def test_write_touches_the_new_slots_only(decode_q_len: int | None, dtype: Any) 
     backend = ReferenceAttention(spec_of(step, dtype))
     pool = nan_pool(backend, LAYERS * step.num_pages)
     arguments = step.plan_arguments()
-    metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
+    metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
     k, v = (jnp.asarray(step.new(x), dtype) for x in (step.keys, step.values))
     layer = 1
     written = write(backend, pool, k, v, metadata, layer * step.num_pages)
@@ -47,7 +47,7 @@ def test_read_inverts_write() -> None:
     backend = ReferenceAttention(spec_of(step, jnp.bfloat16))
     pool = nan_pool(backend, step.num_pages)
     k, v = (jnp.asarray(step.new(x), jnp.bfloat16) for x in (step.keys, step.values))
-    pool = write(backend, pool, k, v, backend.plan(**step.plan_arguments(), decode_q_len=None), 0)
+    pool = write(backend, pool, k, v, backend.plan(AttentionMetadata(**step.plan_arguments(), decode_q_len=None)), 0)
     for which, new in ((reference_pages.KEYS, k), (reference_pages.VALUES, v)):
         found = reference_pages.read(pool, jnp.asarray(step.page_table), which)
         assert found.dtype == jnp.float32
@@ -83,7 +83,7 @@ def compiled_step(decode_q_len: int | None, dtype: Any, num_pages: int) -> tuple
     }
 
     def model(pool: Any, q: jax.Array, k: jax.Array, v: jax.Array, arguments: dict[str, jax.Array]) -> Any:
-        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
+        metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
 
         def layer(carry: tuple[jax.Array, jax.Array], index: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
             pool, x = carry

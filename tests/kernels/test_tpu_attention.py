@@ -13,6 +13,7 @@ import pytest
 from attention_cases import Heads, Step, expected, make_step, nan_pool, pack_qkv, rounded, run, spec_of
 from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 
+from jaxserve.kernels.api import AttentionMetadata
 from jaxserve.kernels.pallas.tpu import kernel as tpu_kernel
 from jaxserve.kernels.pallas.tpu import write as tpu_write
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
@@ -145,7 +146,7 @@ def test_a_write_changes_the_new_slots_of_one_layer_only(
 
     @jax.jit
     def write(cache: Any) -> Any:
-        metadata = backend.plan(**arguments, decode_q_len=decode_q_len)
+        metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
         return backend.rope_and_write(pack_qkv(*new), None, cache, metadata, jnp.int32(step.num_pages))[1]
 
     changed = np.zeros((layers * step.num_pages, page_size), bool)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.typing
 import numpy as np
 
-from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
+from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.native.library import PAGED_ATTENTION, NoLibraryError, target_name
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.reference_pages import ReferenceKV
@@ -42,19 +42,9 @@ class NativeAttention(ReferenceAttention):
             return str(error)
         return super().supports(spec)
 
-    def plan(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
+    def plan(self, step: AttentionMetadata) -> AttentionMetadata:
         """The custom call cuts the step itself, so nothing is divided here."""
-        slot_pages = drop_padding(slot_pages, live_tokens(kv_lens, cu_q_lens, slot_pages.shape[0], decode_q_len))
-        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, None, decode_q_len)
+        return step.without_padding()
 
     def ragged_paged_attention(
         self,

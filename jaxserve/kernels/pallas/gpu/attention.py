@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import jax.typing
 
 from jaxserve.kernels import tuning
-from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens, drop_padding, live_tokens
+from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.gpu.query_parts import QueryParts
 from jaxserve.kernels.rotary import Rotary
@@ -66,26 +66,15 @@ class PallasGpuAttention:
         scales = PageArray((spec.num_kv_heads, 2, spec.page_size), jnp.dtype(jnp.float32), 0)
         return GpuKV(pool, scales if spec.kv_dtype in QUANTIZED_DTYPES else None)  # type: ignore[arg-type]
 
-    def plan(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
-        num_tokens = slot_pages.shape[0]
+    def plan(self, step: AttentionMetadata) -> AttentionMetadata:
+        kv_lens, cu_q_lens, page_table, decode_q_len = step.kv_lens, step.cu_q_lens, step.page_table, step.decode_q_len
         with jax.named_scope("plan_attention"):
-            is_live = live_tokens(kv_lens, cu_q_lens, num_tokens, decode_q_len)
-            slot_pages = drop_padding(slot_pages, is_live)
             if decode_q_len is None:
                 is_decode = cu_q_lens[1:] - cu_q_lens[:-1] == 1
                 work = GpuWork(
                     decode=self._plan_decode(jnp.where(is_decode, kv_lens, 0), None, q_len=1),
-                    extend=self._plan_extend(kv_lens, cu_q_lens, num_tokens),
-                    decode_tokens=jnp.where(is_decode, cu_q_lens[:-1], num_tokens),
+                    extend=self._plan_extend(kv_lens, cu_q_lens, step.num_tokens),
+                    decode_tokens=jnp.where(is_decode, cu_q_lens[:-1], step.num_tokens),
                     decode_table=page_table,
                 )
             else:
@@ -97,7 +86,7 @@ class PallasGpuAttention:
                     decode_tokens=None,
                     decode_table=parts.of_rows(page_table),
                 )
-        return AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, work, decode_q_len)
+            return dataclasses.replace(step.without_padding(), work=work)
 
     def rope_and_write(
         self,

@@ -17,7 +17,7 @@ import jax.typing
 from jaxserve.kernels import tuning
 from jaxserve.kernels.latent import LatentBackend, part_table
 from jaxserve.kernels.latent_parts import Division, ExpandedPart
-from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
+from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention, wrong_chip
 from jaxserve.kernels.pallas.gpu.query_groups import QueryGroups
@@ -80,14 +80,12 @@ class PallasGpuLatentAttention(LatentBackend):
         num_heads, q_len = self.spec.num_heads, 1
         groups, kv_lens, table_rows = None, step.kv_lens, None
         with jax.named_scope("plan_attention"):
-            is_live = live_tokens(step.kv_lens, step.cu_q_lens, step.num_tokens, step.decode_q_len)
-            slot_pages = drop_padding(step.slot_pages, is_live)
             if step.decode_q_len != 1:
                 q_len = mla.group_q_len(num_heads)
                 groups = QueryGroups.of(step.kv_lens, step.cu_q_lens, step.num_tokens, step.decode_q_len, q_len=q_len)
                 kv_lens, table_rows = groups.kv_lens, groups.rows
             plan = mla.plan_mla_decode(kv_lens, table_rows, q_len=q_len, num_heads=num_heads, config=self._mla_config())
-        return dataclasses.replace(step, slot_pages=slot_pages, work=AbsorbedWork(plan, groups))
+            return dataclasses.replace(step.without_padding(), work=AbsorbedWork(plan, groups))
 
     def write_rows(
         self, rows: jax.Array, kv_cache: jax.Array, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike

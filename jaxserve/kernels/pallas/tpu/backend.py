@@ -12,7 +12,7 @@ import jax.typing
 
 from jaxserve.kernels.latent import LatentBackend, part_table
 from jaxserve.kernels.latent_parts import ExpandedPart
-from jaxserve.kernels.metadata import AttentionMetadata, drop_padding, live_tokens
+from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas.tpu.attention import extend_attention, paged_attention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
@@ -72,36 +72,26 @@ class _PallasTpu:
 
     def _plan(self, step: AttentionMetadata) -> AttentionMetadata:
         with jax.named_scope("plan_attention"):
-            is_live = live_tokens(step.kv_lens, step.cu_q_lens, step.num_tokens, step.decode_q_len)
-            slot_pages = drop_padding(step.slot_pages, is_live)
+            step = step.without_padding()
             work = plan_step(
                 step.kv_lens,
                 step.cu_q_lens,
                 step.page_table,
-                slot_pages,
+                step.slot_pages,
                 step.slot_offsets,
                 decode_q_len=step.decode_q_len,
                 page_size=self.kv_pages().pool.shape[1],
                 config=self.config,
             )
-        return dataclasses.replace(step, slot_pages=slot_pages, work=work)
+            return dataclasses.replace(step, work=work)
 
 
 @dataclasses.dataclass(frozen=True)
 class PallasTpuAttention(_PallasTpu):
     """AttentionBackend."""
 
-    def plan(
-        self,
-        *,
-        kv_lens: jax.Array,
-        cu_q_lens: jax.Array,
-        page_table: jax.Array,
-        slot_pages: jax.Array,
-        slot_offsets: jax.Array,
-        decode_q_len: int | None,
-    ) -> AttentionMetadata:
-        return self._plan(AttentionMetadata(kv_lens, cu_q_lens, page_table, slot_pages, slot_offsets, None, decode_q_len))
+    def plan(self, step: AttentionMetadata) -> AttentionMetadata:
+        return self._plan(step)
 
     def rope_and_write(
         self,
