@@ -62,8 +62,12 @@ def test_live_tokens_equal_those_of_transformers(
     serve_and_check(served, checkpoint, tmp_path, compilation_cache)
 
 
+# With this config Transformers makes no tokenizer, without which there is no server: others of our tests compare it.
+REFUSED = {"internlm3-qkv-bias"}
+
+
 @pytest.mark.matrix
-@pytest.mark.parametrize("case", sorted(CASES.keys() - {served.case for served in LIVE}))
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {served.case for served in LIVE} - REFUSED))
 def test_every_architecture_is_served(
     case: str, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
 ) -> None:
