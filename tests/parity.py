@@ -83,7 +83,7 @@ class Oracle:
             return
         expected = self.logprobs(prompt)[start:-1]
         np.testing.assert_allclose(found, expected[np.arange(len(found)), prompt[start + 1 :]], atol=1e-3)
-        best, tokens = expected.topk(NUM_TOP, dim=-1).values, torch.tensor([[token for _, token in row] for row in top])
+        best, tokens = expected.topk(NUM_TOP, dim=-1).values, torch.tensor([[int(token) for _, token in row] for row in top])
         np.testing.assert_allclose([[value for value, _ in row] for row in top], best, atol=1e-3)
         np.testing.assert_allclose(expected.gather(-1, tokens), best, atol=1e-3)  # of two as likely either may come first
         assert all(len(set(row)) == NUM_TOP for row in tokens.tolist())
