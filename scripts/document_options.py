@@ -26,7 +26,7 @@ def options_page() -> str:
         "# Options",
         "",
         "Of `jaxserve serve`, and as keyword arguments of `jaxserve.Engine` (`--page-size` is `page_size`). Names and defaults",
-        "are SGLang's where SGLang has the option. Made from `jaxserve/config.py` by `scripts/document_options.py`.",
+        "are SGLang's where SGLang has the option. Made from `jaxserve/config` by `scripts/document_options.py`.",
     ]
     headings, last = sections(), ""
     for field in dataclasses.fields(ServerArgs):

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 4 * 2**30
 
 # All that an entry can depend on: what the executor may import (tests/test_imports.py).
-_SOURCES = ("executor", "kernels", "models", "config.py", "runner.py", "types.py")
+_SOURCES = ("executor", "kernels", "models", "config", "runner.py", "types.py")
 _MAGIC = b"jaxserve executable 1\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 

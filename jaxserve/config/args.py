@@ -1,4 +1,4 @@
-"""ServerArgs: every option of a server or an Engine, its default, its help text and its rules, in one place.
+"""ServerArgs: every option of a server or an Engine, its default and its help text, in one place.
 
 Names and defaults are SGLang's where SGLang has the option (`--model-path` is `model_path`). The command line is generated
 from these fields, so a default stands here and nowhere else. A ServerArgs is frozen: resolving an "auto" returns a new one.
@@ -8,51 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxserve.config.checks import check, flag
+from jaxserve.config.names import (
+    ALIASES,
+    ATTENTION_BACKENDS,
+    DEVICES,
+    DTYPES,
+    EVICTION_POLICIES,
+    EXPERT_RECORDER_MODES,
+    GRAMMAR_BACKENDS,
+    KV_CACHE_DTYPES,
+    LARGEST_PAGE_SIZE,
+    LOAD_BALANCE_METHODS,
+    LOAD_FORMATS,
+    LOG_LEVELS,
+    QUANTIZATIONS,
+    SCHEDULE_POLICIES,
+    SPECULATIVE_ALGORITHMS,
+    WARMUPS,
+)
 from jaxserve.parsers.names import REASONING_NAMES, TOOL_NAMES
-
-SCHEDULE_POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
-EVICTION_POLICIES = ("lru", "lfu", "fifo", "priority")
-DTYPES = ("auto", "float32", "bfloat16")
-LOAD_FORMATS = ("auto", "safetensors", "orbax", "dummy")
-DEVICES = ("auto", "cpu", "cuda", "tpu")
-ATTENTION_BACKENDS = ("auto", "pallas", "native", "reference")
-# Name of an option -> dtype of the stored keys and values; "auto": the model's.
-KV_CACHE_DTYPES = {"auto": "auto", "bfloat16": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "int8": "int8"}
-QUANTIZATIONS = ("int8wo",)
-SPECULATIVE_ALGORITHMS = ("NGRAM",)
-EXPERT_RECORDER_MODES = ("stat",)
-GRAMMAR_BACKENDS = ("llguidance", "none")
-WARMUPS = ("auto", "full", "early")
-LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-LARGEST_PAGE_SIZE = 128
-# Option -> the histogram whose buckets it sets.
-METRIC_BUCKETS = {
-    "bucket_time_to_first_token": "time_to_first_token_seconds",
-    "bucket_inter_token_latency": "inter_token_latency_seconds",
-    "bucket_e2e_request_latency": "e2e_request_latency_seconds",
-    "prompt_tokens_buckets": "prompt_tokens_histogram",
-    "generation_tokens_buckets": "generation_tokens_histogram",
-}
-# Labels that metrics have anyway.
-_TAKEN_LABELS = frozenset(
-    ("model_name", "engine_type", "dp_rank", "le", "quantile", "stage", "mode", "kind", "group", "cache_source", "status_code",
-     "endpoint", "method", "component", "job", "instance")
-)  # fmt: skip
-_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-# Other names of options, of which SGLang's users know some.
-ALIASES = {
-    "model": "model_path",
-    "tp": "tp_size",
-    "tensor_parallel_size": "tp_size",
-    "ep": "ep_size",
-    "expert_parallel_size": "ep_size",
-}
-_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+", re.IGNORECASE)
 
 
 def arg(
@@ -279,7 +257,25 @@ class ServerArgs:
     soft_watchdog_timeout: float | None = arg(
         None, "Write the stacks of a step that takes longer than this many seconds to the log, and go on."
     )
+    scheduler_recv_interval: int = arg(
+        1, "Look for new requests every so many decode steps; more than 1 delays requests, and aborts, to decode faster."
+    )
     sleep_on_idle: bool = arg(True, "Wait on the socket instead of spinning when there is nothing to do.")
+
+    # --- replicas
+    dp_size: int = arg(
+        1, "Replicas of the model, each with a scheduler process, a KV cache and --tp-size devices of its own, on this host."
+    )
+    load_balance_method: str = arg(
+        "auto",
+        "Which replica a request goes to. round_robin: in turn; shortest_queue, also called total_requests: the one with the "
+        "fewest; total_tokens: the fewest tokens; cache_aware: where most of its prompt is cached, unless another has so much "
+        "less to do that computing it there is sooner. auto: cache_aware; shortest_queue with --disable-radix-cache.",
+        choices=LOAD_BALANCE_METHODS,
+    )
+    restart_workers: bool = arg(
+        False, "Start a replica again when its process has died; the others serve meanwhile. Its requests end with an error."
+    )
 
     # --- speculative decoding
     speculative_algorithm: str | None = arg(
@@ -346,118 +342,8 @@ class ServerArgs:
             if isinstance(value, list):  # as Python's callers and JSON write what is a tuple here
                 object.__setattr__(self, field.name, tuple(value))
             if choices and value is not None and value not in choices:
-                raise ValueError(f"{_flag(field.name)} must be one of {', '.join(map(str, choices))}; got {value!r}.")
-        self._check_ranges()
-        self._check_json()
-        if self.enable_mixed_chunk and self.chunked_prefill_size == -1:
-            raise ValueError("--enable-mixed-chunk needs chunked prefill; do not set --chunked-prefill-size -1.")
-        if self.speculative_num_draft_tokens is not None and self.speculative_algorithm is None:
-            raise ValueError("--speculative-num-draft-tokens needs --speculative-algorithm.")
-        self._check_browsers_and_keys()
-        self._check_white_space()
-        self._check_labels()
-        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
-            raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
-        if self.chat_template is not None and self.hf_chat_template_name is not None:
-            raise ValueError("Give --chat-template or --hf-chat-template-name, not both.")
-        for name in ("ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"):
-            if getattr(self, name) and self.ssl_certfile is None:
-                raise ValueError(f"{_flag(name)} needs --ssl-certfile and --ssl-keyfile.")
-
-    def _check_browsers_and_keys(self) -> None:
-        for name in ("api_key", "admin_api_key"):
-            if (key := getattr(self, name)) is not None:
-                check_key(key, _flag(name))
-        if self.fastapi_root_path and not re.fullmatch(r"(/[^/\s?#]+)+", self.fastapi_root_path):
-            raise ValueError(f"--fastapi-root-path begins with / and does not end with it; got {self.fastapi_root_path!r}.")
-        for origin in [] if self.allowed_origins is None else self.allowed_origins.split(","):
-            if not _ORIGIN.fullmatch(origin.strip()):
-                raise ValueError(f"--allowed-origins holds scheme://host or scheme://host:port, or *; got {origin!r}.")
-
-    def _check_white_space(self) -> None:
-        pattern = self.constrained_json_whitespace_pattern
-        if pattern is None:
-            return
-        if self.constrained_json_disable_any_whitespace:
-            raise ValueError(
-                "--constrained-json-whitespace-pattern has no effect with --constrained-json-disable-any-whitespace."
-            )
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"--constrained-json-whitespace-pattern must be a regular expression: {error}.") from error
-
-    def _check_labels(self) -> None:
-        extra = json.loads(self.extra_metric_labels or "{}")
-        for name in (*extra, *(self.tokenizer_metrics_allowed_custom_labels or ())):
-            if not _LABEL.fullmatch(name) or name.startswith("__") or name in _TAKEN_LABELS:
-                raise ValueError(f"A metric's label must be a word of letters, digits and _ that is not in use; got {name!r}.")
-        if not all(isinstance(value, str) for value in extra.values()):
-            raise ValueError(f"--extra-metric-labels must hold texts; got {self.extra_metric_labels!r}.")
-        if both := set(extra) & set(self.tokenizer_metrics_allowed_custom_labels or ()):
-            raise ValueError(f"--extra-metric-labels must not name labels that requests may bring; got {min(both)!r}.")
-
-    def _check_ranges(self) -> None:
-        at_least_one = (
-            "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens",
-            "prefill_max_requests", "stream_interval", "tp_size", "ep_size", "decode_log_interval", "max_body_size_mb",
-            "max_mamba_cache_size", "mamba_track_interval",
-            "limit_concurrency", "max_reply_numbers",
-            "speculative_ngram_min_match_window_size",
-        )  # fmt: skip
-        for name in at_least_one:
-            self._check(name, lambda v: v >= 1, "at least 1")
-        for name in (
-            "max_queued_requests",
-            "max_stored_responses",
-            "prefill_decode_interval",
-            "max_top_logprobs",
-            "ep_num_redundant_experts",
-            "shutdown_timeout_s",
-        ):
-            self._check(name, lambda v: v >= 0, "at least 0")
-        for name in (
-            "request_waiting_timeout_s",
-            "request_running_timeout_s",
-            "watchdog_timeout",
-            "soft_watchdog_timeout",
-            "grammar_compile_timeout_s",
-            "custom_logit_processor_timeout_s",
-            "stream_stall_timeout_s",
-        ):
-            self._check(name, lambda v: v > 0, "above 0")
-        least = self.speculative_ngram_min_match_window_size
-        self._check("speculative_ngram_max_match_window_size", lambda v: v >= least, f"at least {least}, the smallest window")
-        self._check("speculative_num_draft_tokens", lambda v: v >= 2, "at least 2: the certain token and one guess")
-        self._check("log_requests_level", lambda v: 0 <= v <= 3, "in [0, 3]")
-        self._check("schedule_conservativeness", lambda v: v >= 0, "at least 0")
-        self._check("page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
-        self._check("chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")
-        self._check("mem_fraction_static", lambda v: 0 < v <= 1, "in (0, 1]")
-        self._check("swa_full_tokens_ratio", lambda v: 0 < v <= 1, "in (0, 1]")
-        self._check("port", lambda v: 0 <= v <= 65535, "in [0, 65535]")
-        for name in ("prefill_token_buckets", "decode_row_buckets"):
-            self._check(name, lambda v: v and min(v) >= 1 and list(v) == sorted(set(v)), "increasing positive numbers")
-        for name in METRIC_BUCKETS:
-            self._check(
-                name, lambda v: 1 <= len(v) <= 100 and min(v) > 0 and list(v) == sorted(set(v)) and max(v) < float("inf"),
-                "up to 100 increasing positive numbers",
-            )  # fmt: skip
-
-    def _check(self, name: str, holds: Callable[[Any], Any], rule: str) -> None:
-        value = getattr(self, name)
-        if value is not None and not holds(value):
-            raise ValueError(f"{_flag(name)} must be {rule}; got {value!r}.")
-
-    def _check_json(self) -> None:
-        for name in (field.name for field in dataclasses.fields(self) if field.metadata["is_json"]):
-            text = getattr(self, name)
-            try:
-                ok = text is None or isinstance(json.loads(text), dict)
-            except ValueError:
-                ok = False
-            if not ok:
-                raise ValueError(f"{_flag(name)} must be a JSON object; got {text!r}.")
+                raise ValueError(f"{flag(field.name)} must be one of {', '.join(map(str, choices))}; got {value!r}.")
+        check(self)
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> ServerArgs:
@@ -499,15 +385,3 @@ def by_field(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{field} is given twice, also as {name}.")
         given[field] = value
     return given
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def check_key(key: str, source: str) -> None:
-    """Raises ValueError if no request could bring the key, or any could."""
-    if not key.strip():
-        raise ValueError(f"{source} is empty: anybody could bring that key. Leave it away for a server without a key.")
-    if key != key.strip() or not key.isprintable():
-        raise ValueError(f"{source} holds blanks around the key or characters that no header can carry: it would never match.")
