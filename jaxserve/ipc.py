@@ -34,6 +34,7 @@ LONGEST_SOCKET_PATH = 103
 MOST_BYTES_TOGETHER = 256 * 1024
 # How long a closing sender waits for its last messages to leave.
 LINGER_MS = 2000
+_LONGEST_NAMES = (WorkerAddress(DETOKENIZER), WorkerAddress(SCHEDULER, 99, 999))
 _PREFIX = "jaxserve-"
 _LOCK = "lock"
 
@@ -51,7 +52,7 @@ class IpcPaths:
         _remove_dead_folders()
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         paths = IpcPaths(folder, _lock(folder))
-        length = max(len(os.fsencode(a.removeprefix("ipc://"))) for a in (paths.scheduler, paths.detokenizer, paths.tokenizer))
+        length = max(len(os.fsencode(paths.of(worker).removeprefix("ipc://"))) for worker in _LONGEST_NAMES)
         if length > LONGEST_SOCKET_PATH:
             paths.remove()
             raise ValueError(
@@ -61,11 +62,9 @@ class IpcPaths:
         return paths
 
     def of(self, worker: WorkerAddress) -> str:
-        return f"ipc://{self.folder / f'{worker.kind}-{worker.rank}.ipc'}"
-
-    @property
-    def scheduler(self) -> str:
-        return self.of(WorkerAddress(SCHEDULER))
+        """Of a worker that is started again not that of the one before, for which messages may still be on their way."""
+        start = f"-{worker.start}" if worker.start else ""
+        return f"ipc://{self.folder / f'{worker.kind}-{worker.rank}{start}.ipc'}"
 
     @property
     def detokenizer(self) -> str:

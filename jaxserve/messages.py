@@ -1,6 +1,6 @@
 """Every message that crosses a process border, and the sockets it crosses by.
 
-Three processes, one direction per group:
+Three kinds of processes, one direction per group; there is a scheduler for each replica:
 
     TokenizerManager --SchedulerInput--> Scheduler --DetokenizerInput--> Detokenizer --TokenizerInput--> TokenizerManager
           |                                  `-----------TokenizerInput (control replies)----------------------^
@@ -32,12 +32,14 @@ class Message(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True):
 
 
 class WorkerAddress(NamedTuple):
-    """Which worker: of a kind there may be several, numbered from 0."""
+    """Which worker: of a kind there may be several, numbered from 0. One that is started again is another worker."""
 
     kind: str
     rank: int = 0
+    start: int = 0  # how many with that rank there were before
 
     def __str__(self) -> str:
+        """Whoever reads it knows ranks: of which start it is, is for machines."""
         return f"{self.kind} {self.rank}" if self.rank else self.kind
 
 
@@ -120,7 +122,7 @@ class AbortReq(Message):
 
 class ShutdownReq(Message):
     """No more requests follow: a scheduler finishes what it holds, passes this on to the detokenizer and exits 0; the
-    detokenizer exits when it has one from every scheduler."""
+    detokenizer exits when it has one of every replica. For one that does not run, the TokenizerManager sends it."""
 
 
 # --- Scheduler -> Detokenizer (BatchTokenIDOut, ShutdownReq) and Detokenizer -> TokenizerManager (BatchStrOut) --------------
@@ -175,6 +177,7 @@ class BatchTokenIDOut(Message):
     prompt_tokens: np.ndarray  # int32 [n]
     completion_tokens: np.ndarray  # int32 [n], so far
     cached_tokens: np.ndarray  # int32 [n]
+    source: WorkerAddress = WorkerAddress(SCHEDULER)  # the scheduler that runs them
     weight_version: str = ""  # of the weights that all of this was computed with
     finished: dict[int, FinishReason] = {}  # by index; a request that appears here is never sent again
     logprobs: dict[int, TokenLogprobs] = {}  # of the new tokens
@@ -200,6 +203,7 @@ class BatchStrOut(Message):
     prompt_tokens: np.ndarray
     completion_tokens: np.ndarray
     cached_tokens: np.ndarray
+    source: WorkerAddress = WorkerAddress(SCHEDULER)
     weight_version: str = ""
     finished: dict[int, FinishReason] = {}
     logprobs: dict[int, TokenLogprobs] = {}
@@ -239,12 +243,15 @@ class HostSpan(msgspec.Struct, array_like=True, gc=False):
 class ProfileBegan(Message):
     """From here on every process that this comes through notes what it does."""
 
+    source: WorkerAddress = WorkerAddress(SCHEDULER)
+
 
 class ProfileEnded(Message):
     """What they noted, for the trace in the folder; it comes through the processes in the order of the work."""
 
     folder: str
     ended_ns: int  # Unix time; files took longer
+    source: WorkerAddress = WorkerAddress(SCHEDULER)
     spans: dict[str, list[HostSpan]] = {}  # by process
 
 

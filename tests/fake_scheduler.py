@@ -27,10 +27,11 @@ CONTEXT_LEN = 512
 EOS = 2046  # a special token, far from what tests look at
 
 
-def commands() -> tuple[WorkerCommand, ...]:
-    """This scheduler and the real detokenizer."""
+def commands(num_replicas: int = 1) -> tuple[WorkerCommand, ...]:
+    """So many of this scheduler, and the real detokenizer."""
+    argv = (sys.executable, str(Path(__file__).resolve()))
     return (
-        WorkerCommand(SCHEDULER, (sys.executable, str(Path(__file__).resolve()))),
+        *(WorkerCommand(SCHEDULER, argv, rank) for rank in range(num_replicas)),
         WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
     )
 

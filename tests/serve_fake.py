@@ -11,4 +11,5 @@ from jaxserve.config import ServerArgs
 from jaxserve.server.launch import launch_server
 
 if __name__ == "__main__":
-    sys.exit(launch_server(ServerArgs(**json.loads(sys.argv[1])), fake_scheduler.commands()))
+    args = ServerArgs(**json.loads(sys.argv[1]))
+    sys.exit(launch_server(args, fake_scheduler.commands(args.dp_size)))

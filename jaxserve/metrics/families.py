@@ -199,6 +199,7 @@ def _server() -> Iterable[Family]:
         "main",
         ("http_requests_total", "HTTP requests.", ("endpoint", "method")),
         ("http_responses_total", "HTTP replies.", ("endpoint", "method", "status_code")),
+        ("replica_restarts_total", "Times that a replica's process was started in place of one that had died.", ("dp_rank",)),
     )
     yield from _counters("every", ("process_cpu_seconds_total", "CPU time of each process.", ("component",)))
     yield from _gauges("every", ("process_resident_memory_bytes", "Memory of each process.", ("component",)))
@@ -210,6 +211,8 @@ def _server() -> Iterable[Family]:
         ("session_held_tokens", "Tokens that open sessions keep."),
         ("startup_time_seconds", "From the start until requests were taken."),
         ("server_ready", "1 while new requests are served, else 0."),
+        ("replica_up", "1 while a replica takes requests, else 0.", ("dp_rank",)),
+        ("replica_live_sequences", "Sequences that a replica has been sent and that have not ended.", ("dp_rank",)),
         ("snapshot_age_seconds", "How old a worker's numbers are: it is busy or gone if this grows.", ("component", "dp_rank")),
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.messages import BatchTokenIDOut, HiddenStates, InputLogprobs, TokenLogprobs
+from jaxserve.messages import SCHEDULER, BatchTokenIDOut, HiddenStates, InputLogprobs, TokenLogprobs, WorkerAddress
 from jaxserve.scheduler.req import NO_TOKENS, Req
 from jaxserve.scheduler.rows import RowFlag, RowTable, decode_flags
 from jaxserve.timeline import RequestTimes
@@ -46,10 +46,12 @@ class OutputSender:
         wall_clock: Callable[[], float],
         weight_version: str = "",
         num_draft_tokens: int = 1,
+        source: WorkerAddress = WorkerAddress(SCHEDULER),
     ) -> None:
         """`weight_version` names the weights that what is sent was computed with; it may be changed."""
         self._table = table
         self._drafts_per_step = num_draft_tokens - 1
+        self._source = source
         self._send = send
         self._wall_clock = wall_clock
         self.weight_version = weight_version
@@ -115,6 +117,7 @@ class OutputSender:
             prompt_tokens=prompt_len,
             completion_tokens=output_len,
             cached_tokens=table.cached_len[rows],
+            source=self._source,
             weight_version=self.weight_version,
         )
         table.sent_len[rows] = output_len

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxserve.messages import ProfileBegan, ProfileEnded
+from jaxserve.messages import ProfileBegan, ProfileEnded, WorkerAddress
 from jaxserve.runner import CommandError, Runner, StartProfile, StopProfile
 
 if TYPE_CHECKING:  # the main process has this module too, for the request's sake, and none of the scheduler
@@ -67,6 +67,7 @@ class Profiler:
         stages: StageClock,
         take_in: Callable[[], None],
         tell: Callable[[ProfileBegan | ProfileEnded], None],
+        worker: WorkerAddress,
     ) -> None:
         """`take_in` waits for all launched steps and takes in their results. `tell`: the processes behind this one."""
         self._runner = runner
@@ -74,6 +75,7 @@ class Profiler:
         self._stages = stages
         self._take_in = take_in
         self._tell = tell
+        self._worker = worker
         self._num_launched = 0
         self._plan: ProfilePlan | None = None
         self._stages_left: list[str] = []
@@ -184,7 +186,7 @@ class Profiler:
         self._stages_left.remove(stage)
         self._trace = _Trace(str(folder), stage, plan.num_steps, memory_file)
         self._stages.show()
-        self._tell(ProfileBegan())
+        self._tell(ProfileBegan(source=self._worker))
         logger.info("Profiling to %s.", folder)
 
     def _end(self) -> None:
@@ -193,7 +195,7 @@ class Profiler:
         self._take_in()
         self._trace = None
         self._stages.hide()
-        self._ended = ProfileEnded(folder=trace.folder, ended_ns=time.time_ns())
+        self._ended = ProfileEnded(folder=trace.folder, ended_ns=time.time_ns(), source=self._worker)
         self._completing = self._runner.execute(StopProfile(trace.memory_file))
         self._pace.awaits_profile = bool(self._stages_left)
 

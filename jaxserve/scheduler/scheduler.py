@@ -134,7 +134,9 @@ class Scheduler:
         self._ratio = NewTokenRatio(args.schedule_conservativeness)
         self._turns = Turns(args.prefill_decode_interval)
         self._intake = Intake(args, spec, decoder=decoder, clock=clock, wall_clock=wall_clock)
-        self._outputs = OutputSender(self._table, sink.send_output, wall_clock, args.weight_version, spec.num_draft_tokens)
+        self._outputs = OutputSender(
+            self._table, sink.send_output, wall_clock, args.weight_version, spec.num_draft_tokens, address
+        )
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._requests = Requests(
             self._intake,
@@ -168,7 +170,7 @@ class Scheduler:
         )
         changes_logits = None if processors is None else Processors(processors, runner, self._table, self._requests.finish)
         builder = StepBuilder(self._table, spec.num_draft_tokens)
-        self.profiler = Profiler(runner, self.pace, self.stages, self.process_results, sink.send_output)
+        self.profiler = Profiler(runner, self.pace, self.stages, self.process_results, sink.send_output, address)
         self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.meter)
         self._memory = DecodeMemory(
             cache=self.cache,
@@ -256,6 +258,7 @@ class Scheduler:
     def internal_state(self) -> dict[str, Any]:
         load, spec = self.load(), self._runner.spec
         return {
+            "dp_rank": self._address.rank,
             "num_running_reqs": load.num_running,
             "num_waiting_reqs": load.num_waiting,
             "num_pending_tokens": load.pending_tokens,

@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -33,6 +33,7 @@ from jaxserve.messages import (
     ProfileBegan,
     ProfileEnded,
     ShutdownReq,
+    WorkerAddress,
     WorkerReady,
 )
 from jaxserve.metrics import Registry, Snapshot, count_process
@@ -63,19 +64,19 @@ class SequenceState:
 
 
 class Detokenizer:
+    """Of all schedulers. Two of them may use the same rid: one that has died, and the one that its client turned to then."""
+
     def __init__(self, decoder: TextDecoder, max_sequences: int = MAX_SEQUENCES) -> None:
-        self._text_decoder = decoder
+        self._decoders = {flags: _incremental(decoder, flags) for flags in range(_DECODE_FLAGS + 1)}
         self._max_sequences = max_sequences
-        self._states: OrderedDict[str, SequenceState] = OrderedDict()
-        self._abandoned: set[str] = set()  # ended here; the scheduler still runs them
-        self._decoders = {flags: self._decoder(flags) for flags in range(_DECODE_FLAGS + 1)}
+        self._of_schedulers: dict[WorkerAddress, SequenceTexts] = {}
         self._metrics = Registry("detokenizer")
         self._seconds = self._metrics.counter("detokenizer_seconds_total")
         self._tokens = self._metrics.counter("detokenizer_tokens_total")
 
     @property
     def num_sequences(self) -> int:
-        return len(self._states)
+        return sum(len(texts) for texts in self._of_schedulers.values())
 
     def metrics_snapshot(self) -> Snapshot:
         self._metrics.gauge("detokenizer_sequences").set(self.num_sequences)
@@ -84,12 +85,35 @@ class Detokenizer:
 
     def process(self, out: BatchTokenIDOut) -> BatchStrOut:
         began_s = time.perf_counter()
-        message = self._texts_of(out)
+        message = self._texts_of(out.source).process(out)
         self._seconds.inc(time.perf_counter() - began_s)
         self._tokens.inc(len(out.token_ids))
         return message
 
-    def _texts_of(self, out: BatchTokenIDOut) -> BatchStrOut:
+    def _texts_of(self, scheduler: WorkerAddress) -> SequenceTexts:
+        texts = self._of_schedulers.get(scheduler)
+        if texts is None:
+            # Of one that was there before nobody waits for anything.
+            for other in [other for other in self._of_schedulers if other[:2] == scheduler[:2] and other < scheduler]:
+                del self._of_schedulers[other]
+            texts = self._of_schedulers[scheduler] = SequenceTexts(self._decoders, self._max_sequences)
+        return texts
+
+
+class SequenceTexts:
+    """The texts of one scheduler's sequences."""
+
+    def __init__(self, decoders: Mapping[int, IncrementalDecoder], max_sequences: int) -> None:
+        """`decoders`: by decode flags."""
+        self._decoders = decoders
+        self._max_sequences = max_sequences
+        self._states: OrderedDict[str, SequenceState] = OrderedDict()
+        self._abandoned: set[str] = set()  # ended here; the scheduler still runs them
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def process(self, out: BatchTokenIDOut) -> BatchStrOut:
         if self._abandoned:
             self._drop_abandoned(out)
         flags = out.decode_flags.tolist()
@@ -115,6 +139,7 @@ class Detokenizer:
             prompt_tokens=out.prompt_tokens,
             completion_tokens=out.completion_tokens,
             cached_tokens=out.cached_tokens,
+            source=out.source,
             weight_version=out.weight_version,
             finished=out.finished,
             logprobs=out.logprobs,
@@ -230,18 +255,19 @@ class Detokenizer:
                 return [""]
         return [text for i in indices for text in self._advance(out, kind, [i], new_tokens, failed)]
 
-    def _decoder(self, flags: int) -> IncrementalDecoder:
-        skip_special_tokens = bool(flags & SKIP_SPECIAL_TOKENS)
-        bytes_of = self._text_decoder.token_bytes(skip_special_tokens=skip_special_tokens)
-        if bytes_of is not None:
-            return ByteLevelDecoding(bytes_of)
 
-        def decode(batch: list[list[int]]) -> list[str]:
-            return self._text_decoder.decode_batch(
-                batch, skip_special_tokens=skip_special_tokens, spaces_between=bool(flags & SPACES_BETWEEN_SPECIAL_TOKENS)
-            )
+def _incremental(decoder: TextDecoder, flags: int) -> IncrementalDecoder:
+    skip_special_tokens = bool(flags & SKIP_SPECIAL_TOKENS)
+    bytes_of = decoder.token_bytes(skip_special_tokens=skip_special_tokens)
+    if bytes_of is not None:
+        return ByteLevelDecoding(bytes_of)
 
-        return WindowDecoding(decode)
+    def decode(batch: list[list[int]]) -> list[str]:
+        return decoder.decode_batch(
+            batch, skip_special_tokens=skip_special_tokens, spaces_between=bool(flags & SPACES_BETWEEN_SPECIAL_TOKENS)
+        )
+
+    return WindowDecoding(decode)
 
 
 def _ends_with_stop_token(tokens: list[int], reason: FinishReason) -> bool:
@@ -263,16 +289,16 @@ def work(context: WorkerContext) -> None:
         try:
             sender.send(WorkerReady(worker=context.address))
             settle_garbage_collector()
-            serve(detokenizer, receiver, sender, ControlDesk(detokenizer, context.address, sender.send))
+            serve(detokenizer, receiver, sender, ControlDesk(detokenizer, context.address, sender.send), context.args.dp_size)
         finally:
             receiver.close()
             sender.close()
 
 
-def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender, control: ControlDesk, num_schedulers: int = 1) -> None:
-    """Until every scheduler has said that it ends."""
+def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender, control: ControlDesk, num_replicas: int = 1) -> None:
+    """Until of every replica it was said that it ends."""
     num_ended, spans = 0, HostSpans()
-    while num_ended < num_schedulers:
+    while num_ended < num_replicas:
         receiver.wait(timeout_s=WAITING_CONTROL_POLL_S if control else 60.0)
         for message in receiver.receive():
             if isinstance(message, ShutdownReq):
@@ -280,10 +306,10 @@ def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender, control:
             elif isinstance(message, ControlRequest):
                 control.receive(message)
             elif isinstance(message, ProfileBegan):
-                spans.begin()
+                spans.begin(message)
                 sender.send(message)
             elif isinstance(message, ProfileEnded):
-                message.spans["detokenizer"] = spans.end()
+                message.spans["detokenizer"] = spans.end(message)
                 sender.send(message)
             else:
                 with spans("detokenize", len(message.rids)):

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 import numpy as np
 import psutil
 
+from jaxserve.data_parallel import DataParallelController, Prompt, Replica, ReplicaUnavailableError
 from jaxserve.messages import (
     AbortReq,
     BatchStrOut,
@@ -45,7 +46,7 @@ from jaxserve.server.request_checks import (
     pattern_sets,
     sample_params,
 )
-from jaxserve.server.requests import GenerateReqInput, RequestError, new_rid
+from jaxserve.server.requests import ERR_TYPES, GenerateReqInput, RequestError, new_rid
 from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
@@ -80,15 +81,17 @@ class _PromptPlan:
 class Generation:
     def __init__(
         self,
-        send: Callable[[Message], None],
+        controller: DataParallelController,
+        send: Callable[[int, Message], None],
         lanes: TextLanes,
         journal: Journal,
         metrics: ServerMetrics | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """`send` reaches the scheduler; what it is given arrives in that order. `metrics`, `tracer`: None where nobody counts,
-        or traces."""
+        """`send` reaches the scheduler of a rank; what it is given arrives in that order. `metrics`, `tracer`: None where
+        nobody counts, or traces."""
         self._lanes = lanes
+        self._controller = controller
         self._send = send
         self._journal = journal
         self._metrics = metrics
@@ -96,7 +99,7 @@ class Generation:
         self.timelines = Timelines()
         if metrics is not None:
             self.timelines.observers.append(metrics.observe)
-        self._live = LiveTable(self.timelines.observe)
+        self._live = LiveTable(self.timelines.observe, controller.ended)
         self._embeds_bytes = 0  # of requests that have not ended
         self._most_embeds_bytes = psutil.virtual_memory().total // 4
         self.sessions = Sessions()
@@ -118,6 +121,7 @@ class Generation:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
         runs. The tokenizer is needed for prompts that are texts."""
         check_shape(req, limits)
+        self._check_rank(req)
         plans = plan_all(req, limits)
         sets = pattern_sets(req)
         kept_bytes = self._check_room(req)
@@ -189,7 +193,7 @@ class Generation:
         if self._metrics is not None:
             self._metrics.token_gaps.settle()
         if out.abandoned:
-            self._send(AbortReq(rids=out.abandoned))
+            self._send(out.source.rank, AbortReq(rids=out.abandoned))
 
     def release(self) -> None:
         self._live.release()
@@ -210,6 +214,18 @@ class Generation:
     def end_all(self, reason: FinishReason) -> None:
         """From this side: nobody will send their last chunks any more."""
         self._live.end_all(reason)
+
+    def end_replica(self, replica: Replica, reason: FinishReason) -> None:
+        """What it had will get no last chunks from there."""
+        self._live.end_replica(replica, reason)
+
+    def _check_rank(self, req: GenerateReqInput) -> None:
+        rank, count = req.data_parallel_rank, len(self._controller.replicas)
+        if rank is not None and not 0 <= rank < count:
+            raise RequestError(
+                f"data_parallel_rank must be in [0, {count}), the replicas of this server (--dp-size); got {rank}.",
+                param="data_parallel_rank",
+            )
 
     def _free_rids(self, req: GenerateReqInput) -> list[str]:
         """Of the sequences. They are taken before anything is awaited: then a second request of one of them is refused."""
@@ -242,7 +258,7 @@ class Generation:
             sequence.turn, replaced = self.sessions.begin(params, sequence.rid, new_ids, bos_token_id)
             prompts[index] = sequence.turn.prompt_ids().tolist()
             if replaced:
-                self._send(AbortReq(rids=replaced))
+                self._abort(replaced)
             check_prompt(prompts[index], limits)
         return prompts
 
@@ -273,13 +289,13 @@ class Generation:
         plans: list[_PromptPlan],
         text_tail: list[int],
     ) -> None:
-        """One message for each part, with one entry per prompt in it. `text_tail`: see Tokenizer."""
+        """One message for each part and replica, with one entry per prompt in it. `text_tail`: see Tokenizer."""
         prompts = req.prompt_ids
         for first in range(0, len(sequences), SEQUENCES_PER_PART):
             if first:
                 await asyncio.sleep(0)
             part = sequences[first : first + SEQUENCES_PER_PART]
-            batch = []
+            batches: dict[int, list[TokenizedGenerateReqInput]] = {}
             for prompt, group in itertools.groupby(part, lambda sequence: sequence.index // req.num_samples):
                 ids = prompts[prompt]
                 wanted = self._wanted(group, len(ids))
@@ -287,13 +303,31 @@ class Generation:
                     message = _to_scheduler_form(req, prompt, wanted, ids, plans[prompt])
                     if req.input_embeds is not None:
                         message.input_embeds, message.prompt_tail = req.input_embeds[prompt].values, text_tail
-                    batch.append(message)
-            if len(batch) == 1:
-                self._send(batch[0])
-            elif batch:
-                self._send(BatchTokenizedGenerateReqInput(batch=batch))
+                    batches.setdefault(self._dispatch(req, wanted, message), []).append(message)
+            for rank, batch in batches.items():
+                self._send(rank, batch[0] if len(batch) == 1 else BatchTokenizedGenerateReqInput(batch=batch))
         for embeds in req.input_embeds or ():
             embeds.values = None
+
+    def _dispatch(self, req: GenerateReqInput, sequences: list[LiveSequence], message: TokenizedGenerateReqInput) -> int:
+        """The rank of the replica that the prompt goes to, where its session went before. RequestError if none can take it."""
+        turn = sequences[0].turn
+        try:
+            tickets = self._controller.dispatch(
+                Prompt(message.input_ids, message.extra_key),
+                [message.sampling_params.max_new_tokens] * len(sequences),
+                rank=req.data_parallel_rank,
+                preferred=None if turn is None else turn.session.rank,
+                is_probe=req.is_health_check,
+            )
+        except ReplicaUnavailableError as error:
+            raise RequestError(str(error), 503, ERR_TYPES[503]) from error
+        for sequence, ticket in zip(sequences, tickets, strict=True):
+            sequence.ticket = ticket
+        rank = tickets[0].replica.rank
+        if turn is not None:
+            turn.session.rank = rank
+        return rank
 
     async def _encode(self, tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
         """The ids of texts, of those that could be prompts."""
@@ -304,13 +338,12 @@ class Generation:
         return list(itertools.chain.from_iterable(await self._lanes.run_all(num_chars, works)))
 
     def _wanted(self, sequences: Iterable[LiveSequence], prompt_len: int) -> list[LiveSequence]:
-        """Those that nobody aborted while their prompt was tokenized; they count as sent now."""
+        """Those that nobody aborted while their prompt was tokenized."""
         wanted = []
         for sequence in sequences:
             if sequence.aborted:
                 self._live.end(sequence, _ABORTED, prompt_len)
             elif self._live.holds(sequence):  # else everything failed meanwhile
-                sequence.sent = True
                 wanted.append(sequence)
         return wanted
 
@@ -319,13 +352,18 @@ class Generation:
         running: list[str] = []
         for sequence in sequences:
             sequence.call = None
-            if not sequence.sent:
+            if not sequence.is_sent:
                 self._live.remove(sequence)
             elif self._live.holds(sequence):
                 running.append(sequence.rid)
         # The last first: while the scheduler goes through the parts, none of those that wait takes the place of one that ran.
         for first in reversed(range(0, len(running), SEQUENCES_PER_PART)):
-            self._send(AbortReq(rids=running[first : first + SEQUENCES_PER_PART]))
+            self._abort(running[first : first + SEQUENCES_PER_PART])
+
+    def _abort(self, rids: Iterable[str]) -> None:
+        """Where they run."""
+        for rank, some in self._live.by_rank(rids).items():
+            self._send(rank, AbortReq(rids=some))
 
 
 def _to_scheduler_form(

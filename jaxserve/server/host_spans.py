@@ -1,7 +1,8 @@
 """HostSpans: what a process without JAX does while a profile is taken, and how that comes into the trace.
 
 Scheduler, detokenizer and main process are told of a profile's begin and end in the order of their work (`ProfileBegan`,
-`ProfileEnded`). The last of them puts what was noted beside the scheduler's trace, into a file for Perfetto.
+`ProfileEnded`). The last of them puts what was noted beside the scheduler's trace, into a file for Perfetto. Several replicas
+take profiles of their own, maybe at the same time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from jaxserve.messages import HostSpan
+from jaxserve.messages import HostSpan, ProfileBegan, ProfileEnded, WorkerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -34,24 +35,25 @@ _FIRST_PID = 1_000_001  # far from those of the trace
 
 class HostSpans:
     def __init__(self) -> None:
-        self._spans: list[HostSpan] | None = None  # None: no profile is taken
+        self._spans: dict[WorkerAddress, list[HostSpan]] = {}  # of the schedulers that take a profile
 
     def __call__(self, name: str, count: int) -> AbstractContextManager[None]:
-        return _NOTHING if self._spans is None else self._note(self._spans, name, count)
+        return self._note(name, count) if self._spans else _NOTHING
 
-    def begin(self) -> None:
-        self._spans = []
+    def begin(self, message: ProfileBegan) -> None:
+        self._spans[message.source] = []
 
-    def end(self) -> list[HostSpan]:
-        spans, self._spans = self._spans or [], None
-        return spans
+    def end(self, message: ProfileEnded) -> list[HostSpan]:
+        return self._spans.pop(message.source, [])
 
     @contextlib.contextmanager
-    def _note(self, spans: list[HostSpan], name: str, count: int) -> Iterator[None]:
+    def _note(self, name: str, count: int) -> Iterator[None]:
         begin_ns = time.time_ns()
         yield
-        if len(spans) < _MAX_SPANS:
-            spans.append(HostSpan(name, begin_ns, time.time_ns(), count))
+        span = HostSpan(name, begin_ns, time.time_ns(), count)
+        for spans in self._spans.values():
+            if len(spans) < _MAX_SPANS:
+                spans.append(span)
 
 
 def merge(folder: str, ended_ns: int, processes: Mapping[str, Sequence[HostSpan]]) -> None:

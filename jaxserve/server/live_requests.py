@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from jaxserve.data_parallel import Replica, Ticket
 from jaxserve.messages import BatchStrOut
 from jaxserve.server.requests import GenerationChunk
 from jaxserve.server.sessions import Turn
@@ -77,13 +78,23 @@ class LiveSequence:
     index: int  # in its request
     facts: CallFacts
     call: LiveCall | None  # None: nobody waits any more, the terminal message is still to come
-    sent: bool = False  # the scheduler knows it
+    ticket: Ticket | None = None  # of the replica that it was sent to
     aborted: bool = False  # before it was sent
     turn: Turn | None = None  # of a session
     first_text_s: float = 0.0  # Unix time of its first chunk
     completion_tokens: int = 0  # so far
     gaps: GapBuffer | None = None  # where the seconds between its tokens go, if somebody counts them
     last_token_s: float = 0.0  # time.perf_counter()
+
+    @property
+    def is_sent(self) -> bool:
+        """A scheduler knows it."""
+        return self.ticket is not None
+
+    @property
+    def rank(self) -> int | None:
+        """Of the replica that has it."""
+        return None if self.ticket is None else self.ticket.replica.rank
 
     def timeline(self) -> RequestTimeline:
         facts = self.facts
@@ -101,9 +112,14 @@ class LiveSequence:
 
 
 class LiveTable:
-    def __init__(self, observe: Callable[[RequestTimeline], None] = lambda timeline: None) -> None:
-        """`observe` is given the time line of each sequence that has ended."""
+    def __init__(
+        self,
+        observe: Callable[[RequestTimeline], None] = lambda timeline: None,
+        give_back: Callable[[Ticket, int], None] = lambda ticket, num_outputs: None,
+    ) -> None:
+        """`observe` is given the time line of each sequence that has ended, `give_back` its ticket and how long it became."""
         self._observe = observe
+        self._give_back = give_back
         self._live: dict[str, LiveSequence] = {}
         self._held: dict[LiveCall, ChunkMerger] = {}  # chunks that wait for `release`
 
@@ -124,6 +140,14 @@ class LiveTable:
         if sequence.turn is not None:
             sequence.turn.discard()
 
+    def by_rank(self, rids: Iterable[str]) -> dict[int, list[str]]:
+        """Of these sequences those that replicas have."""
+        ranks: dict[int, list[str]] = {}
+        for rid in rids:
+            if (sequence := self._live.get(rid)) is not None and sequence.rank is not None:
+                ranks.setdefault(sequence.rank, []).append(rid)
+        return ranks
+
     def holds(self, sequence: LiveSequence) -> bool:
         return self._live.get(sequence.rid) is sequence
 
@@ -138,7 +162,7 @@ class LiveTable:
         return [sequence.timeline() for sequence in self._live.values() if sequence.facts.is_observed]
 
     def unsent(self, rid_prefix: str) -> list[LiveSequence]:
-        return [s for rid, s in self._live.items() if not s.sent and rid.startswith(rid_prefix)]
+        return [s for rid, s in self._live.items() if not s.is_sent and rid.startswith(rid_prefix)]
 
     def route(self, out: BatchStrOut, *, hold: bool = False) -> None:
         """Gives every row to the call that waits for it. The hot path: once per token and sequence.
@@ -164,6 +188,8 @@ class LiveTable:
             if count:
                 if not sequence.completion_tokens:
                     sequence.first_text_s = now_s
+                    if sequence.ticket is not None:
+                        sequence.ticket.first_token()
                 elif (gaps := sequence.gaps) is not None:
                     # Rows whose last tokens came together are next to each other, mostly: one entry for all of them.
                     if gaps is run_gaps and count == run_count and sequence.last_token_s == run_since_s:
@@ -199,6 +225,8 @@ class LiveTable:
         self, sequence: LiveSequence, timeline: RequestTimeline, times: RequestTimes | None, reason: FinishReason
     ) -> dict[str, Any]:
         """Completes its time line. Returns what its reply says of it."""
+        if sequence.ticket is not None:
+            self._give_back(sequence.ticket, sequence.completion_tokens)
         timeline.answered_s, timeline.scheduler = time.time(), times
         timeline.finish, timeline.status_code = reason.type, reason.status_code
         if sequence.facts.is_observed:
@@ -235,3 +263,9 @@ class LiveTable:
     def end_all(self, reason: FinishReason) -> None:
         for sequence in list(self._live.values()):
             self.end(sequence, reason)
+
+    def end_replica(self, replica: Replica, reason: FinishReason) -> None:
+        """Of what it had nothing will come any more."""
+        for sequence in list(self._live.values()):
+            if sequence.ticket is not None and sequence.ticket.replica is replica:
+                self.end(sequence, reason)

@@ -30,6 +30,7 @@ from jaxserve.timeline import RequestTimeline
 SCRAPE_WAIT_S = 0.8
 
 Labels = tuple[str, ...]
+Gauges = Mapping[str, float | Mapping[Labels, float]]  # one value, or one for each combination of labels
 # Asks all workers, and tells of each answer as it comes.
 AskWorkers = Callable[[Callable[[WorkerAddress, GetMetricsReqOutput], None]], Awaitable[None]]
 
@@ -113,6 +114,7 @@ class ServerMetrics:
         of = self.registry
         self._requests, self._aborted = of.counter("num_requests_total"), of.counter("num_aborted_requests_total")
         self._failed, self._constrained = of.counter("num_failed_requests_total"), of.counter("num_so_requests_total")
+        self._restarts = of.counter("replica_restarts_total")
         self._prompt, self._generated = of.counter("prompt_tokens_total"), of.counter("generation_tokens_total")
         self._cached = of.counter("cached_tokens_total")
         self._first_token, self._e2e = of.histogram("time_to_first_token_seconds"), of.histogram("e2e_request_latency_seconds")
@@ -122,7 +124,10 @@ class ServerMetrics:
         self._uncached = of.histogram("uncached_prompt_tokens_histogram")
         self.token_gaps = TokenGaps(of.histogram("inter_token_latency_seconds").observe_many)
 
-    # --- requests
+    # --- what happens
+
+    def replica_restarted(self, rank: int) -> None:
+        self._restarts.inc(1, (str(rank),))
 
     def observe(self, timeline: RequestTimeline) -> None:
         """A sequence has ended."""
@@ -169,7 +174,7 @@ class ServerMetrics:
 
     # --- scrapes
 
-    async def scrape(self, accept: str, gauges: Mapping[str, float]) -> tuple[bytes, str]:
+    async def scrape(self, accept: str, gauges: Gauges) -> tuple[bytes, str]:
         """Prometheus' text and its content type. `gauges`: of the main process, as they are now."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
@@ -183,11 +188,12 @@ class ServerMetrics:
             parts.append(Labelled(snapshot, labels))
         return await asyncio.to_thread(render, parts, accept)
 
-    def _own(self, gauges: Mapping[str, float]) -> Snapshot:
+    def _own(self, gauges: Gauges) -> Snapshot:
         now_s = time.time()
         self.token_gaps.settle(1)
         for name, value in gauges.items():
-            self.registry.gauge(name).set(value)
+            for labels, one in value.items() if isinstance(value, Mapping) else [((), value)]:
+                self.registry.gauge(name).set(one, labels)
         self.registry.gauge("startup_time_seconds").set(self.startup_s)
         ages = self.registry.gauge("snapshot_age_seconds")
         for worker, snapshot in self._snapshots.items():
@@ -200,6 +206,8 @@ class ServerMetrics:
             await self._ask_workers(self._take)
 
     def _take(self, worker: WorkerAddress, answer: GetMetricsReqOutput) -> None:
+        # Of a worker that was there before its numbers are over.
+        self._snapshots = {other: kept for other, kept in self._snapshots.items() if other[:2] != worker[:2]}
         self._snapshots[worker] = answer.snapshot
 
     def close(self) -> None:

@@ -20,7 +20,9 @@ from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import SCHEDULER, WorkerAddress
 from jaxserve.server.decoder_handover import hand_over
+from jaxserve.server.probes import generate_one_token
 from jaxserve.server.requests import RequestError
+from jaxserve.server.restarts import Restarts
 from jaxserve.server.tokenizer_manager import TokenizerManager
 from jaxserve.server.worker_process import write_args
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup, default_commands
@@ -39,9 +41,10 @@ class Pipeline:
     def __init__(self, args: ServerArgs, commands: Sequence[WorkerCommand] | None = None, *, hide_torch: bool = False) -> None:
         """`commands`: other workers than jaxserve's own, for tests. `hide_torch`: this process is all ours."""
         self.args = args
-        self.workers = WorkerGroup(commands if commands is not None else default_commands())
+        self.workers = WorkerGroup(commands if commands is not None else default_commands(args))
         self.manager = TokenizerManager(args, self.workers.addresses, self.workers.receive)
         self.death: WorkerDiedError | None = None  # of the worker that ended too early
+        self._restarts = Restarts(self.workers, self.manager, is_on=args.restart_workers)
         self._hide_torch = hide_torch
         self._paths: IpcPaths | None = None
         self._info: dict[WorkerAddress, dict[str, Any]] = {}
@@ -68,7 +71,7 @@ class Pipeline:
         finally:
             workers.cancel()  # if the tokenizer failed; the thread that loads one cannot be stopped
         self._info = workers.result()
-        self.manager.set_model(next(info for worker, info in self._info.items() if worker.kind == SCHEDULER))
+        self.manager.set_model({worker: info for worker, info in self._info.items() if worker.kind == SCHEDULER})
         if not self.args.skip_server_warmup:
             await self._warm_up()
         if self.manager.status == "starting":
@@ -84,7 +87,7 @@ class Pipeline:
 
     async def _warm_up(self) -> None:
         """One token through every process, before anybody is told that they work."""
-        probe = asyncio.create_task(self.manager.generate_one_token(before_ready=True))
+        probe = asyncio.create_task(self._probe_all())
         death = asyncio.create_task(self.workers.watch())
         try:
             done, _ = await asyncio.wait({probe, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,12 +100,20 @@ class Pipeline:
             probe.cancel()
             death.cancel()
 
+    async def _probe_all(self) -> None:
+        ranks = range(self.args.dp_size)
+        await asyncio.gather(*(generate_one_token(self.manager, rank, before_ready=True) for rank in ranks))
+
     async def watch(self) -> WorkerDiedError:
-        """Returns when a worker has ended: from then on every request gets an error."""
-        self.death = await self.workers.watch()
-        self.manager.journal.dump_for_crash(str(self.death))
-        self.manager.fail(self.death.for_clients)
-        return self.death
+        """Returns when a worker has ended without which the server cannot go on: from then on every request gets an error."""
+        while True:
+            death = await self.workers.watch()
+            self.manager.journal.dump_for_crash(str(death))
+            if not self._restarts.survives(death):
+                break
+        self.death = death
+        self.manager.fail(death.for_clients)
+        return death
 
     def show_state(self, reason: str) -> None:
         """To the log: the stacks of the workers and what they run; to the crash dump, if there is one: the requests."""
@@ -119,6 +130,10 @@ class Pipeline:
         Returns whether all of them ended by themselves, without an error. Raises WorkerDiedError if one ended too early.
         """
         self.manager.status = "draining"
+        for worker in self._restarts.close():
+            await self.workers.kill(only=[worker])
+            self.workers.bury(worker)
+            self.manager.replica_lost(worker, "The server is shutting down.", restarts=False)
         finishing = asyncio.create_task(self._finish_requests(timeout_s))
         death = asyncio.create_task(self.watch())
         try:
@@ -156,6 +171,7 @@ class Pipeline:
 
     async def close(self) -> None:
         """Ends whatever is left, and cleans up. Every waiting request gets an error."""
+        self._restarts.close()
         await self.workers.kill()
         if self.manager.status != "failed":
             self.manager.fail("The server was shut down.")

@@ -112,6 +112,7 @@ class GenerateReqInput:
     thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
     # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
     cuts_new_tokens: bool = False
+    data_parallel_rank: int | None = None  # of the replica that serves it; None: the controller chooses
     is_health_check: bool = False
     trace_headers: dict[str, str] | None = None  # traceparent and tracestate, in the body
     custom_labels: dict[str, str] | None = None  # for the metrics about it, as far as the server takes them

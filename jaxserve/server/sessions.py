@@ -96,6 +96,7 @@ class Session:
         self._last_active_s = clock()
         self._turns: dict[str, Turn] = {}
         self._newest: Turn | None = None
+        self.rank: int | None = None  # of the replica that its newest turn went to, and that has its tokens in its cache
 
     @property
     def is_expired(self) -> bool:

@@ -10,14 +10,11 @@ life of the server (`jaxserve.server.pipeline`): that sets `status` and calls `f
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import functools
 import json
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
 
@@ -27,7 +24,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import (
-    SCHEDULER,
+    DETOKENIZER,
     BatchStrOut,
     ControlReply,
     ProfileBegan,
@@ -42,7 +39,6 @@ from jaxserve.models import generation_defaults
 from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
-from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.scheduler.control.get_metrics import GetMetricsReq, GetMetricsReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.chat_templates import TemplateArguments
@@ -51,6 +47,8 @@ from jaxserve.server.generation import Generation
 from jaxserve.server.host_spans import HostSpans, merge
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.metrics import ServerMetrics
+from jaxserve.server.probes import generate_one_token, is_alive
+from jaxserve.server.replicas import Replicas
 from jaxserve.server.reply_limits import ReplyLimits
 from jaxserve.server.request_checks import ModelLimits, encode_prompt, without_tokenizer
 from jaxserve.server.requests import ERR_TYPES, GenerateReqInput, GenerationChunk, RequestError
@@ -62,11 +60,10 @@ from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.server.tracing import Tracer
 from jaxserve.server.worker_link import WorkerLink
 from jaxserve.timeline import RequestTimeline
-from jaxserve.types import FinishReason, SamplingParams
+from jaxserve.types import FinishReason
 
-Status = Literal["starting", "ready", "draining", "failed"]
-
-_HEALTH_POLL_S = 0.02
+# restarting: no replica is left, but some are being started again.
+Status = Literal["starting", "ready", "restarting", "draining", "failed"]
 
 
 class TokenizerManager:
@@ -88,14 +85,14 @@ class TokenizerManager:
         self._tokenizer: Tokenizer | None = None
         self._limits: ModelLimits | None = None
         self._link = WorkerLink(workers, self._deliver, self._end_turn)
-        scheduler = WorkerAddress(SCHEDULER)
+        self.replicas = Replicas(args, self._link)
         self.lanes = TextLanes()
         self.template_arguments = TemplateArguments.of(args)
         self.journal = Journal(args, self._decode_prompt)
         self.tracer = Tracer.of(args)
         self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self._generation = Generation(
-            lambda message: self._link.send(scheduler, message), self.lanes, self.journal, self.metrics, self.tracer
+            self.replicas.controller, self.replicas.send, self.lanes, self.journal, self.metrics, self.tracer
         )
         self.timelines = self._generation.timelines
         if args.enable_request_time_stats_logging:
@@ -106,7 +103,7 @@ class TokenizerManager:
             {
                 BatchStrOut: self._receive_texts,
                 ControlReply: self._controls.receive,
-                ProfileBegan: lambda message: self._spans.begin(),
+                ProfileBegan: self._spans.begin,
                 ProfileEnded: self._complete_trace,
                 WorkerReady: on_worker_event,
                 WorkerProgress: self._on_progress,
@@ -134,11 +131,13 @@ class TokenizerManager:
         self._dispatch(message)
 
     def _receive_texts(self, out: BatchStrOut) -> None:
+        if not self.replicas.has(out.source):
+            return  # its process is gone, and its requests have their answers
         with self._spans("texts to their readers", len(out.rids)):
             self._generation.receive(out, hold=self._link.is_behind)
 
     def _complete_trace(self, message: ProfileEnded) -> None:
-        processes = {**message.spans, "main": self._spans.end()}
+        processes = {**message.spans, "main": self._spans.end(message)}
         threading.Thread(
             target=merge, args=(message.folder, message.ended_ns, processes), name="merge-trace", daemon=True
         ).start()
@@ -160,8 +159,13 @@ class TokenizerManager:
             )
         return self._tokenizer
 
-    def set_model(self, scheduler_info: dict[str, Any]) -> None:
-        """What the scheduler said with its WorkerReady."""
+    def set_model(self, infos: Mapping[WorkerAddress, dict[str, Any]]) -> None:
+        """What the schedulers said with their WorkerReady."""
+        scheduler_info = dict(next(iter(infos.values())))
+        # Any of them may get a request: what all have room for.
+        scheduler_info["max_total_tokens"] = min(info["max_total_tokens"] for info in infos.values())
+        for worker, info in infos.items():
+            self.replicas.serves(worker, info["max_total_tokens"])
         hidden_size = scheduler_info["hidden_size"] if self.args.enable_return_hidden_states else 0  # else none are shown
         self._limits = ModelLimits.of(
             scheduler_info,
@@ -185,6 +189,41 @@ class TokenizerManager:
         """As a control request wants it."""
         self.journal.configure(dataclasses.replace(self.journal.settings, **changes))
 
+    # --- replicas
+
+    def replica_lost(self, worker: WorkerAddress, reason: str, *, restarts: bool) -> None:
+        """Its process is gone: its requests end, the others' go on. `reason` as in `fail`. `restarts`: it will be back."""
+        replica, message = self.replicas.lost(worker), f"{reason} The request could not be finished."
+        self._programs_missing.pop(worker, None)
+        self._generation.end_replica(replica, FinishReason.abort(message, 500, "InternalServerError"))
+        self._controls.worker_gone(worker, message)
+        if restarts and self.status == "ready" and not self.replicas.num_up:
+            self.status = "restarting"
+
+    def replica_joins(self, worker: WorkerAddress) -> None:
+        """A process was started in place of one that is gone; `replica_back` when it is ready."""
+        self.replicas.joins(worker)
+        if self.metrics is not None:
+            self.metrics.replica_restarted(worker.rank)
+
+    async def replica_back(self, worker: WorkerAddress, info: dict[str, Any]) -> None:
+        """A new process is ready: it is told what the others were told, proves itself, and serves. Raises RequestError."""
+        told = await self._controls.bring_up_to_date(worker)
+        if not self.is_paused and not self.released_memory:
+            await generate_one_token(self, worker.rank, before_ready=True)
+            await self._controls.bring_up_to_date(worker, told)
+        self.replicas.serves(worker, info["max_total_tokens"])
+        least = min(self.limits.max_total_tokens, info["max_total_tokens"])
+        self._limits = dataclasses.replace(self.limits, max_total_tokens=least)
+        if self.status == "restarting":
+            self.status = "ready"
+
+    def forget_caches(self) -> None:
+        """No replica has anything cached."""
+        self.replicas.controller.forget_caches()
+
+    # --- what has been going on
+
     def _decode_prompt(self, ids: list[int]) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -200,11 +239,12 @@ class TokenizerManager:
         """The metrics of all processes, in a form that `accept` names, and their content type."""
         if self.metrics is None:
             raise RequestError("/metrics needs a server without --no-enable-metrics.", 404, ERR_TYPES[404])
-        gauges = {
+        gauges: dict[str, float | dict[tuple[str, ...], float]] = {
             "num_live_sequences": self.num_live,
             "num_sessions": len(self.sessions),
             "session_held_tokens": self.sessions.num_tokens,
             "server_ready": float(self.is_ready),
+            **self.replicas.gauges(),
         }
         return await self.metrics.scrape(accept, gauges)
 
@@ -221,10 +261,16 @@ class TokenizerManager:
         self._controls.fail_all(message)
 
     def send_shutdown(self) -> None:
-        for scheduler in self._link.of_kind(SCHEDULER):
-            self._link.send(scheduler, ShutdownReq())
+        """To every scheduler, and in place of one that is gone to who waits for it to say so."""
+        for rank, state in enumerate(self.replicas.states):
+            if state == "down":
+                self._link.send(WorkerAddress(DETOKENIZER), ShutdownReq())
+            else:
+                self.replicas.send(rank, ShutdownReq())
 
     def _on_progress(self, message: WorkerProgress) -> None:
+        if not self.replicas.has(message.worker):
+            return
         self._programs_missing[message.worker] = message.programs_missing
 
     # --- what the server tells about itself
@@ -243,6 +289,15 @@ class TokenizerManager:
     def num_live(self) -> int:
         """Sequences whose terminal message has not come."""
         return self._generation.num_live
+
+    @property
+    def num_live_by_rank(self) -> list[int]:
+        return [replica.num_sequences for replica in self.replicas.controller.replicas]
+
+    @property
+    def replica_states(self) -> list[str]:
+        """By rank: joining, up or down."""
+        return self.replicas.states
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -315,6 +370,7 @@ class TokenizerManager:
             "starting": "The server is starting.",
             "draining": "The server is shutting down.",
             "failed": f"The server has failed: {self.failure}",
+            "restarting": "The server's replicas are being started again.",
         }
         return _unavailable(reasons[self.status])
 
@@ -338,37 +394,8 @@ class TokenizerManager:
         await self.control(AbortRequest(abort_all=True))
 
     async def health_check(self, timeout_s: float) -> bool:
-        """Whether a worker showed a sign of life within `timeout_s`; an idle pipeline is asked for one token, a paused one for
-        its state."""
-        asked_s = time.monotonic()
-        probe: asyncio.Task[Any] | None = None
-        if self.is_paused:
-            probe = asyncio.create_task(self.control(GetInternalStateReq()))
-        elif not self.num_live:
-            probe = asyncio.create_task(self.generate_one_token())
-        try:
-            while time.monotonic() - asked_s < timeout_s:
-                if self._link.last_heartbeat_s > asked_s or (self.is_paused and _has_succeeded(probe)):
-                    return True
-                if self.status == "failed":
-                    return False
-                await asyncio.sleep(_HEALTH_POLL_S)
-            return False
-        finally:
-            if probe is not None:
-                probe.cancel()
-                with contextlib.suppress(asyncio.CancelledError, RequestError):
-                    await probe
-
-    async def generate_one_token(self, *, before_ready: bool = False) -> None:
-        """One token through every process. Raises RequestError if it does not come out at the end."""
-        params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-        req = GenerateReqInput(input_ids=[[0]], sampling_params=[params], is_health_check=True)
-        async with contextlib.aclosing(self.generate(req, before_ready=before_ready)) as chunks:
-            async for chunk in chunks:
-                reason = chunk.finish_reason
-                if reason is not None and reason.type == "abort":
-                    raise RequestError(f"The probe request was aborted: {reason.message}", status_code=503)
+        """Whether all replicas that serve showed a sign of life within `timeout_s`."""
+        return await is_alive(self, self._link.heartbeats_s, timeout_s)
 
     # --- text
 
@@ -401,7 +428,3 @@ class TokenizerManager:
 
 def _unavailable(message: str) -> RequestError:
     return RequestError(message, status_code=503, err_type="ServiceUnavailableError")
-
-
-def _has_succeeded(task: asyncio.Task[Any] | None) -> bool:
-    return task is not None and task.done() and not task.cancelled() and task.exception() is None

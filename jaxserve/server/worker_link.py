@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 
 from jaxserve.ipc import IpcPaths, Receiver, Sender
-from jaxserve.messages import ControlReply, Message, TokenizerInput, WorkerAddress
+from jaxserve.messages import BatchStrOut, Message, TokenizerInput, WorkerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +27,14 @@ _BEHIND_MESSAGES = 3
 class WorkerLink:
     def __init__(self, workers: Sequence[WorkerAddress], deliver: Callable[[Any], None], end_turn: Callable[[], None]) -> None:
         """`end_turn` is called when all messages that were read together have been delivered."""
-        self.workers = tuple(workers)
-        self.last_heartbeat_s = 0.0  # time.monotonic() of the last message about requests: the pipeline works
+        self.workers = tuple(workers)  # that serve
+        # time.monotonic() of the last message about requests of each scheduler: its part of the pipeline works
+        self.heartbeats_s: dict[WorkerAddress, float] = {}
         self.is_behind = False  # while a turn's messages are delivered: they are better handled together
         self._deliver = deliver
         self._end_turn = end_turn
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._paths: IpcPaths | None = None
         self._context: zmq.Context[Any] | None = None
         self._receiver: Receiver | None = None
         self._senders: dict[WorkerAddress, Sender] = {}
@@ -42,7 +44,9 @@ class WorkerLink:
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._receiver = Receiver(self._context, paths.tokenizer, TokenizerInput)
-        self._senders = {worker: Sender(self._context, paths.of(worker)) for worker in self.workers}
+        self._paths = paths
+        for worker in self.workers:
+            self.connect(worker)
         self._loop.add_reader(self._receiver.fd, self._read)
         self._loop.call_soon(self._read)  # the descriptor only tells of changes
 
@@ -58,8 +62,21 @@ class WorkerLink:
         self._receiver = self._context = None
         self._senders = {}
 
-    def of_kind(self, kind: str) -> list[WorkerAddress]:
-        return [worker for worker in self.workers if worker.kind == kind]
+    def connect(self, worker: WorkerAddress) -> None:
+        """Messages can be sent to it, and wait for it if it is not there yet."""
+        assert self._context is not None and self._paths is not None, "open comes first"
+        self._senders[worker] = Sender(self._context, self._paths.of(worker))
+
+    def add(self, worker: WorkerAddress) -> None:
+        """It serves from now on."""
+        self.workers = tuple(sorted({*self.workers, worker}))
+
+    def remove(self, worker: WorkerAddress) -> None:
+        """It is gone, and with it what it has not read."""
+        self.workers = tuple(other for other in self.workers if other != worker)
+        self.heartbeats_s.pop(worker, None)
+        if (sender := self._senders.pop(worker, None)) is not None:
+            sender.close(linger_ms=0)
 
     def send(self, worker: WorkerAddress, message: Message) -> None:
         sender = self._senders.get(worker)
@@ -71,8 +88,10 @@ class WorkerLink:
         if receiver is None or loop is None:
             return
         messages = receiver.receive(_MESSAGES_PER_TURN)
-        if not all(isinstance(message, ControlReply) for message in messages):
-            self.last_heartbeat_s = time.monotonic()
+        now_s = time.monotonic()
+        for message in messages:
+            if isinstance(message, BatchStrOut):
+                self.heartbeats_s[message.source] = now_s
         self.is_behind = len(messages) >= _BEHIND_MESSAGES
         for message in messages:
             try:

@@ -1,8 +1,8 @@
 """The child's side of a worker process: what every worker does before and after its own work.
 
-A worker is started as `python -m <module> <ipc folder> <parent pid> <rank>`. It ignores SIGINT and SIGTERM, because only its
-parent decides when requests are drained; it dies with its parent, so that nothing is orphaned whatever happens; and if it
-fails, it says why in a WorkerFailed before it exits with 1. What the worker does is a function it passes in.
+A worker is started as `python -m <module> <ipc folder> <parent pid> <rank> <start>`. It ignores SIGINT and SIGTERM, because
+only its parent decides when requests are drained; it dies with its parent, so that nothing is orphaned whatever happens; and
+if it fails, it says why in a WorkerFailed before it exits with 1. What the worker does is a function it passes in.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class WorkerContext:
 
 def run_worker(kind: str, work: Callable[[WorkerContext], None], argv: list[str] | None = None) -> int:
     """Runs `work` as a worker process; returns its exit status."""
-    folder, parent_pid, rank = (argv if argv is not None else sys.argv[1:])[:3]
+    folder, parent_pid, rank, start = (argv if argv is not None else sys.argv[1:])[:4]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     faulthandler.register(SHOW_STACKS, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {SHOW_STACKS})
     die_with_parent(int(parent_pid))
     paths = IpcPaths(Path(folder))
-    context = WorkerContext(WorkerAddress(kind, int(rank)), read_args(paths.folder), paths)
+    context = WorkerContext(WorkerAddress(kind, int(rank), int(start)), read_args(paths.folder), paths)
     configure_logging(context.args.log_level, str(context.address))
     try:
         work(context)

@@ -19,14 +19,16 @@ import site
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import DETOKENIZER, SCHEDULER, WorkerAddress, WorkerFailed, WorkerReady
 from jaxserve.progress import CLEAR_LINE, for_workers
 from jaxserve.server.logs import escaped_output, log_lines
+from jaxserve.server.replica_devices import replica_environment
 from jaxserve.server.worker_process import SHOW_STACKS
 
 logger = logging.getLogger(__name__)
@@ -41,23 +43,33 @@ _KILL_GRACE_S = 20.0
 class WorkerDiedError(Exception):
     """A worker ended although nobody asked it to. The text is the reason, for the operator."""
 
-    def __init__(self, reason: str, for_clients: str = "The server failed.", *, is_user_error: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        for_clients: str = "The server failed.",
+        *,
+        is_user_error: bool = False,
+        worker: WorkerAddress | None = None,
+    ) -> None:
         super().__init__(reason)
+        self.worker = worker
         self.for_clients = for_clients
         self.is_user_error = is_user_error  # an option or a file the user can mend
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerCommand:
-    """How to start one worker: `argv` is followed by the ipc folder, this process's id and the worker's rank."""
+    """How to start one worker: `argv` is followed by the ipc folder, this process's id, the worker's rank and its start."""
 
     kind: str
     argv: tuple[str, ...]
     rank: int = 0
+    start: int = 0
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beside ours
 
     @property
     def address(self) -> WorkerAddress:
-        return WorkerAddress(self.kind, self.rank)
+        return WorkerAddress(self.kind, self.rank, self.start)
 
     @staticmethod
     def of_module(kind: str, module: str, rank: int = 0) -> WorkerCommand:
@@ -65,9 +77,14 @@ class WorkerCommand:
         return WorkerCommand(kind, (sys.executable, "-P", "-m", module), rank)
 
 
-def default_commands() -> tuple[WorkerCommand, ...]:
+def default_commands(args: ServerArgs) -> tuple[WorkerCommand, ...]:
+    """Raises ValueError if the devices there are cannot be divided among the replicas."""
+    scheduler = WorkerCommand.of_module(SCHEDULER, "jaxserve.server.scheduler_process")
     return (
-        WorkerCommand.of_module(SCHEDULER, "jaxserve.server.scheduler_process"),
+        *(
+            dataclasses.replace(scheduler, rank=rank, env=replica_environment(args, rank, os.environ))
+            for rank in range(args.dp_size)
+        ),
         WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
     )
 
@@ -84,26 +101,26 @@ class _Worker:
         try:
             # A session of its own: Ctrl-C in the terminal is for the main process, which then tells the workers.
             self.process = subprocess.Popen(
-                [*command.argv, str(paths.folder), str(os.getpid()), str(command.rank)],
+                [*command.argv, str(paths.folder), str(os.getpid()), str(command.rank), str(command.start)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(),
+                env={**_environment(), **command.env},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._copier = threading.Thread(target=self._copy_output, name=f"{self.address}-output", daemon=True)
         self._copier.start()
 
-    def notify_exit(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-        """Sets `event` on `loop` when the process has ended and its output is complete."""
+    def notify_exit(self, loop: asyncio.AbstractEventLoop, exited: Callable[[], None]) -> None:
+        """Calls `exited` on `loop` when the process has ended and its output is complete."""
 
         def wait() -> None:
             self.process.wait()
             self._copier.join(timeout=1.0)  # a grandchild could hold the pipe open
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is interested any more
-                loop.call_soon_threadsafe(event.set)
+                loop.call_soon_threadsafe(exited)
 
         threading.Thread(target=wait, name=f"{self.address}-exit", daemon=True).start()
 
@@ -129,34 +146,61 @@ class _Worker:
         if self.last_words is not None:
             words = self.last_words
             reason = words.error if words.is_user_error else f"The {self.address} process failed: {words.error}"
-            return WorkerDiedError(reason, for_clients, is_user_error=words.is_user_error)
+            return WorkerDiedError(reason, for_clients, is_user_error=words.is_user_error, worker=self.address)
         tail = "\n".join(line for line in self.tail if line.strip())
         said = f" Its last output:\n{tail}" if tail else ""
-        return WorkerDiedError(f"The {self.address} process {exit_text(self.process.returncode)}.{said}", for_clients)
+        reason = f"The {self.address} process {exit_text(self.process.returncode)}.{said}"
+        return WorkerDiedError(reason, for_clients, worker=self.address)
 
 
 class WorkerGroup:
     """All workers of one engine. Lives on one asyncio loop."""
 
     def __init__(self, commands: Sequence[WorkerCommand]) -> None:
-        self._commands = tuple(commands)
+        self._commands = {command.address: command for command in commands}
+        self._paths: IpcPaths | None = None
         self._workers: dict[WorkerAddress, _Worker] = {}
         self._exits: dict[WorkerAddress, asyncio.Event] = {}
         self._ready: dict[WorkerAddress, WorkerReady] = {}
-        self._changed = asyncio.Event()  # a worker became ready or spoke its last words
+        self._changed = asyncio.Event()  # a worker became ready, spoke its last words, or ended
 
     def start(self, paths: IpcPaths) -> None:
         """Starts the processes. The calling thread must outlive them: the kernel ends them with the thread that began them."""
-        loop = asyncio.get_running_loop()
-        for command in self._commands:
-            worker = _Worker(command, paths)
-            self._workers[command.address] = worker
-            self._exits[command.address] = asyncio.Event()
-            worker.notify_exit(loop, self._exits[command.address])
+        self._paths = paths
+        for command in self._commands.values():
+            self._start(command)
+
+    def start_again(self, worker: WorkerAddress) -> WorkerAddress:
+        """A process in place of one that has ended; on the thread that `start` was called on. Returns its address."""
+        command = self._commands.pop(worker)
+        command = dataclasses.replace(command, start=command.start + 1)
+        self._commands[command.address] = command
+        self._start(command)
+        return command.address
+
+    def _start(self, command: WorkerCommand) -> None:
+        assert self._paths is not None, "start comes first"
+        worker, exited = _Worker(command, self._paths), asyncio.Event()
+        self._workers[command.address], self._exits[command.address] = worker, exited
+
+        def note_exit() -> None:
+            exited.set()
+            self._changed.set()
+
+        worker.notify_exit(asyncio.get_running_loop(), note_exit)
+
+    def bury(self, worker: WorkerAddress) -> None:
+        """One that has ended, and whose end is dealt with."""
+        del self._workers[worker], self._exits[worker]
+        self._ready.pop(worker, None)
 
     @property
     def addresses(self) -> list[WorkerAddress]:
-        return [command.address for command in self._commands]
+        return list(self._commands)
+
+    @property
+    def alive(self) -> list[WorkerAddress]:
+        return [address for address, exited in self._exits.items() if not exited.is_set()]
 
     def pids(self) -> dict[WorkerAddress, int]:
         return {address: worker.process.pid for address, worker in self._workers.items()}
@@ -172,31 +216,28 @@ class WorkerGroup:
             self._workers[event.worker].last_words = event
         self._changed.set()
 
-    async def wait_ready(self) -> dict[WorkerAddress, dict[str, Any]]:
-        """What each worker said when it became ready. Raises WorkerDiedError if one ends first."""
-        death = asyncio.create_task(self.watch())
-        try:
-            while len(self._ready) < len(self._workers):
-                self._changed.clear()
-                change = asyncio.create_task(self._changed.wait())
-                done, _ = await asyncio.wait({death, change}, return_when=asyncio.FIRST_COMPLETED)
-                change.cancel()
-                if death in done:
-                    raise death.result()
-        finally:
-            death.cancel()
-        return {address: event.info for address, event in self._ready.items()}
+    async def wait_ready(self, worker: WorkerAddress | None = None) -> dict[WorkerAddress, dict[str, Any]]:
+        """What each worker, or this one, said when it became ready. Raises WorkerDiedError if one ends first."""
+        wanted = self.addresses if worker is None else [worker]
+        while not all(address in self._ready for address in wanted):
+            if any(self._exits[address].is_set() for address in wanted):
+                raise await self._obituary(wanted)
+            await self._change()
+        return {address: self._ready[address].info for address in wanted}
 
     async def watch(self) -> WorkerDiedError:
         """Returns when a worker has ended, with its reason. Of several, the one that spoke."""
-        exits = [asyncio.create_task(event.wait()) for event in self._exits.values()]
-        try:
-            await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in exits:
-                task.cancel()
+        while len(self.alive) == len(self._exits):
+            await self._change()
+        return await self._obituary(list(self._exits))
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _obituary(self, addresses: Sequence[WorkerAddress]) -> WorkerDiedError:
         await self._wait_for_last_words()
-        ended = [worker for address, worker in self._workers.items() if self._exits[address].is_set()]
+        ended = [self._workers[address] for address in addresses if self._exits[address].is_set()]
         return next((worker for worker in ended if worker.last_words), ended[0]).obituary()
 
     async def _wait_for_last_words(self) -> None:
@@ -226,14 +267,15 @@ class WorkerGroup:
             if worker.process.poll() is None:
                 worker.process.send_signal(SHOW_STACKS)
 
-    async def kill(self, reason: str | None = None) -> None:
-        """Ends what still runs, at once; returns when all are gone."""
-        for worker in self._workers.values():
+    async def kill(self, reason: str | None = None, only: Collection[WorkerAddress] | None = None) -> None:
+        """Ends what still runs, at once; returns when all, or only these, are gone."""
+        chosen = [address for address in self._workers if only is None or address in only]
+        for worker in map(self._workers.__getitem__, chosen):
             if worker.process.poll() is None:
                 if reason:
                     logger.error("The %s process %s; killing it.", worker.address, reason)
                 worker.process.kill()
-        exits = [asyncio.create_task(event.wait()) for event in self._exits.values()]
+        exits = [asyncio.create_task(self._exits[address].wait()) for address in chosen]
         if exits:
             _, stuck = await asyncio.wait(exits, timeout=_KILL_GRACE_S)
             for task in stuck:  # in the kernel, such as in a driver call that does not return

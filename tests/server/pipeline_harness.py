@@ -23,7 +23,8 @@ from jaxserve.types import SamplingParams
 @contextlib.asynccontextmanager
 async def running(**options: Any) -> AsyncIterator[Pipeline]:
     """A ready pipeline; at the end nothing of it may be left."""
-    pipeline = Pipeline(ServerArgs(**{"model_path": demo_model_path(), **options}), fake_scheduler.commands())
+    args = ServerArgs(**{"model_path": demo_model_path(), **options})
+    pipeline = Pipeline(args, fake_scheduler.commands(args.dp_size))
     try:
         await pipeline.start()
         await asyncio.wait_for(pipeline.wait_ready(), 120)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxserve.config import ServerArgs
+from jaxserve.data_parallel import DataParallelController, make_policy
 from jaxserve.messages import AbortReq, BatchStrOut, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from jaxserve.runner import NO_TOKEN_ID
 from jaxserve.server.generation import SEQUENCES_PER_PART, Generation
@@ -28,7 +29,13 @@ LIMITS = ModelLimits(
 class Flow:
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        self.generation = Generation(self.sent.append, TextLanes(), Journal(ServerArgs(), str))
+        controller = DataParallelController(make_policy("auto", 1), 1)
+        controller.set_up(0)
+        self.generation = Generation(controller, self._send, TextLanes(), Journal(ServerArgs(), str))
+
+    def _send(self, rank: int, message: Any) -> None:
+        assert rank == 0
+        self.sent.append(message)
 
     async def start(self, prompts: list[list[int]] | list[PromptEmbeds], **fields: Any) -> asyncio.Task[list[GenerationChunk]]:
         rids = fields.pop("rids", [f"p{i}" for i in range(len(prompts))])

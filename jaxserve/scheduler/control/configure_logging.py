@@ -72,5 +72,6 @@ CONTROL = Control(
     request=ConfigureLoggingReq,
     reply=ConfigureLoggingReqOutput,
     handlers={TOKENIZER: configure, SCHEDULER: configure_worker, DETOKENIZER: configure_worker},
+    lasting="each",
     route=Route("/configure_logging", ("POST", "GET"), render=as_text),
 )

@@ -40,5 +40,6 @@ CONTROL = Control(
     request=ContinueGenerationReqInput,
     reply=ContinueGenerationReqOutput,
     handlers={TOKENIZER: note_end, SCHEDULER: resume},
+    lasting="each",
     route=Route("/continue_generation"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import msgspec
 
@@ -36,6 +36,16 @@ def flush(scheduler: Scheduler, request: FlushCacheReqInput) -> Generator[None, 
     return FlushCacheReqOutput(success=True)
 
 
+class KnowsCaches(Protocol):
+    """The TokenizerManager's part: what it believes to be cached where."""
+
+    def forget_caches(self) -> None: ...
+
+
+def note_flushed(manager: KnowsCaches, request: ControlStruct, replies: Sequence[FlushCacheReqOutput]) -> None:
+    manager.forget_caches()
+
+
 def as_text(replies: Sequence[FlushCacheReqOutput]) -> str:
     reply: FlushCacheReqOutput = first_failure(replies)
     return (reply.message or "Cache flushed.") + "\n"
@@ -46,5 +56,6 @@ CONTROL = Control(
     request=FlushCacheReqInput,
     reply=FlushCacheReqOutput,
     handlers={SCHEDULER: flush},
+    completed=note_flushed,
     route=Route("/flush_cache", ("POST", "GET"), fields_from="query", render=as_text),
 )

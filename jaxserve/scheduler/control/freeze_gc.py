@@ -37,5 +37,6 @@ CONTROL = Control(
     request=FreezeGCReq,
     reply=FreezeGCReqOutput,
     handlers={TOKENIZER: freeze, SCHEDULER: freeze, DETOKENIZER: freeze},
+    lasting="each",
     route=Route("/freeze_gc", ("POST", "GET"), render=as_text),
 )

@@ -59,5 +59,6 @@ CONTROL = Control(
     request=PauseGenerationReqInput,
     reply=PauseGenerationReqOutput,
     handlers={TOKENIZER: note_pause, SCHEDULER: pause},
+    lasting="each",
     route=Route("/pause_generation"),
 )

@@ -56,6 +56,7 @@ CONTROL = Control(
     request=ReleaseMemoryOccupationReqInput,
     reply=ReleaseMemoryOccupationReqOutput,
     handlers={SCHEDULER: release},
+    lasting="each",
     route=Route("/release_memory_occupation"),
     takes_long=True,
     completed=note_released,

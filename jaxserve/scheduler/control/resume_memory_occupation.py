@@ -41,6 +41,7 @@ CONTROL = Control(
     request=ResumeMemoryOccupationReqInput,
     reply=ResumeMemoryOccupationReqOutput,
     handlers={SCHEDULER: resume},
+    lasting="each",
     route=Route("/resume_memory_occupation"),
     takes_long=True,
     completed=note_released,

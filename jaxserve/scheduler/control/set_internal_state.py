@@ -73,6 +73,7 @@ CONTROL = Control(
     request=SetInternalStateReq,
     reply=SetInternalStateReqOutput,
     handlers={SCHEDULER: set_internal_state},
+    lasting="each",
     completed=note_queue,
     route=Route("/set_internal_state", ("POST", "PUT"), render=updated),
 )

@@ -33,5 +33,6 @@ CONTROL = Control(
     request=SlowDownReqInput,
     reply=SlowDownReqOutput,
     handlers={SCHEDULER: slow_down},
+    lasting="each",
     route=Route("/slow_down", ("POST", "GET")),
 )

@@ -49,6 +49,7 @@ CONTROL = Control(
     request=StartExpertDistributionReq,
     reply=ExpertDistributionReqOutput,
     handlers={SCHEDULER: start},
+    lasting="each",
     route=Route("/start_expert_distribution_record", ("POST", "GET"), render=as_text),
     takes_long=True,
 )

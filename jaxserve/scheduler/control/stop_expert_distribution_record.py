@@ -32,6 +32,7 @@ CONTROL = Control(
     request=StopExpertDistributionReq,
     reply=StopExpertDistributionReqOutput,
     handlers={SCHEDULER: stop},
+    lasting="each",
     route=Route("/stop_expert_distribution_record", ("POST", "GET"), render=as_text),
     takes_long=True,
 )

@@ -46,6 +46,7 @@ CONTROL = Control(
     request=UpdateWeightVersionReqInput,
     reply=UpdateWeightVersionReqOutput,
     handlers={SCHEDULER: update},
+    lasting="each",
     route=Route("/update_weight_version"),
     completed=note_version,
 )

@@ -106,6 +106,7 @@ CONTROL = Control(
     handlers={TOKENIZER: check, SCHEDULER: update},
     route=Route("/update_weights_from_disk"),
     takes_long=True,
+    lasting="newest",
     completed=note_weights,
     result=lambda reply: WeightUpdate(*msgspec.structs.astuple(reply)),
 )

@@ -1,11 +1,16 @@
-"""ControlClient: asks workers and gathers their replies, one per worker. Works on the main process's asyncio loop."""
+"""ControlClient: asks workers and gathers their replies, one per worker. Works on the main process's asyncio loop.
+
+A replica that is started again is told what has been asked before, as far as it lasts (`Control.lasting`), before it serves.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,8 +21,12 @@ from jaxserve.scheduler.control.registry import control_of
 from jaxserve.server.requests import ERR_TYPES, RequestError
 from jaxserve.server.worker_link import WorkerLink
 
+logger = logging.getLogger(__name__)
+
 # How long a worker may take to answer, beyond what the request itself allows it to wait.
 ANSWER_TIMEOUT_S = 30.0
+# Lasting requests that are remembered; equal ones count once.
+_MOST_LASTING = 256
 
 
 @dataclasses.dataclass
@@ -33,6 +42,10 @@ class ControlClient:
         self._tokenizer_manager = tokenizer_manager
         self._link = link
         self._open: dict[str, _Question] = {}
+        self._lasting: list[ControlStruct] = []  # that all workers have carried out, in that order
+        self._num_lasting = 0  # there have ever been
+        self._lasting_open = 0  # that are being carried out
+        self._lasting_settled = asyncio.Event()
 
     async def ask(self, request: ControlStruct) -> list[Any]:
         """The replies of all workers that handle it, by rank. Raises RequestError if one of them refuses or fails."""
@@ -48,15 +61,51 @@ class ControlClient:
         workers = [worker for worker in self._link.workers if worker.kind in control.handlers]
         if not workers:
             return [local]
-        timeout_s = None if control.takes_long else ANSWER_TIMEOUT_S + getattr(request, "timeout_s", 0.0)
-        replies = await self._ask_workers(control.name, body, workers, timeout_s)
-        for reply in replies:
-            if reply.error:
-                raise _refusal(reply.error, reply.status_code)
-        answers = [unpack(reply.body, control.reply) for reply in replies]
-        if control.completed is not None and all(getattr(answer, "success", True) for answer in answers):
-            control.completed(self._tokenizer_manager, request, answers)
+        with self._lasts(control):
+            replies = await self._ask_workers(control.name, body, workers, _timeout_s(control, request))
+            _raise_refusal(replies)
+            answers = [unpack(reply.body, control.reply) for reply in replies]
+            if all(getattr(answer, "success", True) for answer in answers):
+                self._remember(control, request)
+                if control.completed is not None:
+                    control.completed(self._tokenizer_manager, request, answers)
         return answers
+
+    async def bring_up_to_date(self, worker: WorkerAddress, num_told: int = 0) -> int:
+        """Asks a new worker what the others were asked, but for the first `num_told`, which it knows. Returns how many it knows
+        now: until anything else is awaited, it is as the others are. Raises RequestError if it does not answer."""
+        while self._lasting_open or num_told < self._num_lasting:
+            while self._lasting_open:
+                self._lasting_settled.clear()
+                await self._lasting_settled.wait()
+            new = self._lasting[len(self._lasting) - min(self._num_lasting - num_told, len(self._lasting)) :]
+            num_told = self._num_lasting
+            for request in new:
+                control = control_of(type(request))
+                if worker.kind not in control.handlers:
+                    continue
+                timeout_s = _timeout_s(control, request)
+                (reply,) = await self._ask_workers(control.name, pack(request), [worker], timeout_s)
+                if reply.error:  # such as resuming what this one never released
+                    logger.info("The new %s did not need %s: %s", worker, control.name, reply.error)
+        return num_told
+
+    @contextlib.contextmanager
+    def _lasts(self, control: Control) -> Iterator[None]:
+        """Around carrying it out."""
+        self._lasting_open += control.lasting is not None
+        try:
+            yield
+        finally:
+            self._lasting_open -= control.lasting is not None
+            self._lasting_settled.set()
+
+    def _remember(self, control: Control, request: ControlStruct) -> None:
+        if control.lasting is None:
+            return
+        void = [old for old in self._lasting if old == request or (control.lasting == "newest" and type(old) is type(request))]
+        self._lasting = [*(old for old in self._lasting if old not in void), request][-_MOST_LASTING:]
+        self._num_lasting += 1
 
     async def tell_each(self, request: ControlStruct, answered: Callable[[WorkerAddress, Any], None]) -> None:
         """Asks the workers, and passes on each answer when it comes. Returns when there are all; who refuses is left out.
@@ -80,6 +129,19 @@ class ControlClient:
             question.took(reply)
         if not question.missing and not question.answered.done():
             question.answered.set_result(None)
+
+    def worker_gone(self, worker: WorkerAddress, message: str) -> None:
+        """It answers nothing any more; what the others answer counts."""
+        for question in self._open.values():
+            if worker not in question.missing:
+                continue
+            question.missing.remove(worker)
+            if question.missing or question.answered.done():
+                continue
+            if question.replies:
+                question.answered.set_result(None)
+            else:
+                question.answered.set_exception(_refusal(message, 503))
 
     def fail_all(self, message: str) -> None:
         for question in self._open.values():
@@ -111,6 +173,22 @@ class ControlClient:
         finally:
             del self._open[message.request_id]
         return sorted(question.replies, key=lambda reply: workers.index(reply.worker))
+
+
+def _timeout_s(control: Control, request: ControlStruct) -> float | None:
+    return None if control.takes_long else ANSWER_TIMEOUT_S + getattr(request, "timeout_s", 0.0)
+
+
+def _raise_refusal(replies: Sequence[ControlReply]) -> None:
+    """If one refuses. Replicas that could not do alike are told apart."""
+    refused = [reply for reply in replies if reply.error]
+    if not refused:
+        return
+    message = refused[0].error
+    if len(refused) < len(replies):
+        done = ", ".join(str(reply.worker) for reply in replies if not reply.error)
+        message = f"{refused[0].worker}: {message} Done by: {done}."
+    raise _refusal(message, refused[0].status_code)
 
 
 def _refusal(message: str, status_code: int) -> RequestError:

@@ -18,6 +18,7 @@ from jaxserve.server.version import package_version
 
 # What a load report takes from the scheduler's state, under the same names.
 _CORE_LOADS = (
+    "dp_rank",
     "num_running_reqs",
     "num_waiting_reqs",
     "num_used_tokens",
@@ -39,7 +40,7 @@ def _args(request: Request) -> ServerArgs:
 
 
 async def _internal_states(request: Request) -> list[dict[str, Any]]:
-    """One per replica."""
+    """One per replica that serves, by rank."""
     return [reply.internal_state for reply in await service_of(request).control(GetInternalStateReq())]
 
 
@@ -60,6 +61,7 @@ async def server_info(request: Request) -> dict[str, Any]:
         **service_of(request).resolved_options,
         "version": package_version(),
         "status": service_of(request).status,
+        "replicas": service_of(request).replica_states,
         "uptime_s": time.monotonic() - request.app.state.started_monotonic_s,
         "max_total_num_tokens": states[0]["max_total_num_tokens"],
         "internal_states": states,
@@ -73,17 +75,17 @@ async def loads(request: Request, include: str | None = None, dp_rank: int | Non
     for section in (include or "all").split(","):
         if section.strip() not in _LOAD_SECTIONS:
             raise RequestError(f"include must name sections of {', '.join(_LOAD_SECTIONS)}, got {section!r}.", param="include")
-    states = await _internal_states(request)
-    if dp_rank is not None and not 0 <= dp_rank < len(states):
-        raise RequestError(f"dp_rank must be in [0, {len(states)}), got {dp_rank}.", param="dp_rank")
-    num_live = service_of(request).num_live
+    num_replicas = _args(request).dp_size
+    if dp_rank is not None and not 0 <= dp_rank < num_replicas:
+        raise RequestError(f"dp_rank must be in [0, {num_replicas}), got {dp_rank}.", param="dp_rank")
+    live = service_of(request).num_live_by_rank
     return {
         "timestamp": datetime.datetime.now(datetime.UTC).isoformat(),
         "version": package_version(),
         "loads": [
-            {"dp_rank": rank, **{name: state[name] for name in _CORE_LOADS if name in state}, "num_live_sequences": num_live}
-            for rank, state in enumerate(states)
-            if dp_rank in (None, rank)
+            {**{name: state[name] for name in _CORE_LOADS if name in state}, "num_live_sequences": live[state["dp_rank"]]}
+            for state in await _internal_states(request)
+            if dp_rank in (None, state["dp_rank"])
         ],
     }
 

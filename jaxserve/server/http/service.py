@@ -79,6 +79,16 @@ class GenerationService(Protocol):
         """Sequences that have not ended yet."""
 
     @property
+    def num_live_by_rank(self) -> list[int]:
+        """Of each replica."""
+        ...
+
+    @property
+    def replica_states(self) -> list[str]:
+        """Of each replica whether it serves: joining, up or down."""
+        ...
+
+    @property
     def tracer(self) -> Tracer | None:
         """None: nothing is traced."""
 
