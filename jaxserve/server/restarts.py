@@ -44,7 +44,7 @@ class Restarts:
         worker = death.worker
         if worker is None or worker.kind != SCHEDULER:
             return False
-        comes_back = self._is_on and self._manager.status != "draining"
+        comes_back = self._is_on
         if not comes_back and not any(other.kind == SCHEDULER for other in self._workers.alive):
             return False
         self._workers.bury(worker)
@@ -60,6 +60,7 @@ class Restarts:
 
     def close(self) -> list[WorkerAddress]:
         """Nothing comes back any more. Returns the processes that were on their way."""
+        self._is_on = False
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

@@ -96,6 +96,8 @@ class FakeService:
         self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.template_arguments = TemplateArguments()
         self.num_live = 0
+        self.num_live_by_rank = [0]
+        self.replica_states = ["up"]
         self.metrics: ServerMetrics | None = counting()
         self.timelines: list[RequestTimeline] = []
         self.thinking_end: str | None = None
@@ -104,7 +106,9 @@ class FakeService:
         self.aborted: list[str] = []  # rids of requests that were left before their end
         self.controls: list[ControlStruct] = []
         self.asked_for: list[tuple[int, int]] = []  # prompts and n that a route asked for before it worked on them
-        state = {"num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0}
+        state = {
+            "dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5, "leaks": 0
+        }  # fmt: skip
         self.control_replies: dict[str, list[Any]] = {
             "get_internal_state": [GetInternalStateReqOutput(state)],
             "flush_cache": [FlushCacheReqOutput(success=True)],

@@ -366,7 +366,7 @@ class Inbox:
 def test_it_ends_with_the_last_scheduler_and_answers_control_requests() -> None:
     box = Inbox(ShutdownReq(), ControlRequest(request_id="c", name="pause_generation"), message({"r": [7]}), ShutdownReq())
     detokenizer, worker = new_detokenizer(), WorkerAddress(DETOKENIZER, 1)
-    serve(detokenizer, box, box, ControlDesk(detokenizer, worker, box.send), num_schedulers=2)  # type: ignore[arg-type]
+    serve(detokenizer, box, box, ControlDesk(detokenizer, worker, box.send), num_replicas=2)  # type: ignore[arg-type]
     reply, texts = box.sent
     assert (reply.worker, reply.status_code) == (worker, 404)
     assert reply.error == "The detokenizer 1 has no control request 'pause_generation'."

@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from jaxserve.messages import HostSpan
+from jaxserve.messages import SCHEDULER, HostSpan, ProfileBegan, ProfileEnded, WorkerAddress
 from jaxserve.server.host_spans import HostSpans, merge
 
 NOW_NS = 1_795_458_524_000_000_000
@@ -16,12 +16,16 @@ def test_nothing_is_noted_while_no_profile_is_taken() -> None:
     spans = HostSpans()
     with spans("a", 1):
         pass
-    spans.begin()
+    first, second = WorkerAddress(SCHEDULER, 0), WorkerAddress(SCHEDULER, 1)
+    spans.begin(ProfileBegan(source=first))
     with spans("b", 2):
-        pass
-    (noted,) = spans.end()
+        spans.begin(ProfileBegan(source=second))
+    (noted,) = spans.end(ProfileEnded(folder="", ended_ns=0, source=first))
     assert (noted.name, noted.count) == ("b", 2) and noted.begin_ns <= noted.end_ns
-    assert spans.end() == []
+    assert spans.end(ProfileEnded(folder="", ended_ns=0, source=first)) == []
+    with spans("c", 3):
+        pass
+    assert [span.name for span in spans.end(ProfileEnded(folder="", ended_ns=0, source=second))] == ["b", "c"]
 
 
 def test_merging_on_one_clock(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
 from jaxserve.ipc import MOST_BYTES_TOGETHER, IpcPaths, Receiver, Sender, send_once
 from jaxserve.messages import (
+    SCHEDULER,
     AbortReq,
     SchedulerInput,
     ShutdownReq,
@@ -138,10 +139,10 @@ def test_folders_that_are_not_ours_to_remove_stay(short_folder: Path, monkeypatc
 
 
 def test_messages_arrive_in_order_whoever_starts_first(paths: IpcPaths, context: zmq.Context[Any]) -> None:
-    sender = Sender(context, paths.scheduler)
+    sender = Sender(context, paths.of(WorkerAddress(SCHEDULER)))
     for i in range(3000):
         sender.send(AbortReq(rids=[str(i)]))
-    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    receiver = Receiver(context, paths.of(WorkerAddress(SCHEDULER)), SchedulerInput)
     got: list[Any] = []
     while len(got) < 3000:
         assert receiver.wait(5)
@@ -152,8 +153,8 @@ def test_messages_arrive_in_order_whoever_starts_first(paths: IpcPaths, context:
 
 
 def test_what_is_read_together_is_bounded_in_bytes(paths: IpcPaths, context: zmq.Context[Any]) -> None:
-    sender = Sender(context, paths.scheduler)
-    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    sender = Sender(context, paths.of(WorkerAddress(SCHEDULER)))
+    receiver = Receiver(context, paths.of(WorkerAddress(SCHEDULER)), SchedulerInput)
     rid = "r" * (MOST_BYTES_TOGETHER // 3)
     for _ in range(5):
         sender.send(AbortReq(rids=[rid]))
@@ -166,9 +167,9 @@ def test_what_is_read_together_is_bounded_in_bytes(paths: IpcPaths, context: zmq
 
 
 def test_arrays_survive(paths: IpcPaths, context: zmq.Context[Any]) -> None:
-    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    receiver = Receiver(context, paths.of(WorkerAddress(SCHEDULER)), SchedulerInput)
     ids = np.arange(70_000, dtype=np.int32)
-    Sender(context, paths.scheduler).send(
+    Sender(context, paths.of(WorkerAddress(SCHEDULER))).send(
         TokenizedGenerateReqInput(rid="r", input_ids=ids, sampling_params=SamplingParams(stop=["é"]))
     )
     assert receiver.wait(5)
@@ -182,11 +183,11 @@ def test_arrays_survive(paths: IpcPaths, context: zmq.Context[Any]) -> None:
 def test_a_malformed_frame_is_logged_and_dropped(
     paths: IpcPaths, context: zmq.Context[Any], frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    receiver = Receiver(context, paths.of(WorkerAddress(SCHEDULER)), SchedulerInput)
     raw = context.socket(zmq.PUSH)
-    raw.connect(paths.scheduler)
+    raw.connect(paths.of(WorkerAddress(SCHEDULER)))
     raw.send(frame)
-    sender = Sender(context, paths.scheduler)
+    sender = Sender(context, paths.of(WorkerAddress(SCHEDULER)))
     assert receiver.wait(5)
     assert receiver.receive() == []
     assert "malformed frame" in caplog.text
@@ -198,9 +199,9 @@ def test_a_malformed_frame_is_logged_and_dropped(
 def test_an_object_array_is_not_accepted(paths: IpcPaths, context: zmq.Context[Any]) -> None:
     import msgspec
 
-    receiver = Receiver(context, paths.scheduler, SchedulerInput)
+    receiver = Receiver(context, paths.of(WorkerAddress(SCHEDULER)), SchedulerInput)
     raw = context.socket(zmq.PUSH)
-    raw.connect(paths.scheduler)
+    raw.connect(paths.of(WorkerAddress(SCHEDULER)))
     body = {"type": "TokenizedGenerateReqInput", "rid": "r", "sampling_params": {}, "input_ids": ("|O", (1,), b"\0" * 8)}
     raw.send(msgspec.msgpack.encode(body))
     assert receiver.wait(5)
@@ -226,13 +227,13 @@ def test_dispatch_is_by_type_and_unknown_types_are_logged(caplog: pytest.LogCapt
 
 def test_the_schedulers_transport(paths: IpcPaths, context: zmq.Context[Any]) -> None:
     transport = IpcTransport(
-        Receiver(context, paths.scheduler, SchedulerInput),
+        Receiver(context, paths.of(WorkerAddress(SCHEDULER)), SchedulerInput),
         Sender(context, paths.detokenizer),
         Sender(context, paths.tokenizer),
     )
     assert transport.recv_messages(0.0) == []
     assert transport.recv_messages(0.01) == []
-    sender = Sender(context, paths.scheduler)
+    sender = Sender(context, paths.of(WorkerAddress(SCHEDULER)))
     threading.Timer(0.05, sender.send, [ShutdownReq()]).start()
     assert transport.recv_messages(None) == [ShutdownReq()]
     transport.send_output(ShutdownReq())

@@ -7,11 +7,15 @@ import time
 import numpy as np
 import pytest
 
+from jaxserve.data_parallel import Replica, Ticket
 from jaxserve.messages import BatchStrOut, TokenLogprobs
 from jaxserve.server.live_requests import CallFacts, GapBuffer, LiveCall, LiveSequence, LiveTable
 from jaxserve.server.requests import GenerationChunk
 from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason
+
+
+TICKET = Ticket(Replica(0), prompt_tokens=0, prefill_tokens=0, output_tokens=0)
 
 
 def out(rids: list[str], texts: list[str], **fields: object) -> BatchStrOut:
@@ -48,7 +52,7 @@ class Recorded:
 def table_of(call: LiveCall, *rids: str) -> LiveTable:
     table = LiveTable()
     for index, rid in enumerate(rids):
-        table.add(LiveSequence(rid, index, call.facts, call, sent=True))
+        table.add(LiveSequence(rid, index, call.facts, call, ticket=TICKET))
     return table
 
 
@@ -89,7 +93,7 @@ async def test_held_chunks_are_merged_and_released_in_order() -> None:
 async def test_unknown_and_abandoned_rows_are_dropped() -> None:
     sink = Recorded()
     table = table_of(sink.call(1), "a")
-    sequence = LiveSequence("gone", 0, CallFacts(0.0), None, sent=True)
+    sequence = LiveSequence("gone", 0, CallFacts(0.0), None, ticket=TICKET)
     table.add(sequence)
     table.route(out(["x", "gone", "a"], ["x", "g", "a"], finished={1: FinishReason.abort("bye")}))
     assert [c.text for c in sink.take()] == ["a"]
@@ -134,7 +138,7 @@ async def test_routing_costs_little() -> None:
     table = LiveTable()
     for i, sink in enumerate(sinks):
         call = sink.call(1)
-        table.add(LiveSequence(f"r{i}", 0, call.facts, call, sent=True))
+        table.add(LiveSequence(f"r{i}", 0, call.facts, call, ticket=TICKET))
     message = out([f"r{i}" for i in range(256)], ["x"] * 256)
     costs_s = []
     for _ in range(20):
@@ -154,7 +158,7 @@ async def test_gaps_between_tokens_are_counted_once_each(monkeypatch: pytest.Mon
     here, there = GapBuffer(), GapBuffer()
     table, call = LiveTable(), Recorded().call(1)
     for rid, gaps in (("a", here), ("b", here), ("c", there), ("d", here), ("silent", None)):
-        table.add(LiveSequence(rid, 0, call.facts, call, sent=True, gaps=gaps))
+        table.add(LiveSequence(rid, 0, call.facts, call, ticket=TICKET, gaps=gaps))
 
     def told(rids: str, counts: list[int], so_far: list[int], at_s: float) -> None:
         nonlocal now_s

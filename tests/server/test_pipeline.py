@@ -11,6 +11,7 @@ from pipeline_harness import collect, refused, request, running, until
 from jaxserve.ipc import Sender
 from jaxserve.messages import encode
 from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.probes import generate_one_token
 from jaxserve.server.requests import GenerateReqInput, RequestError
 from jaxserve.server.timelines import log_times
 from jaxserve.timeline import RequestTimeline
@@ -71,7 +72,7 @@ async def test_who_leaves_is_observed_and_probes_are_not(pipeline: Pipeline) -> 
     await until(lambda: not manager.num_live)
     (left,) = [one for one in manager.recent_requests() if one.rid == "left"]
     assert left.finish == "abort" and left.status_code is None and left.answered_s > left.first_text_s
-    await manager.generate_one_token()
+    await generate_one_token(manager, 0)
     assert len(manager.recent_requests()) == before + 1
 
 

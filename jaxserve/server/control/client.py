@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from jaxserve.messages import TOKENIZER, ControlReply, ControlRequest, WorkerAddress, pack, unpack
+from jaxserve.messages import SCHEDULER, TOKENIZER, ControlReply, ControlRequest, WorkerAddress, pack, unpack
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct
 from jaxserve.scheduler.control.registry import control_of
 from jaxserve.server.requests import ERR_TYPES, RequestError
@@ -60,6 +60,8 @@ class ControlClient:
             raise _refusal(str(error), error.status_code) from error
         workers = [worker for worker in self._link.workers if worker.kind in control.handlers]
         if not workers:
+            if SCHEDULER in control.handlers:
+                raise _refusal("No replica is serving at the moment.", 503)
             return [local]
         with self._lasts(control):
             replies = await self._ask_workers(control.name, body, workers, _timeout_s(control, request))

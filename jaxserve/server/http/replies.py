@@ -30,9 +30,10 @@ _SERVER_INFO = {
     "page_size": 16,
     "version": "0.1.0",
     "status": "ready",
+    "replicas": ["up"],
     "uptime_s": 12.5,
     "max_total_num_tokens": 65536,
-    "internal_states": [{"num_running_reqs": 0, "num_waiting_reqs": 0, "max_total_num_tokens": 65536}],
+    "internal_states": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0, "max_total_num_tokens": 65536}],
 }
 _OLLAMA_DETAILS = {
     "parent_model": "",
