@@ -76,7 +76,7 @@ def test_against_sets_of_prefixes(seed: int) -> None:
     index, sent = PrefixIndex(4), [set() for _ in range(4)]
     for _ in range(200):
         parts = tuple(rng.integers(0, 3, rng.integers(0, 6)).tolist())
-        expected = [max((n for n in range(len(parts) + 1) if parts[:n] in known or n == 0)) * B for known in sent]
+        expected = [max(n for n in range(len(parts) + 1) if parts[:n] in known or n == 0) * B for known in sent]
         assert index.cached_lens(prompt(*parts)) == expected
         rank = int(rng.integers(4))
         index.insert(rank, prompt(*parts))

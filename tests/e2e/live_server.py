@@ -66,21 +66,24 @@ class LiveServer:
         return self.get("/server_info").json()["internal_states"][0]
 
     def wait_idle(self, timeout_s: float = 30) -> dict[str, Any]:
-        """The internal state once nothing runs or waits."""
+        """The internal state of the first replica once nothing runs or waits in any."""
+        return self._idle_states(timeout_s)[0]
+
+    def _idle_states(self, timeout_s: float) -> list[dict[str, Any]]:
         deadline = time.monotonic() + timeout_s
         while True:
-            state = self.internal_state()
-            if state["num_running_reqs"] == 0 and state["num_waiting_reqs"] == 0:
-                return state
-            assert time.monotonic() < deadline, f"still busy: {state}"
+            states = self.get("/server_info").json()["internal_states"]
+            if all(state["num_running_reqs"] == 0 and state["num_waiting_reqs"] == 0 for state in states):
+                return states
+            assert time.monotonic() < deadline, f"still busy: {states}"
             time.sleep(0.05)
 
     def assert_whole(self) -> None:
         """Idle, no page or row missing, nothing compiled since it was ready."""
-        state = self.wait_idle()
-        assert state["num_used_tokens"] == 0, state
-        assert state["num_leaks_repaired"] == 0, state
-        assert state["runner"]["compiles_after_ready_total"] == 0, state
+        for state in self._idle_states(30):
+            assert state["num_used_tokens"] == 0, state
+            assert state["num_leaks_repaired"] == 0, state
+            assert state["runner"]["compiles_after_ready_total"] == 0, state
 
     def main_process(self) -> psutil.Process:
         return psutil.Process(self.process.pid)
@@ -95,6 +98,11 @@ class LiveServer:
                     if f"jaxserve.server.{name}" in command:
                         found[name] = child
         return found
+
+    def schedulers(self) -> list[psutil.Process]:
+        """In the order they were started: of replicas that never died, by rank."""
+        children = self.main_process().children()
+        return [child for child in children if "jaxserve.server.scheduler" in " ".join(child.cmdline())]
 
     def stop(self, signal_number: int = signal.SIGTERM, timeout_s: float = 60) -> int:
         if self.process.poll() is None:

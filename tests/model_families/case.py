@@ -35,6 +35,7 @@ class Served:
     page_size: int
     chunk: int
     tp: int = 1
+    dp: int = 1  # replicas, of live servers
     ep: int | None = None
     redundant: int = 0  # experts
     mixed: bool = False
@@ -55,6 +56,7 @@ class Served:
             "page_size": self.page_size,
             "chunked_prefill_size": self.chunk,
             "tp_size": self.tp,
+            "dp_size": self.dp,
             "decode_row_buckets": self.rows,
             "prefill_token_buckets": self.tokens,
             "enable_mixed_chunk": self.mixed,
@@ -67,6 +69,7 @@ class Served:
 
     def __str__(self) -> str:
         flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
+        flags += [f"dp{self.dp}"] * (self.dp > 1)
         flags += [f"ep{self.ep}"] * (self.ep is not None) + [f"redundant{self.redundant}"] * (self.redundant > 0)
         flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)
         flags += ["buckets"] * (len(self.rows) > 1) + ["drafts"] * self.drafts

@@ -14,6 +14,7 @@ CASES: dict[str, Case] = {
     "qwen3-biases": Case("Qwen3", {**_QWEN_WINDOW, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 80}),
 }
 LIVE = [
+    Served("qwen3", page_size=16, chunk=32, tp=2, dp=2, mixed=True, drafts=True),
     Served("qwen2", page_size=64, chunk=64, mixed=True, radix=False),
     Served("qwen3", page_size=16, chunk=32, tp=4, mixed=True, overlap=False, **SEVERAL),
 ]

@@ -14,7 +14,6 @@ from jaxserve.server.requests import GenerationChunk
 from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason
 
-
 TICKET = Ticket(Replica(0), prompt_tokens=0, prefill_tokens=0, output_tokens=0)
 
 

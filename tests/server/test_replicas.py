@@ -1,4 +1,4 @@
-"""Several replicas behind one pipeline, in real processes: who serves what, what happens when one dies, and when it comes back."""
+"""Several replicas behind one pipeline, in real processes: who serves what, and what happens when one dies and comes back."""
 
 from __future__ import annotations
 

@@ -1,0 +1,143 @@
+"""A live server of two replicas: crowds, clients that leave, sessions, and a replica that is killed and comes back."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from live_server import LiveServer, running
+from parity import Oracle
+
+CROWD = 64
+LEN = 12
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def served(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, compilation_cache: str
+) -> Iterator[tuple[LiveServer, Oracle]]:
+    model = checkpoint("qwen3")
+    options = ["--model-path", str(model), "--dp-size", "2", "--restart-workers", "--compilation-cache-dir", compilation_cache]
+    options += [
+        "--max-running-requests",
+        "32",
+        "--max-total-tokens",
+        "8192",
+        "--page-size",
+        "16",
+        "--chunked-prefill-size",
+        "32",
+    ]
+    options += ["--enable-mixed-chunk", "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "3"]
+    options += ["--decode-row-buckets", "32", "--prefill-token-buckets", "512"]
+    with running(tmp_path_factory.mktemp("replicas") / "log", *options) as server:
+        yield server, Oracle(model)
+
+
+def prompts(oracle: Oracle, seed: int) -> list[list[int]]:
+    """A crowd's, half of them behind a few shared beginnings."""
+    rng = np.random.default_rng(seed)
+
+    def tokens(count: int) -> list[int]:
+        return rng.integers(3, oracle.config.vocab_size, count).tolist()
+
+    shared = [tokens(70) for _ in range(4)]
+    return [[*(shared[i % 4] if i % 2 else []), *tokens(int(rng.integers(1, 60)))] for i in range(CROWD)]
+
+
+def ask(server: LiveServer, index: int, prompt: list[int]) -> list[int]:
+    body = {"input_ids": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}}
+    if index % 3:
+        output: list[int] = server.generate(**body)["output_ids"]
+        return output
+    *_, last = server.stream("/generate", body)
+    return list(last["output_ids"])
+
+
+def check(oracle: Oracle, prompt: list[int], answer: list[int]) -> None:
+    assert len(answer) == LEN
+    best = oracle.logprobs([*prompt, *answer]).argmax(-1)[len(prompt) - 1 : -1].tolist()
+    assert answer == best
+
+
+def states(server: LiveServer) -> list[dict[str, Any]]:
+    return server.get("/server_info").json()["internal_states"]
+
+
+def test_a_crowd_is_answered_as_by_transformers(served: tuple[LiveServer, Oracle]) -> None:
+    server, oracle = served
+    for seed in (0, 0, 1):  # new, cached, new
+        crowd = prompts(oracle, seed)
+        with concurrent.futures.ThreadPoolExecutor(CROWD) as pool:
+            answers = list(pool.map(ask, itertools.repeat(server), range(CROWD), crowd))
+        for prompt, answer in zip(crowd, answers, strict=True):
+            check(oracle, prompt, answer)
+    finished = [state["num_finished"] for state in states(server)]
+    assert min(finished) > CROWD / 2, finished
+    assert sum(state["cached_tokens"] for state in states(server)) > 64 * CROWD, "the second crowd was cached"
+
+
+def test_both_replicas_follow_grammars(served: tuple[LiveServer, Oracle]) -> None:
+    server, _ = served
+    for rank in (0, 1):
+        params = {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 60, "temperature": 1.0}
+        reply = server.generate(text="x", data_parallel_rank=rank, sampling_params=params)
+        assert reply["meta_info"]["finish_reason"]["type"] == "length" or isinstance(json.loads(reply["text"])["a"], int)
+
+
+def test_who_leaves_is_aborted_wherever_it_runs(served: tuple[LiveServer, Oracle]) -> None:
+    server, _ = served
+    before = [state["num_aborted"] for state in states(server)]
+    body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
+    for rank in (0, 1):
+        with httpx.stream("POST", server.url + "/generate", json={**body, "data_parallel_rank": rank}, timeout=60) as reply:
+            next(reply.iter_raw())
+    deadline_s = time.monotonic() + 20
+    while any(now["num_aborted"] <= old for now, old in zip(states(server), before, strict=True)):
+        assert time.monotonic() < deadline_s, states(server)
+        time.sleep(0.05)
+    server.assert_whole()
+
+
+def test_a_killed_replica_comes_back(served: tuple[LiveServer, Oracle]) -> None:
+    server, oracle = served
+    crowd = prompts(oracle, 2)
+    assert server.post("/slow_down", {"forward_sleep_time": 0.05}).status_code == 200
+
+    def attempt(prompt: list[int]) -> httpx.Response:
+        params = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
+        return server.post("/generate", {"input_ids": prompt, "sampling_params": params})
+
+    with concurrent.futures.ThreadPoolExecutor(CROWD) as pool:
+        replies = pool.map(attempt, crowd)
+        while min(load["num_live_sequences"] for load in server.get("/v1/loads").json()["loads"]) < 10:
+            time.sleep(0.02)
+        server.schedulers()[1].kill()
+        answers = list(replies)
+    lost = [reply for reply in answers if reply.status_code == 500]
+    assert 0 < len(lost) < CROWD
+    assert all("scheduler 1 process ended" in reply.text for reply in lost)
+    for prompt, reply in zip(crowd, answers, strict=True):
+        if reply.status_code == 200:
+            check(oracle, prompt, reply.json()["output_ids"])
+    deadline_s = time.monotonic() + 120
+    while server.get("/server_info").json()["replicas"] != ["up", "up"]:
+        assert server.get("/health").status_code == 200
+        assert time.monotonic() < deadline_s, server.log.read_text()
+        time.sleep(0.2)
+    assert [state["forward_sleep_time"] for state in states(server)] == [0.05, 0.05]
+    assert server.post("/slow_down", {"forward_sleep_time": None}).status_code == 200
+    for rank in (0, 1):
+        body = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
+        reply = server.generate(input_ids=crowd[3], data_parallel_rank=rank, sampling_params=body)
+        check(oracle, crowd[3], reply["output_ids"])
+    assert 'jaxserve:replica_restarts_total{dp_rank="1"' in server.get("/metrics").text
