@@ -3,7 +3,8 @@
     python -m benchmarks.timed_device serve '{"model_path": ..., "port": ...}'     (TIMED_STEP_S=0.004)
 
 The scheduler, the detokenizer and the HTTP server are the real ones. A step begins when it is launched or when the one before
-it ends, and ends TIMED_STEP_S later; its tokens are ordinary words of the demo tokenizer.
+it ends, and ends TIMED_STEP_S later, and for each token of a prompt in it TIMED_TOKEN_S more; what it samples are ordinary
+words of the demo tokenizer. TIMED_POOL_TOKENS is the size of the KV cache.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ class _Launched:
 
 
 class TimedRunner:
-    def __init__(self, spec: RunnerSpec, step_s: float) -> None:
+    def __init__(self, spec: RunnerSpec, step_s: float, token_s: float = 0.0) -> None:
         self.spec = spec
         self._step_s = step_s
+        self._token_s = token_s
         self._free_s = 0.0  # when the device will have ended what was launched
 
     def forward(self, step: StepInput) -> _Launched:
-        self._free_s = max(self._free_s, time.monotonic()) + self._step_s
+        self._free_s = max(self._free_s, time.monotonic()) + self._step_s + len(step.input_ids) * self._token_s
         return _Launched(step, self._free_s)
 
     def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:
@@ -79,7 +81,7 @@ class TimedRunner:
 def work(context: WorkerContext) -> None:
     spec = RunnerSpec(
         page_size=16,
-        kv_groups=(KVGroup(MAX_ROWS * (CONTEXT_LEN // 16)),),
+        kv_groups=(KVGroup(int(os.environ.get("TIMED_POOL_TOKENS", MAX_ROWS * CONTEXT_LEN)) // 16),),
         max_rows=MAX_ROWS,
         context_len=CONTEXT_LEN,
         max_step_tokens=8192,
@@ -88,18 +90,19 @@ def work(context: WorkerContext) -> None:
         eos_token_ids=(2046,),
         max_top_logprobs=4,
     )
-    runner = TimedRunner(spec, float(os.environ.get("TIMED_STEP_S", "0.004")))
+    runner = TimedRunner(spec, float(os.environ.get("TIMED_STEP_S", "0.004")), float(os.environ.get("TIMED_TOKEN_S", "0")))
     serve(context, context.args, runner, TailDecoder(wait_for_decoder(context.paths.folder, context.args)))
 
 
 def main() -> int:
     if sys.argv[1] != "serve":
         return run_worker(SCHEDULER, work)
+    args, scheduler = ServerArgs(**json.loads(sys.argv[2])), WorkerCommand.of_module(SCHEDULER, "benchmarks.timed_device")
     commands = (
-        WorkerCommand.of_module(SCHEDULER, "benchmarks.timed_device"),
+        *(dataclasses.replace(scheduler, rank=rank) for rank in range(args.dp_size)),
         WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
     )
-    return launch_server(ServerArgs(**json.loads(sys.argv[2])), commands)
+    return launch_server(args, commands)
 
 
 if __name__ == "__main__":

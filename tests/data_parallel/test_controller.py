@@ -93,7 +93,7 @@ def test_a_prefix_stays_where_it_is_until_the_queue_there_costs_more() -> None:
     tickets = [send(made, shared, limit=100)]
     while tickets[-1].replica is home:
         tickets.append(send(made, shared, limit=100))
-    assert len(tickets) in (7, 8), "then it is computed at the other place once more"
+    assert len(tickets) in (13, 14), "then it is computed at the other place once more"
     assert tickets[-1].prefill_tokens == shared
     for ticket in tickets:
         made.ended(ticket, 100)
