@@ -12,10 +12,9 @@ from jaxserve.data_parallel.prefix_index import PrefixIndex
 from jaxserve.data_parallel.prompt import Prompt
 from jaxserve.data_parallel.replica import Replica
 
-
-# What a token that a replica lacks costs, in tokens that wait there: it is computed, and takes the place of another in the cache.
-# With 1, replicas that stand idle copy prefixes that would soon be found elsewhere (benchmarks/replica_routing.py: 78 % of prompt
-# tokens cached in place of 86 % under load); more than 2 gains nothing.
+# What a token that a replica lacks costs, in tokens that wait there: it is computed, and pushes another out of the cache.
+# With 1, idle replicas copy prefixes that would soon be found elsewhere (benchmarks/replica_routing.py under load: 78 % of
+# prompt tokens cached in place of 86 %); more than 2 gains nothing.
 _MISS_WEIGHT = 2.0
 
 
