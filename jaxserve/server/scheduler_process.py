@@ -138,6 +138,8 @@ def serve(
         )
         grammars = _grammar_compiler(args, runner.spec, tokenizer_json) if args.follows_grammars else None
         processors = ProcessorHost(args.custom_logit_processor_timeout_s) if args.enable_custom_logit_processor else None
+        if args.random_seed is not None:  # else replicas would draw the same seeds for requests that bring none
+            args = args.replace(random_seed=args.random_seed + context.address.rank)
         scheduler = Scheduler(
             args, runner, decoder=decoder, sink=transport, grammars=grammars, processors=processors, address=context.address
         )

@@ -21,6 +21,7 @@ from jaxserve.scheduler.control.release_memory_occupation import (
     ReleaseMemoryOccupationReqOutput,
 )
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReq
+from jaxserve.scheduler.control.slow_down import SlowDownReqInput, SlowDownReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import (
     ServedWeights,
     UpdateWeightFromDiskReqInput,
@@ -44,10 +45,14 @@ class Workers:
         self.weights = ServedWeights("start", "auto", "v1")
         self.released_memory: tuple[str, ...] = ()
         self.aborted: list[str] = []
+        self.num_flushes = 0  # that routing has heard of
         self.client = ControlClient(self, self)  # type: ignore[arg-type]
 
     def send(self, worker: WorkerAddress, message: ControlRequest) -> None:
         self.asked.append((worker, message))
+
+    def forget_caches(self) -> None:
+        self.num_flushes += 1
 
     def abort_unsent(self, rid_prefix: str) -> None:
         self.aborted.append(rid_prefix)
@@ -82,11 +87,11 @@ async def test_only_those_that_handle_it_are_asked_and_one_failure_is_shown() ->
     workers = Workers()
     replies = await workers.ask(FlushCacheReqInput(), FlushCacheReqOutput(True), FlushCacheReqOutput(False, "busy"))
     assert [worker for worker, _ in workers.asked] == WORKERS[:2]
-    assert first_failure(replies).message == "busy"
+    assert first_failure(replies).message == "scheduler 1: busy Done by: scheduler."
 
 
 async def test_an_error_of_one_worker_is_the_answer_when_all_have_answered() -> None:
-    with pytest.raises(RequestError, match="not now") as caught:
+    with pytest.raises(RequestError, match=r"scheduler 1: not now Done by: scheduler\.") as caught:
         await Workers().ask(FlushCacheReqInput(), FlushCacheReqOutput(True), "not now")
     assert (caught.value.status_code, caught.value.err_type) == (400, "BadRequestError")
 
@@ -111,6 +116,82 @@ async def test_a_failure_of_the_server_ends_the_waiting() -> None:
     workers.client.fail_all("All is lost.")
     with pytest.raises(RequestError, match="All is lost"):
         await asking
+
+
+async def test_a_worker_that_is_gone_is_not_waited_for() -> None:
+    workers = Workers()
+    asking = asyncio.create_task(workers.client.ask(FlushCacheReqInput()))
+    await asyncio.sleep(0)
+    workers.client.worker_gone(WORKERS[0], "It is gone.")
+    del workers.asked[0]
+    workers.answer(FlushCacheReqOutput(True))
+    assert [reply.success for reply in await asking] == [True]
+    asking = asyncio.create_task(workers.client.ask(FlushCacheReqInput()))
+    await asyncio.sleep(0)
+    for worker in WORKERS[:2]:
+        workers.client.worker_gone(worker, "It is gone.")
+    with pytest.raises(RequestError, match=r"It is gone\.") as caught:
+        await asking
+    assert caught.value.status_code == 503
+    workers.workers = WORKERS[2:]
+    with pytest.raises(RequestError, match="No replica is serving"):
+        await workers.client.ask(FlushCacheReqInput())
+
+
+NEW = WorkerAddress(SCHEDULER, 1, 1)
+
+
+class Newcomer:
+    """A replica that is told what it missed; it answers in its own time."""
+
+    def __init__(self, workers: Workers, num_told: int = 0) -> None:
+        self.workers = workers
+        self.told: list[str] = []
+        workers.asked.clear()
+        self.coming = asyncio.create_task(workers.client.bring_up_to_date(NEW, num_told))
+
+    async def answer_all(self) -> list[str]:
+        while not self.coming.done():
+            await asyncio.sleep(0)
+            for worker, message in self.workers.asked:
+                if worker == NEW:
+                    self.told.append(message.name)
+                    self.workers.client.receive(
+                        ControlReply(request_id=message.request_id, worker=NEW, error="Never heard of it.")
+                    )
+            self.workers.asked = [(worker, message) for worker, message in self.workers.asked if worker != NEW]
+        return self.told
+
+
+async def test_a_new_replica_is_told_what_lasts() -> None:
+    workers = Workers()
+    weights, slow = UpdateWeightFromDiskReqOutput(True, ""), SlowDownReqOutput(0.1)
+    for folder in ("one", "two"):
+        await workers.ask(UpdateWeightFromDiskReqInput(model_path=folder), weights, weights)
+        await workers.ask(SlowDownReqInput(forward_sleep_time=0.1), slow, slow)
+    await workers.ask(UpdateWeightFromDiskReqInput(model_path="bad"), weights, UpdateWeightFromDiskReqOutput(False, "No."))
+    await workers.ask(FlushCacheReqInput(), FlushCacheReqOutput(True), FlushCacheReqOutput(True))
+    newcomer = Newcomer(workers)
+    assert await newcomer.answer_all() == ["update_weights_from_disk", "slow_down"], "the newest weights, and each other once"
+    assert await newcomer.coming == 4
+    assert await Newcomer(workers, num_told=4).answer_all() == []
+    assert await Newcomer(workers, num_told=3).answer_all() == ["slow_down"]
+
+
+async def test_a_new_replica_waits_for_what_is_being_carried_out() -> None:
+    workers = Workers()
+    asking = asyncio.create_task(workers.client.ask(SlowDownReqInput(forward_sleep_time=0.2)))
+    await asyncio.sleep(0)
+    asked = list(workers.asked)
+    newcomer = Newcomer(workers)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not newcomer.coming.done() and not workers.asked
+    for worker, message in asked:
+        reply = ControlReply(request_id=message.request_id, worker=worker, body=pack(SlowDownReqOutput(0.2)))
+        workers.client.receive(reply)
+    await asking
+    assert await newcomer.answer_all() == ["slow_down"]
 
 
 async def test_the_tokenizer_manager_takes_part_first() -> None:

@@ -36,6 +36,11 @@ def first_failure(replies: Sequence[Any]) -> Any:
     return next((reply for reply in replies if getattr(reply, "success", True) is False), replies[0])
 
 
+def each_message(replies: Sequence[Any]) -> str:
+    """A line for what each worker says; what several say stands there once."""
+    return "".join(f"{message}\n" for message in dict.fromkeys(reply.message for reply in replies))
+
+
 @dataclasses.dataclass(frozen=True)
 class Route:
     """A reply with success=False has status 400."""

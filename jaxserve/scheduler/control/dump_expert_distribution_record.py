@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from jaxserve.messages import SCHEDULER
 from jaxserve.runner import DumpExpertRecord
-from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route
-from jaxserve.scheduler.control.start_expert_distribution_record import ExpertDistributionReqOutput, as_text, carry_out
+from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route, each_message
+from jaxserve.scheduler.control.start_expert_distribution_record import ExpertDistributionReqOutput, carry_out
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
@@ -41,6 +41,6 @@ CONTROL = Control(
     request=DumpExpertDistributionReq,
     reply=DumpExpertDistributionReqOutput,
     handlers={SCHEDULER: dump},
-    route=Route("/dump_expert_distribution_record", ("POST", "GET"), render=as_text),
+    route=Route("/dump_expert_distribution_record", ("POST", "GET"), render=each_message),
     takes_long=True,
 )

@@ -33,6 +33,8 @@ class HoldsMemory(Protocol):
 
     released_memory: tuple[str, ...]
 
+    def forget_caches(self) -> None: ...
+
 
 def release(
     scheduler: Scheduler, request: ReleaseMemoryOccupationReqInput
@@ -49,6 +51,8 @@ def release(
 
 def note_released(manager: HoldsMemory, request: ControlStruct, replies: Sequence[ReleaseMemoryOccupationReqOutput]) -> None:
     manager.released_memory = replies[0].released
+    if "kv_cache" in manager.released_memory:
+        manager.forget_caches()
 
 
 CONTROL = Control(

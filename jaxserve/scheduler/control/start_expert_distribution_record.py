@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from jaxserve.messages import SCHEDULER
 from jaxserve.runner import ExpertRecordCommand, StartExpertRecord
-from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
+from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route, each_message
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
@@ -40,16 +40,12 @@ def start(scheduler: Scheduler, request: StartExpertDistributionReq) -> Generato
     return ExpertDistributionReqOutput("Recording the distribution of tokens over experts.")
 
 
-def as_text(replies: Sequence[ExpertDistributionReqOutput]) -> str:
-    return f"{replies[0].message}\n"
-
-
 CONTROL = Control(
     name="start_expert_distribution_record",
     request=StartExpertDistributionReq,
     reply=ExpertDistributionReqOutput,
     handlers={SCHEDULER: start},
     lasting="each",
-    route=Route("/start_expert_distribution_record", ("POST", "GET"), render=as_text),
+    route=Route("/start_expert_distribution_record", ("POST", "GET"), render=each_message),
     takes_long=True,
 )

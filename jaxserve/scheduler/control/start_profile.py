@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from jaxserve.messages import SCHEDULER
-from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
+from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route, each_message
 from jaxserve.scheduler.profiler import STAGES, ProfilePlan, folder_for
 
 if TYPE_CHECKING:
@@ -78,15 +78,11 @@ def _count(request: ProfileReq, name: str) -> int | None:
     raise ControlError(f"{name} must be a number of at least 1, got {value!r}.")
 
 
-def as_text(replies: Sequence[ProfileReqOutput]) -> str:
-    return f"{replies[0].message}\n"
-
-
 CONTROL = Control(
     name="start_profile",
     request=ProfileReq,
     reply=ProfileReqOutput,
     handlers={SCHEDULER: start},
-    route=Route("/start_profile", ("POST", "GET"), render=as_text),
+    route=Route("/start_profile", ("POST", "GET"), render=each_message),
     takes_long=True,
 )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from jaxserve.messages import SCHEDULER
 from jaxserve.runner import StopExpertRecord
-from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route
-from jaxserve.scheduler.control.start_expert_distribution_record import ExpertDistributionReqOutput, as_text, carry_out
+from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route, each_message
+from jaxserve.scheduler.control.start_expert_distribution_record import ExpertDistributionReqOutput, carry_out
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
@@ -33,6 +33,6 @@ CONTROL = Control(
     reply=StopExpertDistributionReqOutput,
     handlers={SCHEDULER: stop},
     lasting="each",
-    route=Route("/stop_expert_distribution_record", ("POST", "GET"), render=as_text),
+    route=Route("/stop_expert_distribution_record", ("POST", "GET"), render=each_message),
     takes_long=True,
 )

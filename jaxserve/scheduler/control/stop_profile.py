@@ -6,8 +6,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from jaxserve.messages import SCHEDULER
-from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route
-from jaxserve.scheduler.control.start_profile import ProfileReqOutput, as_text
+from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route, each_message
+from jaxserve.scheduler.control.start_profile import ProfileReqOutput
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
@@ -33,6 +33,6 @@ CONTROL = Control(
     request=StopProfileReq,
     reply=StopProfileReqOutput,
     handlers={SCHEDULER: stop},
-    route=Route("/stop_profile", ("POST", "GET"), render=as_text),
+    route=Route("/stop_profile", ("POST", "GET"), render=each_message),
     takes_long=True,
 )

@@ -64,6 +64,8 @@ class ShowsWeights(Protocol):
     weights: ServedWeights
     released_memory: tuple[str, ...]
 
+    def forget_caches(self) -> None: ...
+
 
 def check(manager: ShowsWeights, request: UpdateWeightFromDiskReqInput) -> UpdateWeightFromDiskReqOutput:
     for name, default in (("is_async", False), ("keep_pause", False), ("token_step", 0), ("manifest", None)):
@@ -96,6 +98,7 @@ def note_weights(
 ) -> None:
     version = manager.weights.weight_version if request.weight_version is None else request.weight_version
     manager.weights = ServedWeights(request.model_path, request.load_format or "auto", version)
+    manager.forget_caches()
     manager.released_memory = tuple(tag for tag in manager.released_memory if tag != "weights")
 
 

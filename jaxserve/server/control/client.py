@@ -67,7 +67,7 @@ class ControlClient:
             replies = await self._ask_workers(control.name, body, workers, _timeout_s(control, request))
             _raise_refusal(replies)
             answers = [unpack(reply.body, control.reply) for reply in replies]
-            if all(getattr(answer, "success", True) for answer in answers):
+            if not _tell_apart(replies, answers):
                 self._remember(control, request)
                 if control.completed is not None:
                     control.completed(self._tokenizer_manager, request, answers)
@@ -191,6 +191,17 @@ def _raise_refusal(replies: Sequence[ControlReply]) -> None:
         done = ", ".join(str(reply.worker) for reply in replies if not reply.error)
         message = f"{refused[0].worker}: {message} Done by: {done}."
     raise _refusal(message, refused[0].status_code)
+
+
+def _tell_apart(replies: Sequence[ControlReply], answers: Sequence[Any]) -> bool:
+    """Whether somebody has failed. If others have not, the message of each that has says so."""
+    failed = [getattr(answer, "success", True) is False for answer in answers]
+    if any(failed) and not all(failed):
+        done = ", ".join(str(reply.worker) for reply, has_failed in zip(replies, failed, strict=True) if not has_failed)
+        for reply, answer, has_failed in zip(replies, answers, failed, strict=True):
+            if has_failed:
+                answer.message = f"{reply.worker}: {answer.message} Done by: {done}."
+    return any(failed)
 
 
 def _refusal(message: str, status_code: int) -> RequestError:
