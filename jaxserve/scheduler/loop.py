@@ -25,6 +25,7 @@ from jaxserve.messages import (
     TokenizerInput,
 )
 from jaxserve.scheduler.batch import NeedsResults
+from jaxserve.scheduler.recv_skipper import RecvSkipper
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.scheduler.stages import Stage
 from jaxserve.scheduler.watchdog import Watchdog
@@ -55,6 +56,7 @@ class SchedulerLoop:
         *,
         overlap: bool = True,
         sleep_on_idle: bool = True,
+        recv_interval: int = 1,
         watchdog: Watchdog | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -63,6 +65,7 @@ class SchedulerLoop:
         self._overlap = overlap
         self._sleep_on_idle = sleep_on_idle
         self._watchdog = watchdog
+        self._recv_skipper = RecvSkipper(recv_interval)
         self._arrived: collections.deque[Message] = collections.deque()  # and not handled yet
         self._was_idle_long = False  # idle-time work is done
 
@@ -77,7 +80,9 @@ class SchedulerLoop:
         """One round. Blocks only for messages when there is nothing to do, and for the result of a step."""
         was_idle, timeout_s = self._scheduler.is_idle, self._recv_timeout_s()
         self._stages.enter(Stage.RECEIVE if timeout_s == 0 else Stage.IDLE)
-        self._arrived.extend(self._transport.recv_messages(timeout_s))
+        if was_idle or timeout_s != 0 or self._arrived or self._recv_skipper.is_due:
+            self._arrived.extend(self._transport.recv_messages(timeout_s))
+            self._recv_skipper.received()
         self._stages.enter(Stage.RECEIVE)
         was_quiet = was_idle and not self._arrived
         with self._watchdog.working() if self._watchdog is not None else contextlib.nullcontext():
@@ -113,6 +118,7 @@ class SchedulerLoop:
         scheduler.finish_launch()
         if not self._overlap:
             scheduler.process_results()
+        self._recv_skipper.round_ended(batch)
         if not scheduler.is_idle:
             self._was_idle_long = False
         elif was_quiet and not self._was_idle_long:

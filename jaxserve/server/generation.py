@@ -47,6 +47,7 @@ from jaxserve.server.request_checks import (
     sample_params,
 )
 from jaxserve.server.requests import ERR_TYPES, GenerateReqInput, RequestError, new_rid
+from jaxserve.server.routed_rank import rank_of_header
 from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import INLINE_CHARS, TextLanes
@@ -220,6 +221,8 @@ class Generation:
         self._live.end_replica(replica, reason)
 
     def _check_rank(self, req: GenerateReqInput) -> None:
+        if req.data_parallel_rank is None:
+            req.data_parallel_rank = rank_of_header()
         rank, count = req.data_parallel_rank, len(self._controller.replicas)
         if rank is not None and not 0 <= rank < count:
             raise RequestError(

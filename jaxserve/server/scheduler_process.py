@@ -148,6 +148,7 @@ def serve(
             transport,
             overlap=not args.disable_overlap_schedule,
             sleep_on_idle=args.sleep_on_idle,
+            recv_interval=args.scheduler_recv_interval,
             watchdog=watchdog,
         )
         try:

@@ -174,7 +174,9 @@ class Harness:
             clock=self.clock,
             wall_clock=self.clock,
         )
-        self.loop = SchedulerLoop(self.scheduler, self.transport, overlap=overlap)
+        self.loop = SchedulerLoop(
+            self.scheduler, self.transport, overlap=overlap, recv_interval=self.args.scheduler_recv_interval
+        )
         self.transport.may_wait = lambda: self.scheduler.wait_s != 0
         self.sent: dict[str, TokenizedGenerateReqInput] = {}
 

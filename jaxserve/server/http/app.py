@@ -29,6 +29,7 @@ from jaxserve.server.http.docs import DocumentedApp
 from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
 from jaxserve.server.http.root_path import RootPathMiddleware
+from jaxserve.server.http.routed_rank import RoutedRankMiddleware
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.http.trace_context import TraceMiddleware
 from jaxserve.server.native import generate, parsing, tokens
@@ -114,6 +115,7 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     install_error_handlers(app)
     admin_paths = [route.path for route in admin_router.routes if isinstance(route, APIRoute)]
     # The last one added is the outermost.
+    app.add_middleware(RoutedRankMiddleware)
     app.add_middleware(BodyLimitMiddleware, max_body_size_mb=args.max_body_size_mb)
     app.add_middleware(JsonBodyMiddleware)
     app.add_middleware(AuthMiddleware, api_key=args.api_key, admin_api_key=args.admin_api_key, admin_paths=admin_paths)

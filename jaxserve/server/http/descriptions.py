@@ -123,6 +123,8 @@ FIELDS: dict[str, str] = {
     "return_hidden_states": "Tell hidden states, of all tokens or the last; needs --enable-return-hidden-states.",
     "top_logprobs": "Tell so many alternatives of each token, up to --max-top-logprobs; needs logprobs.",
     "priority": "Larger goes first, with --enable-priority-scheduling.",
+    "routed_dp_rank": "The replica that serves it (--dp-size). Default: that of the header x-data-parallel-rank.",
+    "data_parallel_rank": "The older name of routed_dp_rank.",
     "extra_key": "Requests share cached prefixes only with those of the same key.",
     "session_params": "How the request goes on from an earlier one of its session.",
     "cache_salt": "As extra_key; both may be given.",

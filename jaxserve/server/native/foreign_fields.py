@@ -13,8 +13,8 @@ GENERATE = ForeignFields(
          "return_flat_raw_top_logprobs_b64", "return_routed_experts", "routed_experts_start_len", "return_indexer_topk",
          "return_entropy", "return_bytes", "lora_path", "lora_id", "positional_embed_overrides",
          "watermark", "background", "bootstrap_host", "bootstrap_port",
-         "bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "routed_dp_rank", "data_parallel_rank",
-         "disagg_prefill_dp_rank", "kv_hints", "multi_item_delimiter_indices", "token_indices_to_pool"),
+         "bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "disagg_prefill_dp_rank",
+         "kv_hints", "multi_item_delimiter_indices", "token_indices_to_pool"),
         OFF,
     ),
     without_effect={

@@ -58,6 +58,8 @@ _FIELDS = {
     "return_prompt_token_ids": {"type": "boolean", "default": False},
     "return_hidden_states": _for_each({"enum": [False, True, "last"], "default": False}),
     "priority": _for_each({"type": "integer"}),
+    "routed_dp_rank": {"type": "integer", "minimum": 0},
+    "data_parallel_rank": {"type": "integer", "minimum": 0},
     "extra_key": _TEXTS,
     "cache_salt": _TEXTS,
     "session_params": _for_each({"$ref": "#/components/schemas/SessionParams"}),

@@ -19,6 +19,8 @@ from jaxserve.server.native.conversion import convert
 from jaxserve.server.native.foreign_fields import GENERATE
 from jaxserve.server.native.input_embeds import FIELD as EMBEDS
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
+from jaxserve.server.routed_rank import FIELDS as RANK
+from jaxserve.server.routed_rank import rank_of_fields
 from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams, Thinking
 
 _OPTIONS = {field.name: field for field in msgspec.structs.fields(PromptOptions)}
@@ -26,7 +28,7 @@ _SHOWN = ("return_text_in_logprobs", "return_prompt_token_ids")  # what shapes r
 _PROMPTS = ("text", "input_ids", EMBEDS)
 _TRACE = "external_trace_header"
 KNOWN_FIELDS = frozenset(
-    {*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", "custom_labels", _TRACE, *_SHOWN, *_OPTIONS}
+    {*_PROMPTS, "sampling_params", "rid", "stream", "require_reasoning", "custom_labels", _TRACE, *RANK, *_SHOWN, *_OPTIONS}
 )
 # Sampling fields for which null is a value of its own: "no limit" or "none".
 _NULLABLE = frozenset({"max_new_tokens", "stream_interval", "sampling_seed"})
@@ -81,6 +83,7 @@ def build_generate_request(
         stream=convert(fields.get("stream", False), bool, "stream"),
         thinking=_thinking(fields, thinking_end),
         trace_headers=convert(fields[_TRACE], dict[str, str], _TRACE) if _TRACE in fields else None,
+        data_parallel_rank=rank_of_fields(*(convert(fields.get(name), int | None, name) for name in RANK)),
         custom_labels=convert(fields.get("custom_labels"), dict[str, str] | None, "custom_labels"),
     )
     shown = {name: convert(fields.get(name, False), bool, name) for name in _SHOWN}

@@ -36,6 +36,7 @@ from jaxserve.server.openai.protocol import CompletionRequest
 from jaxserve.server.openai.replies import whole_reply
 from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter, TextField
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError, TokenLogprob, new_rid
+from jaxserve.server.routed_rank import rank_of_fields
 from jaxserve.server.token_logprobs import logprobs_of_prompt
 
 DEFAULT_MAX_TOKENS = 16
@@ -103,6 +104,7 @@ class _Job:
             options=[options] * num_prompts,
             stream=bool(body.stream),
             custom_labels=body.custom_labels,
+            data_parallel_rank=rank_of_fields(body.routed_dp_rank, body.data_parallel_rank),
         )
         echoes = [""] * num_prompts
         if body.echo:

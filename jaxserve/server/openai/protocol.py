@@ -59,6 +59,8 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     custom_labels: dict[str, str] | None = None
     priority: Int32 | None = None
+    routed_dp_rank: Int32 | None = None
+    data_parallel_rank: Int32 | None = None  # its older name
     custom_logit_processor: str | None = None
     custom_params: dict[str, Any] | None = None
     return_token_ids: bool | None = None

@@ -17,6 +17,7 @@ from jaxserve.server.openai.params import check, check_model, check_stream_optio
 from jaxserve.server.openai.protocol import ChatCompletionRequest
 from jaxserve.server.openai.thinking import thinking_after, wishes_of
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError, new_rid
+from jaxserve.server.routed_rank import rank_of_fields
 from jaxserve.server.thinking_tokens import counter_of
 from jaxserve.types import Grammar, SamplingParams, Thinking
 
@@ -92,6 +93,7 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
         ],
         stream=bool(body.stream),
         custom_labels=body.custom_labels,
+        data_parallel_rank=rank_of_fields(body.routed_dp_rank, body.data_parallel_rank),
         thinking=thinking if is_behind_thinking else None,
     )
     return ChatJob(
