@@ -16,6 +16,8 @@ import pytest
 from live_server import LiveServer, running
 from parity import Oracle
 
+from jaxserve import Engine
+
 CROWD = 64
 LEN = 12
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -141,3 +143,28 @@ def test_a_killed_replica_comes_back(served: tuple[LiveServer, Oracle]) -> None:
         reply = server.generate(input_ids=crowd[3], data_parallel_rank=rank, sampling_params=body)
         check(oracle, crowd[3], reply["output_ids"])
     assert 'jaxserve:replica_restarts_total{dp_rank="1"' in server.get("/metrics").text
+
+
+def test_an_engine_of_two_replicas(checkpoint: Callable[[str], Path], compilation_cache: str) -> None:
+    model = checkpoint("qwen3")
+    oracle = Oracle(model)
+    options: dict[str, Any] = {
+        "max_running_requests": 32,
+        "max_total_tokens": 8192,
+        "page_size": 16,
+        "chunked_prefill_size": 32,
+    }
+    options |= {"decode_row_buckets": [32], "prefill_token_buckets": [512], "compilation_cache_dir": compilation_cache}
+    params = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
+    with Engine(str(model), dp_size=2, restart_workers=True, load_balance_method="round_robin", **options) as engine:
+        crowd = prompts(oracle, 3)
+        replies = engine.generate(input_ids=crowd, sampling_params=params)
+        for prompt, reply in zip(crowd, replies, strict=True):
+            check(oracle, prompt, reply["output_ids"])
+        assert [state["num_finished"] for state in engine.get_server_info()["internal_states"]] == [33, 33], "and warm-ups"
+        for rank in (0, 1):
+            reply = engine.generate(input_ids=crowd[0], sampling_params=params, data_parallel_rank=rank)
+            check(oracle, crowd[0], reply["output_ids"])
+        with pytest.raises(ValueError, match=r"data_parallel_rank must be in \[0, 2\)"):
+            engine.generate(input_ids=[1], sampling_params=params, data_parallel_rank=2)
+        assert engine.flush_cache().success
