@@ -37,3 +37,10 @@ ALIASES = {
     "dp": "dp_size",
     "data_parallel_size": "dp_size",
 }
+# Options that the scheduler goes by, and so a simulation of servers.
+SCHEDULER_OPTIONS = (
+    "max_running_requests", "max_total_tokens", "page_size", "chunked_prefill_size", "max_prefill_tokens",
+    "prefill_max_requests", "prefill_decode_interval", "enable_mixed_chunk", "schedule_policy", "schedule_conservativeness",
+    "disable_radix_cache", "radix_eviction_policy", "disable_overlap_schedule", "scheduler_recv_interval", "tp_size",
+    "context_length", "prefill_token_buckets", "decode_row_buckets",
+)  # fmt: skip

@@ -165,16 +165,7 @@ class ServingOptions:
 
     @property
     def slo_ms(self) -> dict[str, float]:
-        limits = {}
-        for part in (part for line in self.goodput for part in line.replace(",", " ").split()):
-            name, _, text = part.partition(":")
-            try:
-                limits[name] = float(text)
-            except ValueError:
-                limits[name] = math.nan
-            if name not in SLO_NAMES or not limits[name] > 0:
-                raise ValueError(f"--goodput is ttft:MS, tpot:MS or e2el:MS; got {part!r}.")
-        return limits
+        return slo_limits(self.goodput)
 
     def profile_body(self) -> dict[str, Any]:
         num_steps = self.profile_num_steps or (5 if self.profile_by_stage else None)
@@ -184,6 +175,20 @@ class ServingOptions:
             "output_dir": self.profile_output_dir, "profile_prefix": self.profile_prefix,
         }  # fmt: skip
         return {name: value for name, value in body.items() if value not in (None, [], False)}
+
+
+def slo_limits(goodput: Sequence[str]) -> dict[str, float]:
+    """What --goodput says, in ms. ValueError for what it may not say."""
+    limits = {}
+    for part in (part for line in goodput for part in line.replace(",", " ").split()):
+        name, _, text = part.partition(":")
+        try:
+            limits[name] = float(text)
+        except ValueError:
+            limits[name] = math.nan
+        if name not in SLO_NAMES or not limits[name] > 0:
+            raise ValueError(f"--goodput is ttft:MS, tpot:MS or e2el:MS; got {part!r}.")
+    return limits
 
 
 def _flag(name: str) -> str:

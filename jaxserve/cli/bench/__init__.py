@@ -6,7 +6,19 @@ import click
 
 from jaxserve.cli.lazy_group import LazyGroup
 
-_COMMANDS = ("serving", "offline", "latency", "startup", "scheduler", "kernels", "compare", "plot", "trace", "replay")
+_COMMANDS = (
+    "serving",
+    "offline",
+    "latency",
+    "startup",
+    "scheduler",
+    "simulate",
+    "kernels",
+    "compare",
+    "plot",
+    "trace",
+    "replay",
+)
 
 
 @click.group(

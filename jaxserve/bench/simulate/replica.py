@@ -1,0 +1,133 @@
+"""SimulatedReplica: the scheduler's own loop around a device that only takes time, on a clock of its own."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from jaxserve.bench.simulate.step_times import StepTimes
+from jaxserve.config import ServerArgs
+from jaxserve.messages import SCHEDULER, BatchTokenIDOut, DetokenizerInput, Message, TokenizerInput, WorkerAddress
+from jaxserve.runner import Command, CommandError, LogitLines, RunnerSpec, StepInput, StepOutput
+from jaxserve.scheduler.loop import SchedulerLoop
+from jaxserve.scheduler.scheduler import Scheduler
+
+SAMPLED_TOKEN = 1
+_NO_TRACE = nullcontext()
+_POLL_S = 1e-3
+
+
+@dataclasses.dataclass
+class VirtualClock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclasses.dataclass(frozen=True)
+class _Launched:
+    num_rows: int
+    ends_s: float
+
+
+class SimulatedRunner:
+    """A step begins when it is launched or when the one before it ends; waiting for one moves the clock."""
+
+    def __init__(self, spec: RunnerSpec, step_times: StepTimes, clock: VirtualClock) -> None:
+        self.spec = spec
+        self.busy_s = 0.0
+        self._step_times = step_times
+        self._clock = clock
+        self._free_s = 0.0
+
+    def forward(self, step: StepInput) -> _Launched:
+        took_s = self._step_times(step)
+        self.busy_s += took_s
+        self._free_s = max(self._free_s, self._clock.now_s) + took_s
+        return _Launched(step.num_rows, self._free_s)
+
+    def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def sample(self, handle: _Launched, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
+        pass
+
+    def fetch(self, handle: _Launched) -> StepOutput:
+        self._clock.now_s = max(self._clock.now_s, handle.ends_s)
+        return StepOutput(np.full((handle.num_rows, 1), SAMPLED_TOKEN, np.int32), np.ones(handle.num_rows, np.int32))
+
+    def execute(self, command: Command) -> Future[None]:
+        raise CommandError("This runner has neither weights nor memory.")
+
+    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[None]:
+        return _NO_TRACE
+
+    def tend(self) -> int:
+        return 0
+
+    def internal_state(self) -> dict[str, Any]:
+        return {}
+
+
+class SimulatedReplica:
+    def __init__(
+        self,
+        rank: int,
+        args: ServerArgs,
+        spec: RunnerSpec,
+        step_times: StepTimes,
+        host_s: float,
+        tell: Callable[[float, BatchTokenIDOut], None],
+    ) -> None:
+        """`host_s`: what a round of the loop takes the host. `tell`: when which outputs left."""
+        self.clock = VirtualClock()
+        self.runner = SimulatedRunner(spec, step_times, self.clock)
+        self._host_s = host_s
+        self._tell = tell
+        self._inbox: collections.deque[tuple[float, Message]] = collections.deque()
+        address = WorkerAddress(SCHEDULER, rank)
+        self.scheduler = Scheduler(
+            args, self.runner, decoder=None, sink=self, clock=self.clock, wall_clock=self.clock, address=address
+        )
+        self._loop = SchedulerLoop(self.scheduler, self, overlap=not args.disable_overlap_schedule)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing to do until somebody sends something."""
+        return self.scheduler.is_idle and not self._inbox
+
+    def send(self, at_s: float, message: Message) -> None:
+        """In the order of time."""
+        if self.is_idle:
+            self.clock.now_s = max(self.clock.now_s, at_s)
+        self._inbox.append((at_s, message))
+
+    def step(self) -> None:
+        """A round of the loop; the clock may go on to the end of a step of the device."""
+        began_s = self.clock.now_s
+        self.clock.now_s += self._host_s
+        self._loop.step()
+        if self.clock.now_s == began_s and not self.scheduler.num_in_flight:
+            self.clock.now_s += _POLL_S  # it waits for a time to come
+
+    # --- as the loop's transport
+
+    def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
+        messages = []
+        while self._inbox and self._inbox[0][0] <= self.clock.now_s:
+            messages.append(self._inbox.popleft()[1])
+        return messages
+
+    def send_output(self, message: DetokenizerInput) -> None:
+        if isinstance(message, BatchTokenIDOut):
+            self._tell(self.clock.now_s, message)
+
+    def send_reply(self, message: TokenizerInput) -> None:
+        pass
