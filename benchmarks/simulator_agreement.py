@@ -1,6 +1,6 @@
 """How near `jaxserve bench simulate` comes to a server: the same prompts, answered by both.
 
-    python -m benchmarks.simulator_agreement [--rounds 3] [--rate 4 8]
+    python -m benchmarks.simulator_agreement [--rounds 3] [--rate inf]
 
 The server runs the demo model on this machine's CPU; what its steps take is measured before by `jaxserve bench latency`, at the
 sizes that they are padded to. Prints what the server showed and what was simulated, and their ratio, medians over rounds with
@@ -49,7 +49,7 @@ def last_record(path: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rate", type=float, nargs="+", default=[4.0, 8.0])
+    parser.add_argument("--rate", type=float, nargs="+", default=[float("inf")])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         table, out = Path(folder, "steps.jsonl"), str(Path(folder, "run.jsonl"))
