@@ -231,13 +231,14 @@ async def test_a_new_worker_is_told_of_what_followed_too() -> None:
     await asyncio.sleep(0.01)
     workers.asked[:2] = []
     workers.answer(*[ReleaseInputReqOutput(is_blocked=False)] * 2)
+    workers.asked.clear()
     await asking
     told = []
     for reply in (BlockInputReqOutput(), UnblockInputReqOutput(), ReleaseInputReqOutput(is_blocked=False)):
-        workers.asked.clear()
         await asyncio.sleep(0.01)
         told += [message.name for _, message in workers.asked]
         workers.answer(reply)
+        workers.asked.clear()
     assert await joining == 3
     assert told == ["block_input", "unblock_input", "release_input"]
 
