@@ -6,10 +6,11 @@ Whatever goes wrong with one of them ends that one. Which of them runs, and with
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from jaxserve.messages import TokenizedGenerateReqInput
+from jaxserve.messages import BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 from jaxserve.scheduler.grammar_queue import GrammarQueue
+from jaxserve.scheduler.input_gate import InputGate
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.meter import Meter
 from jaxserve.scheduler.outputs import OutputSender
@@ -21,6 +22,8 @@ from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
 
+ABORT_MESSAGE = "The request was aborted."
+ABORT_MESSAGE_OF_WAITING = "Abort in waiting queue"  # SGLang's words, which clients look for
 UNAVAILABLE = "ServiceUnavailableError"
 QUEUE_FULL_MESSAGE = "The request queue is full."
 GAVE_WAY_MESSAGE = "The request is aborted by a higher priority request."
@@ -46,25 +49,62 @@ class Requests:
         self._counters = counters
         self._wall_clock = wall_clock
         self._meter = meter
+        self.gate = InputGate()
         self.is_closed = False  # no more are taken
         self.unavailable = ""  # why none are taken for now
         self.live: dict[str, Req] = {}  # by rid: compiling, waiting or resident, not finished
 
     def add(self, message: TokenizedGenerateReqInput) -> None:
-        """Its sequences go into the waiting queue, or first to have their grammar compiled, or get their refusal."""
+        """Its sequences go into the waiting queue, or first to have their grammar compiled, or get their refusal. While
+        input is blocked they are held."""
         for sequence in message.sequences():
             self._counters.num_requests += 1
-            reason = self._refusal(sequence) or self._take_in(sequence)
-            if reason is not None:
-                self._counters.num_aborted += 1
-                self._outputs.add_rejected(sequence.rid, len(sequence.input_ids), reason)
+            if self.gate.is_blocked:
+                self._hold(sequence)
+            else:
+                self._admit(sequence)
+
+    def add_batch(self, message: BatchTokenizedGenerateReqInput) -> None:
+        for one in message.batch:
+            self.add(one)
+
+    def close(self) -> None:
+        """No more are taken; those that are held are the last."""
+        self._admit_all(self.gate.open())
+        self.is_closed = True
+
+    def release_held(self) -> None:
+        """All replicas know that input is unblocked."""
+        self._admit_all(self.gate.release())
+
+    def _hold(self, message: TokenizedGenerateReqInput) -> None:
+        reason, most = self._refusal(message), self._waiting.max_len
+        if reason is None and most is not None and len(self.gate) >= most:  # they wait as those in the queue do
+            reason = FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE)
+        if reason is None:
+            self.gate.hold(message)
+        else:
+            self._reject(message, reason)
+
+    def _admit_all(self, messages: Iterable[TokenizedGenerateReqInput]) -> None:
+        for message in messages:
+            self._admit(message)
+
+    def _admit(self, message: TokenizedGenerateReqInput) -> None:
+        reason = self._refusal(message) or self._take_in(message)
+        if reason is not None:
+            self._reject(message, reason)
+
+    def _reject(self, message: TokenizedGenerateReqInput, reason: FinishReason) -> None:
+        self._counters.num_aborted += 1
+        self._outputs.add_rejected(message.rid, len(message.input_ids), reason)
 
     def _refusal(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
         if self.is_closed:
             return FinishReason.abort("The server is shutting down.", 503, UNAVAILABLE)
         if self.unavailable:
             return FinishReason.abort(self.unavailable, 503, UNAVAILABLE)
-        if message.rid in self.live:
+        if message.rid in self.live or message.rid in self.gate:
             logger.error("Request id %s is in use; the newcomer is refused.", message.rid)
             return FinishReason.abort(f"The request id {message.rid!r} is in use.", 400, "BadRequestError")
         most = self._waiting.max_len
@@ -97,6 +137,32 @@ class Requests:
             self._waiting.push(req)
         for req, reason in compiled.failed:
             self.finish(req, reason)
+
+    def abort(self, rids: Sequence[str]) -> None:
+        """Ends those that have not ended. What is held is taken in first, so that it ends as any."""
+        self._admit_all(self.gate.take(rids))
+        self._abort([self.live[rid] for rid in rids if rid in self.live])
+
+    def abort_prefix(self, rid_prefix: str) -> None:
+        """Ends every request whose rid begins so."""
+        self._admit_all(self.gate.take_prefix(rid_prefix))
+        self._abort([req for rid, req in self.live.items() if rid.startswith(rid_prefix)])
+
+    def _abort(self, reqs: Sequence[Req]) -> None:
+        waiting = [req for req in reqs if req.state is RequestState.WAITING]
+        others = [req for req in reqs if req.state is not RequestState.WAITING]
+        self.end(waiting, FinishReason.abort(ABORT_MESSAGE_OF_WAITING))
+        self.end(others, FinishReason.abort(ABORT_MESSAGE))
+
+    def refuse_beyond_limit(self, not_counted: Sequence[Req]) -> None:
+        """After everybody was tried: only who has to wait takes a place in the queue."""
+        refused = self._waiting.beyond_limit(not_counted)
+        if refused:
+            gave_way = self._waiting.gave_way(refused)
+            self.end(list(gave_way), FinishReason.abort(GAVE_WAY_MESSAGE, 503, UNAVAILABLE))
+            found_it_full = [req for req in refused if req not in gave_way]
+            self.end(found_it_full, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
+            self._outputs.flush()
 
     def end(self, reqs: Sequence[Req], reason: FinishReason) -> None:
         """In whatever state they are."""

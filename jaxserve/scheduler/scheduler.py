@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,7 +57,7 @@ from jaxserve.scheduler.prefill import PrefillPlanner, prefill_limits
 from jaxserve.scheduler.processors import Processors
 from jaxserve.scheduler.profiler import Profiler
 from jaxserve.scheduler.req import Req, RequestState
-from jaxserve.scheduler.requests import GAVE_WAY_MESSAGE, QUEUE_FULL_MESSAGE, UNAVAILABLE, Requests
+from jaxserve.scheduler.requests import UNAVAILABLE, Requests
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.results import ResultProcessor
 from jaxserve.scheduler.rows import RowTable
@@ -71,9 +71,6 @@ from jaxserve.scheduler.waiting import WaitingQueue
 from jaxserve.types import FinishReason
 
 logger = logging.getLogger(__name__)
-
-ABORT_MESSAGE = "The request was aborted."
-ABORT_MESSAGE_OF_WAITING = "Abort in waiting queue"  # SGLang's words, which clients look for
 
 
 class OutputSink(Protocol):
@@ -148,6 +145,7 @@ class Scheduler:
             wall_clock,
             self.meter,
         )
+        self.input_gate = self._requests.gate
         self._jumps = Jumps(
             self._table,
             self._residents,
@@ -207,7 +205,7 @@ class Scheduler:
         self._dispatch = Dispatcher(
             {
                 TokenizedGenerateReqInput: self._requests.add,
-                BatchTokenizedGenerateReqInput: self._on_batch,
+                BatchTokenizedGenerateReqInput: self._requests.add_batch,
                 AbortReq: self._on_abort,
                 ControlRequest: self._control.receive,
                 ShutdownReq: self._on_shutdown,
@@ -282,6 +280,8 @@ class Scheduler:
             "page_size": spec.page_size,
             "prefill_step_tokens": self._limits.step_tokens,
             "is_paused": self.pace.is_paused,
+            "is_input_blocked": self.input_gate.is_blocked,
+            "num_blocked_reqs": len(self.input_gate),
             "released_memory": list(self.commands.released),
             "forward_sleep_time": self.pace.forward_sleep_s or None,
             "profile": self.profiler.folder,
@@ -305,31 +305,24 @@ class Scheduler:
             logger.exception("A message of type %s could not be handled.", type(message).__name__)
         self._outputs.flush()
 
-    def _on_batch(self, message: BatchTokenizedGenerateReqInput) -> None:
-        for one in message.batch:
-            self._requests.add(one)
-
     def _on_abort(self, message: AbortReq) -> None:
-        live = self._requests.live
-        self._abort([live[rid] for rid in message.rids if rid in live])
+        self._requests.abort(message.rids)
 
     def _on_shutdown(self, message: ShutdownReq) -> None:
-        self._requests.is_closed = True
+        self._requests.close()
         self.resume()  # what is still held is to be finished
 
     # --- what control requests do
 
     def abort(self, rid_prefix: str) -> None:
         """Ends every request whose rid begins so."""
-        wanted = [req for rid, req in self._requests.live.items() if rid.startswith(rid_prefix)]
-        self._abort(wanted)
+        self._requests.abort_prefix(rid_prefix)
         self._outputs.flush()
 
-    def _abort(self, reqs: Sequence[Req]) -> None:
-        waiting = [req for req in reqs if req.state is RequestState.WAITING]
-        others = [req for req in reqs if req.state is not RequestState.WAITING]
-        self._requests.end(waiting, FinishReason.abort(ABORT_MESSAGE_OF_WAITING))
-        self._requests.end(others, FinishReason.abort(ABORT_MESSAGE))
+    def release_input(self) -> None:
+        """All replicas know that input is unblocked: what was held goes on."""
+        self._requests.release_held()
+        self._outputs.flush()
 
     def flush_cache(self) -> bool:
         """Whether nothing used the cache, so that it is empty now. Requests that a pause keeps waiting do not use it."""
@@ -368,7 +361,7 @@ class Scheduler:
         Planning ends no request whose step is in flight and waits for none: where it would have to, it says NeedsResults.
         """
         if self.pace.is_stopped:
-            self._refuse_beyond_limit()
+            self._requests.refuse_beyond_limit(self._prefill.deferred)
         if not self.pace.may_launch:
             return None
         if len(self._jumps):
@@ -381,7 +374,7 @@ class Scheduler:
             batch = self._prefill.plan(is_settled=not self._in_flight)
             if batch is NEEDS_RESULTS:
                 return batch
-            self._refuse_beyond_limit()
+            self._requests.refuse_beyond_limit(self._prefill.deferred)
         if batch is None and len(self._running):
             batch = self._plan_decode()
         if batch is None and not self._in_flight and not len(self._running):
@@ -411,16 +404,6 @@ class Scheduler:
     def process_results(self, keep: int = 0) -> None:
         """Takes in the results of launched steps, oldest first, until `keep` are left in flight. Waits for them."""
         self._log.counters.generated_tokens += self._in_flight.take_in(keep)
-
-    def _refuse_beyond_limit(self) -> None:
-        """After everybody was tried: only who has to wait takes a place in the queue."""
-        refused = self._waiting.beyond_limit(not_counted=self._prefill.deferred)
-        if refused:
-            gave_way = self._waiting.gave_way(refused)
-            self._requests.end(list(gave_way), FinishReason.abort(GAVE_WAY_MESSAGE, 503, UNAVAILABLE))
-            found_it_full = [req for req in refused if req not in gave_way]
-            self._requests.end(found_it_full, FinishReason.abort(QUEUE_FULL_MESSAGE, 503, UNAVAILABLE))
-            self._outputs.flush()
 
     def _plan_decode(self) -> ScheduleBatch | NeedsResults | None:
         if not self._memory.grow():

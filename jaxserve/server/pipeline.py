@@ -19,6 +19,7 @@ from typing import Any
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import SCHEDULER, WorkerAddress
+from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput
 from jaxserve.server.decoder_handover import hand_over
 from jaxserve.server.probes import generate_one_token
 from jaxserve.server.requests import RequestError
@@ -151,6 +152,9 @@ class Pipeline:
         manager = self.manager
         if manager.is_paused:
             timeout_s = 0.0  # nothing would end by itself
+        elif manager.is_input_blocked:
+            with contextlib.suppress(RequestError):
+                await manager.control(UnblockInputReqInput())
         if manager.num_live:
             logger.info("Waiting up to %g s for %d running requests.", timeout_s, manager.num_live)
         if await self._wait_until_idle(timeout_s):

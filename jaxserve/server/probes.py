@@ -23,6 +23,7 @@ class Probed(Protocol):
 
     status: Any
     is_paused: bool
+    is_input_blocked: bool
     replicas: Replicas
 
     def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]: ...
@@ -43,16 +44,16 @@ async def generate_one_token(manager: Probed, rank: int, *, before_ready: bool =
 
 async def is_alive(manager: Probed, heartbeats_s: Mapping[WorkerAddress, float], timeout_s: float) -> bool:
     """Whether all replicas that serve show a sign of life within `timeout_s`, and at least one serves. Idle ones are asked
-    for a token, paused ones for their state. `heartbeats_s`: time.monotonic() of the last reply of each."""
+    for a token, those that take in nothing for their state. `heartbeats_s`: time.monotonic() of the last reply of each."""
     asked_s, replicas = time.monotonic(), manager.replicas
     probes: list[asyncio.Task[Any]]
-    if manager.is_paused:
+    if _takes_in_nothing(manager):
         probes = [asyncio.create_task(manager.control(GetInternalStateReq()))]
     else:
         probes = [asyncio.create_task(generate_one_token(manager, replica.rank)) for replica in replicas.idle()]
     try:
         while time.monotonic() - asked_s < timeout_s and manager.status != "failed":
-            if manager.is_paused and all(map(_has_succeeded, probes)):
+            if _takes_in_nothing(manager) and all(map(_has_succeeded, probes)):
                 return replicas.num_up > 0
             serving = replicas.serving
             if serving and all(heartbeats_s.get(worker, 0.0) > asked_s for worker in serving):
@@ -64,6 +65,10 @@ async def is_alive(manager: Probed, heartbeats_s: Mapping[WorkerAddress, float],
             probe.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestError):
                 await probe
+
+
+def _takes_in_nothing(manager: Probed) -> bool:
+    return manager.is_paused or manager.is_input_blocked
 
 
 def _has_succeeded(task: asyncio.Task[Any]) -> bool:

@@ -77,6 +77,7 @@ class TokenizerManager:
         self.status: Status = "starting"
         self._programs_missing: dict[WorkerAddress, int] = {}  # of workers that serve and are still warming up
         self.is_paused = False  # generation, by pause_generation
+        self.is_input_blocked = False  # by block_input
         self.released_memory: tuple[str, ...] = ()  # by release_memory_occupation
         self.weights = ServedWeights(args.model_path, args.load_format, args.weight_version)
         self.failure = ""  # why, once status is failed
@@ -209,7 +210,7 @@ class TokenizerManager:
     async def replica_back(self, worker: WorkerAddress, info: dict[str, Any]) -> None:
         """A new process is ready: it is told what the others were told, proves itself, and serves. Raises RequestError."""
         told = await self._controls.bring_up_to_date(worker)
-        if not self.is_paused and not self.released_memory:
+        if not self.is_paused and not self.is_input_blocked and not self.released_memory:
             await generate_one_token(self, worker.rank, before_ready=True)
             await self._controls.bring_up_to_date(worker, told)
         self.replicas.serves(worker, info["max_total_tokens"])
@@ -278,7 +279,7 @@ class TokenizerManager:
     @property
     def is_ready(self) -> bool:
         """New requests are served."""
-        return self.status == "ready" and not self.is_paused and not self.released_memory
+        return self.status == "ready" and not self.is_paused and not self.is_input_blocked and not self.released_memory
 
     @property
     def num_programs_missing(self) -> int:

@@ -10,7 +10,7 @@ from scheduler_harness import Harness, prompt_of
 
 from jaxserve.messages import AbortReq, BatchTokenizedGenerateReqInput
 from jaxserve.scheduler.loop import SEQUENCES_PER_ROUND
-from jaxserve.scheduler.scheduler import ABORT_MESSAGE, ABORT_MESSAGE_OF_WAITING
+from jaxserve.scheduler.requests import ABORT_MESSAGE, ABORT_MESSAGE_OF_WAITING
 from jaxserve.types import FinishReason
 
 ABORTED = FinishReason.abort(ABORT_MESSAGE)

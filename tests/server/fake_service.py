@@ -14,6 +14,7 @@ import numpy as np
 from jaxserve.config import ServerArgs
 from jaxserve.messages import HiddenStates, InputLogprobs, TokenLogprobs
 from jaxserve.scheduler.control.abort_request import AbortRequest, AbortRequestOutput, rid_prefix
+from jaxserve.scheduler.control.block_input import BlockInputReqOutput
 from jaxserve.scheduler.control.close_session import CloseSessionReqOutput
 from jaxserve.scheduler.control.configure_logging import ConfigureLoggingReqOutput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqOutput
@@ -34,6 +35,7 @@ from jaxserve.scheduler.control.start_expert_distribution_record import ExpertDi
 from jaxserve.scheduler.control.start_profile import ProfileReqOutput
 from jaxserve.scheduler.control.stop_expert_distribution_record import StopExpertDistributionReqOutput
 from jaxserve.scheduler.control.stop_profile import StopProfileReqOutput
+from jaxserve.scheduler.control.unblock_input import UnblockInputReqOutput
 from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
 from jaxserve.server.chat_templates import TemplateArguments
@@ -116,6 +118,8 @@ class FakeService:
             "abort_request": [AbortRequestOutput()],
             "pause_generation": [PauseGenerationReqOutput()],
             "continue_generation": [ContinueGenerationReqOutput()],
+            "block_input": [BlockInputReqOutput()],
+            "unblock_input": [UnblockInputReqOutput()],
             "slow_down": [SlowDownReqOutput(0.5)],
             "start_profile": [ProfileReqOutput("Profiling to /p.", "/p")],
             "set_trace_level": [SetTraceLevelReqOutput(2)],

@@ -10,18 +10,21 @@ import msgspec
 import pytest
 
 from jaxserve.messages import DETOKENIZER, SCHEDULER, ControlReply, ControlRequest, WorkerAddress, pack
+from jaxserve.scheduler.control.block_input import BlockInputReqInput, BlockInputReqOutput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.declaration import first_failure
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReq, FreezeGCReqOutput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput, PauseGenerationReqOutput
 from jaxserve.scheduler.control.registry import control_of, controls
+from jaxserve.scheduler.control.release_input import ReleaseInputReqOutput
 from jaxserve.scheduler.control.release_memory_occupation import (
     ReleaseMemoryOccupationReqInput,
     ReleaseMemoryOccupationReqOutput,
 )
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReq
 from jaxserve.scheduler.control.slow_down import SlowDownReqInput, SlowDownReqOutput
+from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput, UnblockInputReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import (
     ServedWeights,
     UpdateWeightFromDiskReqInput,
@@ -42,6 +45,7 @@ class Workers:
         self.workers = WORKERS
         self.asked: list[tuple[WorkerAddress, ControlRequest]] = []
         self.is_paused = False  # it is the TokenizerManager, too
+        self.is_input_blocked = False
         self.weights = ServedWeights("start", "auto", "v1")
         self.released_memory: tuple[str, ...] = ()
         self.aborted: list[str] = []
@@ -275,3 +279,55 @@ def test_the_engine_has_a_method_for_each() -> None:
     assert "New requests wait" in Motor.pause_generation.__doc__  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="spice"):
         motor.flush_cache(spice=1)
+
+
+async def test_what_follows_is_asked_of_all_when_all_have_answered() -> None:
+    workers = Workers()
+    await workers.ask(BlockInputReqInput(), BlockInputReqOutput(), BlockInputReqOutput())
+    assert workers.is_input_blocked
+    workers.asked.clear()
+    asking = asyncio.create_task(workers.client.ask(UnblockInputReqInput()))
+    await asyncio.sleep(0)
+    (first, second), names = workers.asked, lambda: [message.name for _, message in workers.asked]
+    workers.asked[:] = [first]
+    workers.answer(UnblockInputReqOutput())
+    await asyncio.sleep(0.01)
+    assert names() == ["unblock_input"], "one has not answered yet"
+    workers.asked[:] = [second]
+    workers.answer(UnblockInputReqOutput())
+    workers.asked.clear()
+    await asyncio.sleep(0.01)
+    assert names() == ["release_input"] * 2 and workers.is_input_blocked and not asking.done()
+    workers.answer(*[ReleaseInputReqOutput(is_blocked=False)] * 2)
+    assert await asking == [UnblockInputReqOutput()] * 2
+    assert not workers.is_input_blocked
+
+
+async def test_a_new_worker_is_told_of_what_followed_too() -> None:
+    workers = Workers()
+    await workers.ask(BlockInputReqInput(), BlockInputReqOutput(), BlockInputReqOutput())
+    asking = asyncio.create_task(workers.ask(UnblockInputReqInput(), UnblockInputReqOutput(), UnblockInputReqOutput()))
+    await asyncio.sleep(0.01)
+    joining = asyncio.create_task(workers.client.bring_up_to_date(WORKERS[0]))
+    await asyncio.sleep(0.01)
+    workers.asked[:2] = []
+    workers.answer(*[ReleaseInputReqOutput(is_blocked=False)] * 2)
+    workers.asked.clear()
+    await asking
+    told = []
+    for reply in (BlockInputReqOutput(), UnblockInputReqOutput(), ReleaseInputReqOutput(is_blocked=False)):
+        await asyncio.sleep(0.01)
+        told += [message.name for _, message in workers.asked]
+        workers.answer(reply)
+        workers.asked.clear()
+    assert await joining == 3
+    assert told == ["block_input", "unblock_input", "release_input"]
+
+
+def test_what_only_follows_is_no_method_of_an_engine() -> None:
+    class Motor:
+        def control(self, request: Any) -> Any:
+            return request
+
+    add_control_methods(Motor)
+    assert hasattr(Motor, "unblock_input") and not hasattr(Motor, "release_input")

@@ -17,6 +17,8 @@ ADMIN = [
     ("GET", "/flush_cache"),
     ("POST", "/abort_request"),
     ("POST", "/pause_generation"),
+    ("POST", "/block_input"),
+    ("POST", "/unblock_input"),
     ("PUT", "/set_internal_state"),
 ]
 OPEN = [

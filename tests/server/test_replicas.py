@@ -16,6 +16,7 @@ from pipeline_harness import collect, refused, request, running, until
 
 from jaxserve.messages import DETOKENIZER, SCHEDULER, WorkerAddress
 from jaxserve.scheduler.control.abort_request import AbortRequest
+from jaxserve.scheduler.control.block_input import BlockInputReqInput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -23,6 +24,7 @@ from jaxserve.scheduler.control.open_session import OpenSessionReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReq
 from jaxserve.scheduler.control.slow_down import SlowDownReqInput
+from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqInput
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import GenerateReqInput, RequestError, SessionParams
@@ -150,6 +152,35 @@ class TestServing:
                 assert f'jaxserve:replica_up{{dp_rank="{rank}"'.encode() in text
                 assert f'dp_rank="{rank}",engine_type="unified"'.encode() in text
 
+    async def test_blocked_input_is_held_by_all_until_it_is_unblocked(self) -> None:
+        async with running(dp_size=2) as pipeline:
+            manager = pipeline.manager
+            for _ in range(2):
+                await manager.control(BlockInputReqInput())
+            ranks = (0, 1, 0, 1)
+            tasks = [asyncio.create_task(tokens(pipeline, on(rank, [i + 1], **GREEDY))) for i, rank in enumerate(ranks)]
+            aborted = asyncio.create_task(collect(pipeline, on(1, [9], rids=["aborted"], **GREEDY)))
+            await until(lambda: live(pipeline) == [2, 3])
+            assert [(s["is_input_blocked"], s["num_blocked_reqs"]) for s in await states(pipeline)] == [(True, 2), (True, 3)]
+            assert await manager.health_check(5.0) and not manager.is_ready
+            await manager.control(AbortRequest(rid="aborted"))
+            reason = (await asyncio.wait_for(aborted, 10))[0][-1].finish_reason
+            assert reason is not None and reason.type == "abort"
+            assert not any(task.done() for task in tasks)
+            for _ in range(2):
+                assert len(await manager.control(UnblockInputReqInput())) == 2
+            assert await asyncio.gather(*tasks) == [expected([i + 1]) for i in range(4)]
+            assert [(s["is_input_blocked"], s["num_blocked_reqs"]) for s in await states(pipeline)] == [(False, 0)] * 2
+            assert manager.is_ready and await manager.health_check(5.0)
+
+    async def test_drain_unblocks_input(self) -> None:
+        async with running(dp_size=2) as pipeline:
+            await pipeline.manager.control(BlockInputReqInput())
+            tasks = [asyncio.create_task(tokens(pipeline, on(rank, [rank + 1], **GREEDY))) for rank in (0, 1)]
+            await until(lambda: live(pipeline) == [1, 1])
+            assert await pipeline.drain(30.0)
+            assert [await task for task in tasks] == [expected([1]), expected([2])]
+
     async def test_drain_ends_all(self) -> None:
         async with running(dp_size=3) as pipeline:
             tasks = [asyncio.create_task(collect(pipeline, request([i + 1], **LONG))) for i in range(6)]
@@ -256,6 +287,24 @@ class TestRestart:
             assert [report["is_paused"] for report in await states(pipeline)] == [True, True]
             await pipeline.manager.control(ContinueGenerationReqInput())
             assert len(await tokens(pipeline, on(1, [4], **GREEDY))) == 8
+            watch.cancel()
+
+    async def test_blocked_input_stays_blocked(self) -> None:
+        async with running(dp_size=2, restart_workers=True) as pipeline:
+            manager, watch = pipeline.manager, asyncio.create_task(pipeline.watch())
+            await manager.control(BlockInputReqInput())
+            await manager.control(UnblockInputReqInput())
+            await manager.control(BlockInputReqInput())
+            kill(pipeline, 1)
+            await until(lambda: manager.replica_states[1] != "up")
+            await until(lambda: manager.replica_states == ["up", "up"], 60)
+            assert [report["is_input_blocked"] for report in await states(pipeline)] == [True, True]
+            await manager.control(UnblockInputReqInput())
+            kill(pipeline, 0)
+            await until(lambda: manager.replica_states[0] != "up")
+            await until(lambda: manager.replica_states == ["up", "up"], 60)
+            assert [report["is_input_blocked"] for report in await states(pipeline)] == [False, False]
+            assert len(await tokens(pipeline, on(0, [4], **GREEDY))) == 8
             watch.cancel()
 
     async def test_the_only_one_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ class Control:
     # The TokenizerManager's part once every worker has carried it out, given the manager, the request and the replies. Not
     # called if one refuses, fails, or says success=False.
     completed: Callable[[Any, Any, Sequence[Any]], None] | None = None
+    # A request without a route that all workers are asked when every one has carried out this one: a barrier.
+    then: type[ControlStruct] | None = None
     # What a scheduler that is started again must be told of what was asked before, to be as the others are: nothing (None), or
     # all that was asked in order (each), or the newest alone, which makes the others void.
     lasting: Literal["each", "newest"] | None = None

@@ -71,6 +71,8 @@ class ControlClient:
                 self._remember(control, request)
                 if control.completed is not None:
                     control.completed(self._tokenizer_manager, request, answers)
+                if control.then is not None:
+                    await self.ask(control.then())
         return answers
 
     async def bring_up_to_date(self, worker: WorkerAddress, num_told: int = 0) -> int:

@@ -349,6 +349,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "AbortRequest": {"abort_all": True},
     "CloseSessionReqInput": {"session_id": "mine"},
     "ContinueGenerationReqInput": {},
+    "BlockInputReqInput": {},
+    "UnblockInputReqInput": {},
     "FreezeGCReq": {},
     "OpenSessionReqInput": {"capacity_of_str_len": 100000},
     "ReleaseMemoryOccupationReqInput": {"tags": ["kv_cache"]},

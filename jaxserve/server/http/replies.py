@@ -184,6 +184,8 @@ JSON: dict[str, Any] = {
     "/open_session": "9c1f...",
     "/pause_generation": _PAUSED,
     "/continue_generation": {"message": "Generation continued successfully.", "status": "ok"},
+    "/block_input": {"message": "Input blocked successfully.", "status": "ok"},
+    "/unblock_input": {"message": "Input unblocked successfully.", "status": "ok"},
     "/release_memory_occupation": {"released": ["kv_cache"]},
     "/resume_memory_occupation": {"released": []},
     "/set_internal_state": [True],
