@@ -3,6 +3,8 @@
 Where the server computes on CPU, a process of low priority compiles and the thread here only loads what it has put into the
 cache: tracing would hold Python's lock, and XLA compiles in the threads that steps compute in. On accelerators the thread
 compiles itself, as another process could not have the devices.
+
+Servers and replicas with one cache share the work, as at a start: each program is compiled by one of them.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ class BackgroundCompiler:
                     logger.warning("What was compiled in the background is not in the cache; compiling it here.")
                     break
                 self._hand_over(key, program)
-        for key in tuple(self._missing):
-            self._hand_over(key, self._compiler.lower(key).compile())
+        for key, program in self._compiler.work(tuple(self._missing)).results():
+            self._hand_over(key, program)
         self._compiler.cache.prune()
 
     def _hand_over(self, key: ProgramKey, program: Any | None) -> None:

@@ -91,7 +91,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
 def draw_blueprint(args: ServerArgs) -> Blueprint:
     """On this machine's devices, which JAX starts here if it has not yet."""
     select_devices(args.device, args.tp_size)
-    mesh = make_mesh(args.tp_size)
+    mesh = make_mesh(args.tp_size, dp_size=args.dp_size)
     return Blueprint.draw(args, ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args)), mesh)
 
 
@@ -191,7 +191,7 @@ class _Builder:
 def plan_memory(blueprint: Blueprint, folder: pathlib.Path, *, weights_loaded: bool) -> MemoryBudget:
     """Of the device as it is now; `folder` of the cache. Steps are compiled for it only where they decide about the pool."""
     decides = blueprint.platform != "cpu" and blueprint.args.max_total_tokens is None
-    device = measure(blueprint.mesh.devices.flat[0])
+    device = measure(blueprint.mesh.devices.flat[0], blueprint.args.dp_size)
     if not weights_loaded:
         device = dataclasses.replace(device, free=device.free - weight_bytes(blueprint))
     return memory_budget(blueprint, device, measure_steps(blueprint, folder) if decides else None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from jaxserve.executor.executable_cache import ExecutableCache
 from jaxserve.executor.mesh import is_elsewhere
 from jaxserve.executor.programs import ProgramKey, StepPrograms, program_name
 from jaxserve.executor.step import Params
-from jaxserve.executor.warmup import compile_all
+from jaxserve.executor.warmup import Work, do_all
 
 # XLA times candidates for matmuls on a GPU; where there is none, it takes the libraries' first choice.
 _WITHOUT_GPU = {"xla_gpu_autotune_level": "0"}
@@ -47,6 +48,7 @@ class ProgramCompiler:
     params: Params  # shapes with shardings
     cache: ExecutableCache
     more_options: dict[str, str] | None  # of XLA, beside those of the programs
+    tracing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @staticmethod
     def of(blueprint: Blueprint, num_pages: NumPages, cache_folder: Path) -> ProgramCompiler:
@@ -68,10 +70,34 @@ class ProgramCompiler:
         return {key: program for key in keys if (program := self.load(key)) is not None}
 
     def obtain(self, keys: Sequence[ProgramKey], *, show_progress: bool) -> dict[ProgramKey, Any]:
-        """All of them, compiled in as many threads as there are cores where they are not cached."""
+        """All of them. What is not cached is compiled in as many threads as there are cores, or waited for where another
+        process is at it."""
         found = self.load_all(keys)
         missing = [key for key in keys if key not in found]
         if missing:
-            found |= compile_all({key: functools.partial(self.lower, key) for key in missing}, show_progress=show_progress)
+            found |= do_all(self._tasks(missing), show_progress=show_progress)
             self.cache.prune()
         return found
+
+    def work(self, keys: Iterable[ProgramKey]) -> Work[ProgramKey, Any]:
+        """To obtain them one by one."""
+        return Work(self._tasks(keys))
+
+    def _tasks(self, keys: Iterable[ProgramKey]) -> dict[ProgramKey, Callable[[], Any | None]]:
+        return {key: functools.partial(self._obtain_unless_claimed, key) for key in keys}
+
+    def _obtain_unless_claimed(self, key: ProgramKey) -> Any | None:
+        """None while another process compiles it.
+
+        No deadlock: a thread holds one claim at most and waits for no other meanwhile, and whoever traces waits for nothing.
+        """
+        name = program_name(key)
+        with self.cache.claim(name) as is_ours:
+            if not is_ours:
+                return None
+            program = self.cache.load(name)  # since somebody looked, another may have compiled it
+            if program is not None:
+                return program
+            with self.tracing:
+                lowered = self.lower(key)
+            return lowered.compile()

@@ -28,12 +28,10 @@ def main() -> None:
 
 
 def compile_order(order: Order, out: IO[str]) -> None:
-    """Writes a line to `out` for each program as it is cached."""
-    import concurrent.futures
-
+    """Writes a line to `out` for each program as it is cached, here or by another such process."""
     from jaxserve.executor.build import draw_blueprint
     from jaxserve.executor.compilation import ProgramCompiler
-    from jaxserve.executor.programs import program_name
+    from jaxserve.executor.programs import ProgramKey, program_name
     from jaxserve.executor.warmup import cache_folder
 
     args = order.args.replace(device="cpu")
@@ -42,15 +40,11 @@ def compile_order(order: Order, out: IO[str]) -> None:
     keys = {program_name(key): key for key in blueprint.program_set.all}
     printing = threading.Lock()  # else lines of two threads run into each other
 
-    def compile_one(name: str, lowered: object) -> None:
-        lowered.compile()  # type: ignore[attr-defined]
+    def on_result(key: ProgramKey, program: object) -> None:
         with printing:
-            print(name, file=out, flush=True)
+            print(program_name(key), file=out, flush=True)
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        futures = [pool.submit(compile_one, name, compiler.lower(keys[name])) for name in order.names]
-        for future in futures:
-            future.result()
+    compiler.work(keys[name] for name in order.names).run(on_result)
 
 
 def _end_with(stream: IO[bytes]) -> None:

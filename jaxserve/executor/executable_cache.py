@@ -28,6 +28,7 @@ from jax.sharding import Mesh
 import jaxserve
 from jaxserve.executor.environment import environment
 from jaxserve.executor.mesh import is_elsewhere
+from jaxserve.executor.program_lock import claim, remove_unclaimed
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,12 @@ class ExecutableCache:
             )
         return program
 
+    def claim(self, name: str) -> contextlib.AbstractContextManager[bool]:
+        """While it is held and True, no other process or thread compiles the program `name`. False: another does."""
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return claim(self._folder / f".{self._path(name, self._identity).stem}.lock")
+
     def _write(self, path: pathlib.Path, data: bytes) -> None:
         """Whole or not at all, also if several servers start."""
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +128,8 @@ class ExecutableCache:
             os.replace(temporary, name)
 
     def prune(self, max_bytes: int = MAX_BYTES) -> None:
-        """Removes what was asked for longest ago."""
+        """Removes what was asked for longest ago, and claims of processes that are gone."""
+        remove_unclaimed(self._folder, ".*.lock")
         with contextlib.suppress(OSError):  # another server prunes as well
             names: dict[int, list[pathlib.Path]] = {}  # by the file they are names of
             for path in self._folder.glob("*.program"):

@@ -21,7 +21,8 @@ from jaxserve.executor.programs import SamplingKey
 from jaxserve.executor.row_tables import RowTables
 from jaxserve.runner import KVGroup
 
-# On CPU the pool is ordinary host memory, which other programs need too: without --max-total-tokens no more is taken.
+# On CPU the pool is ordinary host memory, which other programs need too: without --max-total-tokens no more is taken. The
+# replicas of a server take that much together: it is what a server may take of the host, into however many it is divided.
 CPU_POOL_LIMIT_BYTES = 2 * 2**30
 GIB = 1 << 30
 
@@ -124,13 +125,15 @@ class MemoryBudget:
         return self.total - (self.others + self.weights + tables + self.temporaries + self.code + self.kv_pool)
 
 
-def measure(device: jax.Device) -> DeviceMemory:
+def measure(device: jax.Device, dp_size: int = 1) -> DeviceMemory:
+    """As it is now. On CPU a replica's part: `dp_size` of them share the host, none knows how far the others are."""
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return DeviceMemory(stats["bytes_limit"], stats["bytes_limit"] - stats["bytes_in_use"])
     # A host is shared: what its other programs hold is not ours to divide, and may be more than half.
     available = psutil.virtual_memory().available
-    return DeviceMemory(available + psutil.Process().memory_info().rss, available)
+    replicas = dp_size if device.platform == "cpu" else 1
+    return DeviceMemory((available + psutil.Process().memory_info().rss) // replicas, available // replicas)
 
 
 def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory | None) -> MemoryBudget:
@@ -154,7 +157,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         fitting_pages = fit(available)
         first_pages = min(fitting_pages, useful_pages(spec, spec.kv_groups[0]))
         if blueprint.platform == "cpu":
-            first_pages = min(first_pages, max(fit(CPU_POOL_LIMIT_BYTES), 1))
+            first_pages = min(first_pages, max(fit(CPU_POOL_LIMIT_BYTES // blueprint.args.dp_size), 1))
     return MemoryBudget(
         total=device.total,
         others=max(device.total - device.free - weights, 0),

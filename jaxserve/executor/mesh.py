@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import importlib.util
 import os
 
 import jax
@@ -14,6 +16,7 @@ from jaxserve.models import TENSOR_AXIS
 _EXTRAS = {"cuda": "pip install 'jaxserve[cuda]'", "tpu": "pip install 'jaxserve[tpu]'"}
 # Of a GPU's memory, what JAX takes at its start (alone it would take three quarters); the rest is CUDA's and the libraries'.
 GPU_MEMORY_SHARE = 0.95
+_CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # today's name and the one before it
 
 
@@ -27,34 +30,63 @@ def select_devices(device: str, tp_size: int) -> None:
         os.environ[_SHARE_VARIABLES[0]] = str(GPU_MEMORY_SHARE)
 
 
-def make_mesh(tp_size: int, devices: list[jax.Device] | None = None) -> Mesh:
+def make_mesh(tp_size: int, devices: list[jax.Device] | None = None, *, dp_size: int = 1) -> Mesh:
     """A (1, tp_size) mesh over the first devices. ValueError if there are too few, or none of the platform that was selected.
 
     In JAX's order: XLA lays its rings by the devices' coordinates, whatever the mesh's order (tests/accelerator compare them).
+    `dp_size`: as many replicas were given devices of their own by variables of the environment, this process one part.
     """
-    devices = _find_devices() if devices is None else devices
+    devices = _find_devices(tp_size, dp_size) if devices is None else devices
     if len(devices) < tp_size:
-        raise ValueError(f"--tp-size {tp_size} needs as many devices; {devices[0].platform} has {len(devices)}.")
+        found = f"{devices[0].platform} has {len(devices)}"
+        raise ValueError(
+            f"--tp-size {tp_size} needs as many devices; {found}." if dp_size == 1 else _too_few(tp_size, dp_size, found)
+        )
     return Mesh(np.asarray(devices[:tp_size]).reshape(1, tp_size), ("data", TENSOR_AXIS))
 
 
-def _find_devices() -> list[jax.Device]:
+def _find_devices(tp_size: int, dp_size: int) -> list[jax.Device]:
     try:
-        return jax.devices()
+        devices = jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter, without a word, where no NVIDIA GPU is visible
-        wanted = str(jax.config.values["jax_platforms"])
-        reason = str(error).removesuffix(" (set JAX_PLATFORMS='' to automatically choose an available backend)").rstrip(".")
+        wanted = str(jax.config.values["jax_platforms"] or "auto")
+        reason = str(error).partition(" (set JAX_PLATFORMS")[0].partition(" (you may need to uninstall")[0].rstrip(".")
         needs = f" What it needs there: {_EXTRAS[wanted]}." if wanted in _EXTRAS else ""
+        share = "" if dp_size == 1 else f" {_too_few(tp_size, dp_size, 'it may be that this machine has fewer')}"
         raise ValueError(
             f"--device {wanted} (or JAX_PLATFORMS): JAX finds no such device, but {_whatever_there_is()}. "
-            f"{reason or 'No NVIDIA GPU is visible'}.{needs} `jaxserve check-env` shows what is installed."
+            f"{reason or 'No NVIDIA GPU is visible'}.{needs}{share} `jaxserve check-env` shows what is installed."
         ) from error
+    if dp_size > 1 and devices[0].platform == "cpu" and _has_lost_gpus():
+        raise ValueError(_too_few(tp_size, dp_size, "none of them is there"))
+    return devices
+
+
+def _too_few(tp_size: int, dp_size: int, found: str) -> str:
+    """CUDA leaves out what a list names and is not there, and all that follows."""
+    cuda = os.environ.get("CUDA_VISIBLE_DEVICES")
+    part = f" (CUDA_VISIBLE_DEVICES={cuda})" if cuda else ""
+    return (
+        f"--dp-size {dp_size} with --tp-size {tp_size} needs {dp_size * tp_size} devices, {tp_size} for each replica; "
+        f"of this one's{part}: {found}."
+    )
+
+
+def _has_lost_gpus() -> bool:
+    """JAX was to choose, could use this machine's GPUs, and computes on CPU: those that it was told of do not exist."""
+    could = any(importlib.util.find_spec(plugin) for plugin in _CUDA_PLUGINS) and bool(glob.glob("/dev/nvidia[0-9]*"))
+    return could and not jax.config.values["jax_platforms"] and bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _whatever_there_is() -> str:
-    jax.config.update("jax_platforms", None)
-    found = jax.devices()
-    return f"{len(found)} x {found[0].device_kind}"
+    for platforms in (None, "cpu"):  # with None, a GPU that fails to start is an error again
+        jax.config.update("jax_platforms", platforms)
+        try:
+            found = jax.devices()
+        except RuntimeError:
+            continue
+        return f"{len(found)} x {found[0].device_kind}"
+    return "none at all"
 
 
 def platform_of(mesh: Mesh) -> str:

@@ -1,7 +1,83 @@
-from collections.abc import Mapping
+"""Which devices of this host each replica gets: environment variables that CUDA and libtpu read when a process starts them.
+
+Pure, without JAX: the main process, which asks, must not hold a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from jaxserve.config import ServerArgs
 
+_CUDA_LIST = "CUDA_VISIBLE_DEVICES"
+_TPU_LISTS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")  # today's name and the one before it
+# How the chips of one process lie, by their number. libtpu knows no others within a host; 8 are the whole host.
+_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}
+_FIRST_TPU_PORT = 8476
+
 
 def replica_environment(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
-    return {}
+    """What the scheduler process of replica `rank` finds in its environment beside `environment`, so that JAX sees only its
+    --tp-size devices there. {} for a single replica, and on CPU.
+
+    Which accelerator `auto` finds is not known here, so variables of both are set: one ignores the other's. ValueError with a
+    sentence if a list of devices in `environment` is too short, or if TPUs cannot be divided so.
+    """
+    if args.dp_size == 1:
+        return {}
+    named = environment.get("JAX_PLATFORMS", "") if args.device == "auto" else args.device
+    found: dict[str, str] = {}
+    if not named or "cuda" in named or "gpu" in named:
+        found |= _cuda(args, rank, environment)
+    if not named or "tpu" in named:
+        found |= _tpu(args, rank, environment)
+    return found
+
+
+def _cuda(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+    listed = _entries(environment.get(_CUDA_LIST))
+    if listed is not None and "-1" in listed:  # CUDA reads no further
+        listed = listed[: listed.index("-1")]
+    if listed == [] and args.device == "auto":  # no GPU is to be seen, as so often on purpose
+        return {}
+    return {_CUDA_LIST: _share(args, rank, _CUDA_LIST, listed)}
+
+
+def _tpu(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
+    bounds = _CHIP_BOUNDS.get(args.tp_size)
+    if bounds is None:
+        if args.device != "tpu":  # `auto` may find GPUs, which are divided as one likes
+            return {}
+        raise ValueError(
+            f"--tp-size {args.tp_size} with --dp-size {args.dp_size}: the chips of a TPU host are divided into parts of "
+            f"{', '.join(map(str, _CHIP_BOUNDS))}."
+        )
+    name = next((name for name in _TPU_LISTS if name in environment), _TPU_LISTS[0])
+    chips, port = _share(args, rank, name, _entries(environment.get(name))), str(_FIRST_TPU_PORT + rank)
+    return {
+        **{listed: chips for listed in _TPU_LISTS if listed == _TPU_LISTS[0] or listed in environment},
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds,
+        # Each process is a whole of its own, whatever a host's metadata say of the slice that it belongs to.
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "TPU_PROCESS_ADDRESSES": f"localhost:{port}",
+        "TPU_PROCESS_PORT": port,
+        "CLOUD_TPU_TASK_ID": "0",
+        # Else a process with four chips is taken for one that has them all, and locks the others out.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    }
+
+
+def _entries(listed: str | None) -> list[str] | None:
+    return None if listed is None else [entry.strip() for entry in listed.split(",") if entry.strip()]
+
+
+def _share(args: ServerArgs, rank: int, name: str, listed: Sequence[str] | None) -> str:
+    """Of those that are `listed`, in their order (they may be UUIDs), or of all."""
+    needed = args.dp_size * args.tp_size
+    if listed is None:
+        listed = [str(index) for index in range(needed)]
+    if len(listed) < needed:
+        raise ValueError(
+            f"--dp-size {args.dp_size} with --tp-size {args.tp_size} needs {needed} devices; {name} names {len(listed)}."
+        )
+    return ",".join(listed[rank * args.tp_size : (rank + 1) * args.tp_size])

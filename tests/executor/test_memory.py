@@ -18,7 +18,7 @@ from jaxserve.aot.chips import V6E
 from jaxserve.aot.planner import PlanOptions, plan_capacity
 from jaxserve.aot.targets import Target
 from jaxserve.config import ServerArgs
-from jaxserve.executor import build
+from jaxserve.executor import build, memory
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.memory import (
     GIB,
@@ -184,7 +184,7 @@ def test_a_server_and_a_plan_draw_up_the_same_budget(
     changes: dict[str, Any],
 ) -> None:
     blueprint, total = make_blueprint(model, **changes), 2 * TOTAL
-    monkeypatch.setattr(build, "measure", lambda _: DeviceMemory(total, total - weight_bytes(blueprint)))
+    monkeypatch.setattr(build, "measure", lambda *_: DeviceMemory(total, total - weight_bytes(blueprint)))
     assert plan_of(blueprint, monkeypatch, "none", total, **changes) == build.plan_memory(
         blueprint, tmp_path, weights_loaded=True
     )
@@ -207,3 +207,18 @@ def test_a_busy_host_is_no_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.free == host.available < device.total < 2 * host.available
     half = bytes_for_pools(device, mem_fraction=0.5, table_bytes=0, step_bytes=0, page_bytes=GIB, page_size=16)
     assert device.total // 4 < half < device.total // 2
+
+
+def test_replicas_share_a_cpu_host(make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All together no more than one server, of the free memory and of the limit of pools."""
+    device = jax.devices("cpu")[0]
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=9 * GIB))
+    whole, part = measure(device), measure(device, 3)
+    assert (whole.free, part.free) == (9 * GIB, 3 * GIB)
+    assert 3 * part.total <= whole.total + GIB // 8
+    accelerator = types.SimpleNamespace(platform="gpu", memory_stats=lambda: {"bytes_limit": 8 * GIB, "bytes_in_use": GIB})
+    assert measure(accelerator, 3) == measure(accelerator)  # type: ignore[arg-type]
+    limit = 4 * sum(make_blueprint().page_bytes)
+    monkeypatch.setattr(memory, "CPU_POOL_LIMIT_BYTES", limit)
+    pages = [memory_budget(make_blueprint(dp_size=count), whole, None).num_pages[0] for count in (1, 2, 4)]
+    assert pages == [4, 2, 1]
