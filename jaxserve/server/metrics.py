@@ -129,6 +129,10 @@ class ServerMetrics:
     def replica_restarted(self, rank: int) -> None:
         self._restarts.inc(1, (str(rank),))
 
+    def worker_gone(self, worker: WorkerAddress) -> None:
+        """Its last numbers are those of nobody."""
+        self._snapshots.pop(worker, None)
+
     def observe(self, timeline: RequestTimeline) -> None:
         """A sequence has ended."""
         labels = timeline.labels or self.custom_labels.none

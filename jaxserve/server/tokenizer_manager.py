@@ -198,6 +198,8 @@ class TokenizerManager:
         self._programs_missing.pop(worker, None)
         self._generation.end_replica(replica, FinishReason.abort(message, 500, "InternalServerError"))
         self._controls.worker_gone(worker, message)
+        if self.metrics is not None:
+            self.metrics.worker_gone(worker)
         if restarts and self.status == "ready" and not self.replicas.num_up:
             self.status = "restarting"
 

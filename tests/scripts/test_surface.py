@@ -32,7 +32,7 @@ def test_every_name_of_sglangs_has_a_row(surface: ModuleType) -> None:
     assert by_name["generate", "no_logs"].status == surface.NO_EFFECT
     nodes = by_name["options", "--nnodes"]
     assert nodes.status == surface.MISSING
-    assert nodes.words.startswith("parallelism: one scheduler ")
+    assert nodes.words.startswith("parallelism: each scheduler ")
     assert "| `--page-size` | differs | 1 to 128;" in surface.surface_page()
 
 
