@@ -13,8 +13,11 @@ from scheduler_harness import Harness
 
 from jaxserve.runner import KVGroup
 from jaxserve.scheduler import prefill_adder
+from jaxserve.scheduler.control.block_input import BlockInputReqInput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
+from jaxserve.scheduler.control.release_input import ReleaseInputReq
+from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput
 
 MAX_STEP_TOKENS = 160
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
@@ -68,21 +71,31 @@ def submit_random(harness: Harness, rng: random.Random, bases: list[list[int]]) 
     )
 
 
-def run_workload(seed: int, overlap: bool) -> Harness:
+def unblock(harness: Harness) -> None:
+    harness.control(UnblockInputReqInput())
+    harness.control(ReleaseInputReq())
+
+
+def run_workload(seed: int, overlap: bool, delays_input: bool = False) -> Harness:
     """Half of the workloads admit requests as if they produced next to nothing, so that memory does run out."""
     rng = random.Random(seed)
     clip_tokens = rng.choice([2, prefill_adder.CLIP_MAX_NEW_TOKENS])
     with mock.patch.object(prefill_adder, "CLIP_MAX_NEW_TOKENS", clip_tokens):
-        return run_clipped_workload(rng, overlap)
+        return run_clipped_workload(rng, overlap, random.Random(seed) if delays_input else None)
 
 
-def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
+def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Random | None) -> Harness:
+    """`on_input`: blocks input now and then, and looks for messages rarely."""
     page_size = rng.choice([1, 1, 4, 16])
     args = random_args(rng, page_size)
     groups = random_groups(rng, rng.choice([48, 96, 160, 256, 1024]) // page_size, page_size)
     has_states = groups[0].window is None and not args["disable_radix_cache"] and rng.random() < 0.5
     harness = Harness(
-        {**args, "mamba_track_interval": rng.choice([1, 8, 64])},
+        {
+            **args,
+            "mamba_track_interval": rng.choice([1, 8, 64]),
+            "scheduler_recv_interval": on_input.choice([1, 3, 8]) if on_input else 1,
+        },
         overlap=overlap,
         page_size=page_size,
         kv_groups=groups,
@@ -101,12 +114,17 @@ def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
             if harness.sent and rng.random() < 0.1:
                 aborted.add(rid := rng.choice(list(harness.sent)))
                 harness.abort(rid, exact=True)
+            if on_input and on_input.random() < 0.2:
+                harness.control(BlockInputReqInput())
+            elif on_input and on_input.random() < 0.4:
+                unblock(harness)
             harness.turn(rng.randint(0, 4))
             if rng.random() < 0.05:
                 harness.control(PauseGenerationReqInput(mode=rng.choice(["retract", "in_place"])))
                 harness.turn(rng.randint(1, 3))
                 submit_random(harness, rng, bases)
                 harness.control(ContinueGenerationReqInput())
+        unblock(harness)
         harness.run()
         most = harness.runner.spec.max_sequence_tokens
         refused = {rid for rid, message in harness.sent.items() if len(message.input_ids) > most}
@@ -128,9 +146,9 @@ def run_clipped_workload(rng: random.Random, overlap: bool) -> Harness:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
-def test_random_workloads(seed: int, overlap: bool) -> None:
-    run_workload(seed, overlap)
+@given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans(), delays_input=st.booleans())
+def test_random_workloads(seed: int, overlap: bool, delays_input: bool) -> None:
+    run_workload(seed, overlap, delays_input)
 
 
 def test_the_workloads_reach_the_hard_cases() -> None:
