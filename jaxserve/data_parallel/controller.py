@@ -80,7 +80,7 @@ class DataParallelController:
         tickets = []
         for limit in max_new_tokens:
             expected = self._mean_output if limit is None else min(self._mean_output, limit)
-            tickets.append(Ticket(replica, prompt.length, missing, expected))
+            tickets.append(Ticket(replica, prompt.length, missing, expected, is_probe))
             tickets[-1].book()
             missing = 0  # the others find it in the cache
         return tickets
@@ -88,7 +88,8 @@ class DataParallelController:
     def ended(self, ticket: Ticket, num_outputs: int) -> None:
         """Its sequence has, with so many tokens."""
         ticket.end()
-        self._mean_output += _WEIGHT_OF_NEWEST * (num_outputs - self._mean_output)
+        if not ticket.is_probe:
+            self._mean_output += _WEIGHT_OF_NEWEST * (num_outputs - self._mean_output)
 
     def _choose(self, prompt: Prompt, rank: int | None, preferred: int | None, is_probe: bool) -> Replica:
         if rank is not None:

@@ -31,6 +31,7 @@ class Ticket:
     prompt_tokens: int
     prefill_tokens: int
     output_tokens: float
+    is_probe: bool = False  # which says nothing of how long outputs are
 
     def book(self) -> None:
         replica = self.replica

@@ -67,6 +67,9 @@ def test_counts_follow_a_request() -> None:
     made.ended(first, 8)
     assert books(made) == [(0, 0, 0, 0)]
     assert send(made, limit=None).output_tokens < 128, "the mean has moved"
+    moved = send(made, limit=None).output_tokens
+    made.ended(send(made, rank=0, is_probe=True), 1)
+    assert send(made, limit=None).output_tokens == moved, "but not by probes"
 
 
 def test_shortest_queue_counts_requests_and_total_tokens_tokens() -> None:
