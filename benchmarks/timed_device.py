@@ -14,15 +14,14 @@ import json
 import os
 import sys
 import time
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from jaxserve.bench.deviceless import DevicelessRunner
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DETOKENIZER, SCHEDULER
-from jaxserve.runner import Command, CommandError, KVGroup, LogitLines, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import KVGroup, RunnerSpec, StepInput, StepOutput
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.launch import launch_server
 from jaxserve.server.scheduler_process import TailDecoder, serve
@@ -40,9 +39,9 @@ class _Launched:
     ends_s: float
 
 
-class TimedRunner:
+class TimedRunner(DevicelessRunner):
     def __init__(self, spec: RunnerSpec, step_s: float, token_s: float = 0.0) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self._step_s = step_s
         self._token_s = token_s
         self._free_s = 0.0  # when the device will have ended what was launched
@@ -51,12 +50,6 @@ class TimedRunner:
         self._free_s = max(self._free_s, time.monotonic()) + self._step_s + len(step.input_ids) * self._token_s
         return _Launched(step, self._free_s)
 
-    def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
-
-    def sample(self, handle: _Launched, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
-        pass
-
     def fetch(self, handle: _Launched) -> StepOutput:
         left_s = handle.ends_s - time.monotonic()
         if left_s > 0:
@@ -64,15 +57,6 @@ class TimedRunner:
         step = handle.step
         tokens = _FIRST_TOKEN + (step.seq_lens * 7 + step.rows * 13) % _NUM_TOKENS
         return StepOutput(tokens.astype(np.int32)[:, None], np.ones(step.num_rows, np.int32))
-
-    def execute(self, command: Command) -> Future[None]:
-        raise CommandError("This runner has neither weights nor memory.")
-
-    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def tend(self) -> int:
-        return 0
 
     def internal_state(self) -> dict[str, Any]:
         return {"kind": "timed"}

@@ -9,15 +9,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
 
+from jaxserve.bench.deviceless import DevicelessRunner
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DetokenizerInput, TokenizedGenerateReqInput, TokenizerInput
-from jaxserve.runner import Command, CommandError, KVGroup, LogitLines, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import KVGroup, RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.batch import ScheduleBatch
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import ForwardMode, SamplingParams
@@ -25,7 +23,6 @@ from jaxserve.types import ForwardMode, SamplingParams
 _PROMPT_LEN = 64
 _CONTEXT_MARGIN = 100
 _UNCOUNTED_STEPS = 10
-_NO_TRACE = nullcontext()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,35 +40,14 @@ class HostCost:
     admit_us: float  # one of the prompts
 
 
-class ConstantRunner:
+class ConstantRunner(DevicelessRunner):
     """Every row samples token 1."""
-
-    def __init__(self, spec: RunnerSpec) -> None:
-        self.spec = spec
 
     def forward(self, step: StepInput) -> int:
         return step.num_rows
 
-    def read_logits(self, handle: int, lines: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
-
-    def sample(self, handle: int, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
-        pass
-
     def fetch(self, handle: int) -> StepOutput:
         return StepOutput(np.ones((handle, 1), np.int32), np.ones(handle, np.int32))
-
-    def execute(self, command: Command) -> Future[None]:
-        raise CommandError("This runner has neither weights nor memory.")
-
-    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[None]:
-        return _NO_TRACE
-
-    def tend(self) -> int:
-        return 0
-
-    def internal_state(self) -> dict[str, Any]:
-        return {}
 
 
 class _NoSink:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import numpy as np
 
+from jaxserve.bench.deviceless import DevicelessRunner
 from jaxserve.bench.simulate.step_times import StepTimes
 from jaxserve.config import ServerArgs
 from jaxserve.messages import SCHEDULER, BatchTokenIDOut, DetokenizerInput, Message, TokenizerInput, WorkerAddress
-from jaxserve.runner import Command, CommandError, LogitLines, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import RunnerSpec, StepInput, StepOutput
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
 
 SAMPLED_TOKEN = 1
-_NO_TRACE = nullcontext()
 _POLL_S = 1e-3
 
 
@@ -37,11 +34,11 @@ class _Launched:
     ends_s: float
 
 
-class SimulatedRunner:
+class SimulatedRunner(DevicelessRunner):
     """A step begins when it is launched or when the one before it ends; waiting for one moves the clock."""
 
     def __init__(self, spec: RunnerSpec, step_times: StepTimes, clock: VirtualClock) -> None:
-        self.spec = spec
+        super().__init__(spec)
         self.busy_s = 0.0
         self._step_times = step_times
         self._clock = clock
@@ -53,27 +50,9 @@ class SimulatedRunner:
         self._free_s = max(self._free_s, self._clock.now_s) + took_s
         return _Launched(step.num_rows, self._free_s)
 
-    def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
-
-    def sample(self, handle: _Launched, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
-        pass
-
     def fetch(self, handle: _Launched) -> StepOutput:
         self._clock.now_s = max(self._clock.now_s, handle.ends_s)
         return StepOutput(np.full((handle.num_rows, 1), SAMPLED_TOKEN, np.int32), np.ones(handle.num_rows, np.int32))
-
-    def execute(self, command: Command) -> Future[None]:
-        raise CommandError("This runner has neither weights nor memory.")
-
-    def annotate(self, name: str, **facts: Any) -> AbstractContextManager[None]:
-        return _NO_TRACE
-
-    def tend(self) -> int:
-        return 0
-
-    def internal_state(self) -> dict[str, Any]:
-        return {}
 
 
 class SimulatedReplica:
