@@ -39,6 +39,7 @@ _SERVER = ("--context-length", "256", "--max-total-tokens", "8192", "--enable-re
 _LEFT_OUT = ("/configure_logging", "/start_profile")
 # What is done after an operation that holds others up.
 _UNDO: dict[str, tuple[str, dict[str, Any]]] = {
+    "/block_input": ("/unblock_input", {}),
     "/pause_generation": ("/continue_generation", {}),
     "/release_memory_occupation": ("/resume_memory_occupation", {}),
     "/slow_down": ("/slow_down", {"forward_sleep_time": None}),

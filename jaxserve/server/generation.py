@@ -221,8 +221,8 @@ class Generation:
         self._live.end_replica(replica, reason)
 
     def _check_rank(self, req: GenerateReqInput) -> None:
-        if req.data_parallel_rank is None:
-            req.data_parallel_rank = rank_of_header()
+        if not req.is_health_check and (named := rank_of_header()) is not None:
+            req.data_parallel_rank = named
         rank, count = req.data_parallel_rank, len(self._controller.replicas)
         if rank is not None and not 0 <= rank < count:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""Which replica a request asks for: by a field of its body, under SGLang's newer or older name, or else by a header."""
+"""Which replica a request asks for: by a header, or by a field of its body, under SGLang's newer or older name."""
 
 from __future__ import annotations
 

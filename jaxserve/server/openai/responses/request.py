@@ -76,6 +76,8 @@ def chat_request(
         priority=body.priority,
         extra_key=body.extra_key,
         cache_salt=body.cache_salt,
+        data_parallel_rank=body.data_parallel_rank,
+        routed_dp_rank=body.routed_dp_rank,
         stream=body.stream,
         rid=rid,
     )
