@@ -155,6 +155,8 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         )
         fit = functools.partial(first_pool_that_fits, spec, ratio, blueprint.page_bytes)
         fitting_pages = fit(available)
+        if blueprint.platform == "cpu" and blueprint.args.dp_size > 1:
+            fitting_pages = _alike(fitting_pages)
         first_pages = min(fitting_pages, useful_pages(spec, spec.kv_groups[0]))
         if blueprint.platform == "cpu":
             first_pages = min(first_pages, max(fit(CPU_POOL_LIMIT_BYTES // blueprint.args.dp_size), 1))
@@ -171,6 +173,12 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         kv_groups=blueprint.spec(pools_of(spec, ratio, first_pages)).kv_groups,
         fitting_pages=fitting_pages,
     )
+
+
+def _alike(pages: int) -> int:
+    """At most a sixteenth less. Replicas measure one host a moment apart; with the same pool they share compiled programs."""
+    shift = max(pages.bit_length() - 5, 0)
+    return pages >> shift << shift
 
 
 def bytes_for_pools(

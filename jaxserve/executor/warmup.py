@@ -137,7 +137,7 @@ class Work(Generic[_Key, _Result]):
     def _wait(self) -> None:
         if not self._has_waited:
             self._has_waited = True
-            logger.info("Other processes compile the last %d programs; waiting for them.", len(self._left))
+            logger.info("Waiting for other processes, which compile what is left: %d.", len(self._left))
         time.sleep(_POLL_S)
 
 

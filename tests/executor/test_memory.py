@@ -222,3 +222,8 @@ def test_replicas_share_a_cpu_host(make_blueprint: MakeBlueprint, monkeypatch: p
     monkeypatch.setattr(memory, "CPU_POOL_LIMIT_BYTES", limit)
     pages = [memory_budget(make_blueprint(dp_size=count), whole, None).num_pages[0] for count in (1, 2, 4)]
     assert pages == [4, 2, 1]
+    free = TOTAL - weight_bytes(make_blueprint())
+    near = [DeviceMemory(TOTAL, free), DeviceMemory(TOTAL, free - 999)]
+    monkeypatch.setattr(memory, "CPU_POOL_LIMIT_BYTES", TOTAL * 10)
+    found = {memory_budget(make_blueprint(dp_size=2, page_size=1), device, None).num_pages for device in near}
+    assert len(found) == 1, "with one pool they share programs"
