@@ -134,6 +134,8 @@ def test_a_port_in_use_is_named(options: list[str], tmp_path: Path) -> None:
         (["--no-such-option"], "--no-such-option"),
         (["--schedule-policy", "magic"], "magic"),
         (["--tp-size", "3"], "--tp-size"),
+        (["--dp-size", "0"], "--dp-size must be at least 1; got 0"),
+        (["--load-balance-method", "magic"], "magic"),
         (["--context-length", "99999"], "--context-length must be at most"),
         (["--enable-mixed-chunk", "--chunked-prefill-size", "-1"], "--enable-mixed-chunk"),
     ],
