@@ -49,9 +49,9 @@ class Restarts:
             return False
         self._workers.bury(worker)
         log_lines(logger, logging.ERROR, str(death))
-        self._manager.replica_lost(worker, death.for_clients, restarts=comes_back)
         if (task := self._tasks.pop(worker.rank, None)) is not None:
             task.cancel()
+        self._manager.replica_lost(worker, death.for_clients, restarts=comes_back)
         if comes_back:
             self._tasks[worker.rank] = asyncio.create_task(self._bring_back(worker))
         else:
