@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
@@ -89,15 +90,15 @@ class ProgramCompiler:
     def _obtain_unless_claimed(self, key: ProgramKey) -> Any | None:
         """None while another process compiles it.
 
-        No deadlock: a thread holds one claim at most and waits for no other meanwhile, and whoever traces waits for nothing.
+        No deadlock: a thread holds one claim at most, none waits while it holds one, and whoever traces waits for nothing.
         """
         name = program_name(key)
-        with self.cache.claim(name) as is_ours:
-            if not is_ours:
-                return None
-            program = self.cache.load(name)  # since somebody looked, another may have compiled it
-            if program is not None:
-                return program
-            with self.tracing:
+        with contextlib.ExitStack() as claimed:
+            with self.tracing:  # before the claim: of what would wait for its turn here, another process can trace the next
+                if not claimed.enter_context(self.cache.claim(name)):
+                    return None
+                program = self.cache.load(name)  # since somebody looked, another may have compiled it
+                if program is not None:
+                    return program
                 lowered = self.lower(key)
             return lowered.compile()
