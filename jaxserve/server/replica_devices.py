@@ -40,11 +40,12 @@ def _cuda(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[s
         listed = listed[: listed.index("-1")]
     if listed == [] and args.device == "auto":  # no GPU is to be seen, as so often on purpose
         return {}
-    return {_CUDA_LIST: _share(args, rank, _CUDA_LIST, listed)}
+    return {_CUDA_LIST: _share(args, rank, _CUDA_LIST, listed, args.tp_size)}
 
 
 def _tpu(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
-    bounds = _CHIP_BOUNDS.get(args.tp_size)
+    num_chips = -(-args.tp_size // _devices_per_chip(environment))  # a chip belongs to one process, with all its devices
+    bounds = _CHIP_BOUNDS.get(num_chips)
     if bounds is None:
         if args.device != "tpu":  # `auto` may find GPUs, which are divided as one likes
             return {}
@@ -53,7 +54,9 @@ def _tpu(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[st
             f"{', '.join(map(str, _CHIP_BOUNDS))}."
         )
     name = next((name for name in _TPU_LISTS if name in environment), _TPU_LISTS[0])
-    chips, port = _share(args, rank, name, _entries(environment.get(name))), str(_FIRST_TPU_PORT + rank)
+    chips = _share(args, rank, name, _entries(environment.get(name)), num_chips, "chips")
+    first = chips.partition(",")[0]
+    port = str(_FIRST_TPU_PORT + (int(first) if first.isdigit() else rank))  # by chip: another server has the others
     return {
         **{listed: chips for listed in _TPU_LISTS if listed == _TPU_LISTS[0] or listed in environment},
         "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds,
@@ -67,17 +70,22 @@ def _tpu(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[st
     }
 
 
+def _devices_per_chip(environment: Mapping[str, str]) -> int:
+    """Where nothing says what the chips are: one, which at worst leaves half of each without work."""
+    return 2 if environment.get("TPU_ACCELERATOR_TYPE", "").startswith("tpu7x") else 1
+
+
 def _entries(listed: str | None) -> list[str] | None:
     return None if listed is None else [entry.strip() for entry in listed.split(",") if entry.strip()]
 
 
-def _share(args: ServerArgs, rank: int, name: str, listed: Sequence[str] | None) -> str:
-    """Of those that are `listed`, in their order (they may be UUIDs), or of all."""
-    needed = args.dp_size * args.tp_size
+def _share(args: ServerArgs, rank: int, name: str, listed: Sequence[str] | None, size: int, unit: str = "devices") -> str:
+    """`size` of those that are `listed`, in their order (they may be UUIDs), or of all."""
+    needed = args.dp_size * size
     if listed is None:
         listed = [str(index) for index in range(needed)]
     if len(listed) < needed:
         raise ValueError(
-            f"--dp-size {args.dp_size} with --tp-size {args.tp_size} needs {needed} devices; {name} names {len(listed)}."
+            f"--dp-size {args.dp_size} with --tp-size {args.tp_size} needs {needed} {unit}; {name} names {len(listed)}."
         )
-    return ",".join(listed[rank * args.tp_size : (rank + 1) * args.tp_size])
+    return ",".join(listed[rank * size : (rank + 1) * size])

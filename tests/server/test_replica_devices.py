@@ -69,8 +69,21 @@ def test_chips_that_are_listed() -> None:
     assert (
         shares(TPU, {old: "3,2"}, device="tpu", dp_size=2) == shares(old, {old: "3,2"}, device="tpu", dp_size=2) == ["3", "2"]
     )
-    with pytest.raises(ValueError, match="needs 4 devices; TPU_VISIBLE_CHIPS names 2"):
+    with pytest.raises(ValueError, match="needs 4 chips; TPU_VISIBLE_CHIPS names 2"):
         replica_environment(args(device="tpu", dp_size=4), 0, {TPU: "0,1"})
+
+
+def test_two_servers_on_one_host_meet_at_no_port() -> None:
+    ports = [shares("TPU_PROCESS_PORT", {TPU: chips}, device="tpu", dp_size=2) for chips in ("0,1", "2,3")]
+    assert len({*ports[0], *ports[1]}) == 4
+
+
+@pytest.mark.parametrize(("tp_size", "expected"), [(1, ["0", "1"]), (2, ["0", "1"]), (3, ["0,1", "2,3"]), (4, ["0,1", "2,3"])])
+def test_chips_of_two_devices(tp_size: int, expected: list[str]) -> None:
+    seven = {"TPU_ACCELERATOR_TYPE": "tpu7x-8"}
+    assert shares(TPU, seven, device="tpu", dp_size=2, tp_size=tp_size) == expected
+    with pytest.raises(ValueError, match="--tp-size 4 needs 4 chips; TPU_VISIBLE_CHIPS names 3"):
+        replica_environment(args(device="tpu", dp_size=2, tp_size=4), 0, {TPU: "0,1,2", **seven})
 
 
 def test_a_number_of_chips_that_no_host_can_be_cut_into() -> None:
