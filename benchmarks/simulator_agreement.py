@@ -2,10 +2,10 @@
 
     python -m benchmarks.simulator_agreement [--rounds 3] [--rate inf]
 
-The server runs the demo model on this machine's CPU; what its steps take is measured before by `jaxserve bench latency`, at the
-sizes that they are padded to. Prints what the server showed and what was simulated, and their ratio, medians over rounds with
-other prompts. On a machine of few cores the clients and the HTTP process take some of the CPU that steps are computed with,
-which nobody simulates.
+The server runs a Qwen3 of 129M parameters (`benchmarks.medium_model`) on this machine's CPU; what its steps take is measured
+before by `jaxserve bench latency`, at the sizes that they are padded to. Prints what the server showed and what was simulated,
+and their ratio, medians over rounds with other prompts. On a machine of few cores the clients and the HTTP process take some of
+the CPU that steps are computed with, which nobody simulates: the smaller the model, the more.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.medium_model import MEDIUM_QWEN3, write_medium_qwen3
 from jaxserve.bench.live_server import serve
 from jaxserve.demo import demo_model_path
 
-_OPTIONS = ["--max-running-requests", "32", "--max-total-tokens", "16384", "--chunked-prefill-size", "512"]
-_OPTIONS += ["--decode-row-buckets", "1,2,4,8,16,32", "--prefill-token-buckets", "64,128,256,512"]
-_WORK = ["--gsp-num-groups", "16", "--gsp-prompts-per-group", "8", "--gsp-system-prompt-len", "384", "--gsp-question-len", "48"]
-_WORK += ["--gsp-output-len", "64"]
+_OPTIONS = ["--max-running-requests", "32", "--max-total-tokens", "16384", "--chunked-prefill-size", "256"]
+_OPTIONS += ["--decode-row-buckets", "1,2,4,8,16,32", "--prefill-token-buckets", "32,64,128,256"]
+_WORK = ["--gsp-num-groups", "8", "--gsp-prompts-per-group", "6", "--gsp-system-prompt-len", "192", "--gsp-question-len", "32"]
+_WORK += ["--gsp-output-len", "32"]
 _SHOWN = {
     "requests/s": "request_throughput",
     "TTFT ms, median": "median_ttft_ms",
@@ -51,14 +52,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=float, nargs="+", default=[float("inf")])
     args = parser.parse_args()
+    write_medium_qwen3(MEDIUM_QWEN3)
     with tempfile.TemporaryDirectory() as folder:
         table, out = Path(folder, "steps.jsonl"), str(Path(folder, "run.jsonl"))
-        grid = ["--batch-size", "1,2,4,8,16,32", "--input-len", "16,64,128,256", "--output-len", "32", "--rounds", "3"]
-        jaxserve("latency", "demo", *grid, *_OPTIONS, "--output-file", str(table))
+        grid = ["--batch-size", "1,2,4,8,16,32", "--input-len", "8,32,128,224", "--output-len", "8", "--rounds", "3"]
+        jaxserve("latency", str(MEDIUM_QWEN3), *grid, *_OPTIONS, "--output-file", str(table))
         for rate in args.rate:
             served, simulated = [], []
             for seed in range(args.rounds):
-                with serve("demo", *_OPTIONS) as server:
+                with serve("--model-path", str(MEDIUM_QWEN3), *_OPTIONS) as server:
                     words = ["--port", str(server.port), "--dataset-name", "generated-shared-prefix", "--tokenize-prompt"]
                     words += ["--tokenizer", demo_model_path(), "--disable-tqdm", "--client-ceiling", "off"]
                     words += ["--client-processes", "1", "--request-rate", str(rate), "--seed", str(seed)]

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from jaxserve.bench.simulate import Arrival, LinearStepTimes, MeasuredStepTimes, Report, SharedPrefixes, Simulation, read_trace
 from jaxserve.bench.simulate.plan import highest_rate, resolved, runner_spec
+from jaxserve.bench.simulate.step_times import Curve
 from jaxserve.cli.bench.simulate import simulate
 from jaxserve.config import ServerArgs
 
@@ -129,28 +130,43 @@ def records(step_s: float = 0.002, row_s: float = 1e-4, back_s: float = 1e-7) ->
         for length in (16, 64):
             decode_s = step_s + row_s * rows + back_s * rows * (length + 4)
             case = {"batch_size": rows, "input_len": length, "output_len": 8, "median_decode_latency": decode_s}
-            case |= {"prefill_latency": 0.001 * rows * length, "server_args": options, "jaxserve_bench": {"kind": "latency"}}
+            prefill_s = 0.001 * rows * length + 2e-7 * rows * length**2 / 2
+            case |= {"prefill_latency": prefill_s, "server_args": options, "jaxserve_bench": {"kind": "latency"}}
             made.append(case)
     return made
 
 
 def test_measured_times_are_those_of_buckets() -> None:
     times = MeasuredStepTimes.of_records(records())
-    assert times.context_token_s == pytest.approx(1e-7)
-    assert dict(zip(times.decode_rows, times.decode_s, strict=True)) == pytest.approx({1: 0.0021, 4: 0.0024, 16: 0.0036})
-    assert dict(zip(times.prefill_tokens, times.prefill_s, strict=True)) == pytest.approx({16: 0.016, 64: 0.064, 256: 0.256})
+    assert times.decode.pair_s == pytest.approx(1e-7) and times.prefill.pair_s == pytest.approx(2e-7)
+    assert dict(zip(times.decode.sizes, times.decode.seconds, strict=True)) == pytest.approx({1: 0.0021, 4: 0.0024, 16: 0.0036})
+    assert dict(zip(times.prefill.sizes, times.prefill.seconds, strict=True)) == pytest.approx(
+        {16: 0.016, 64: 0.064, 256: 0.256}
+    )
 
     class Step:
-        def __init__(self, rows: int, seq_len: int, tokens: int) -> None:
-            self.num_decode_rows, self.input_ids = rows, np.zeros(tokens, np.int32)
-            self.seq_lens = np.full(rows, seq_len, np.int32)
+        """`rows` that decode, and prompts of which a part is cached."""
 
-    assert times(Step(3, 100, 0)) == pytest.approx(0.0024 + 3e-5)  # type: ignore[arg-type]
-    assert times(Step(0, 0, 40)) == pytest.approx(0.064)  # type: ignore[arg-type]
-    assert times(Step(2, 100, 100)) == pytest.approx(0.256 + 2e-5)  # type: ignore[arg-type]
-    assert times(Step(0, 0, 512)) == pytest.approx(0.512)  # type: ignore[arg-type]
+        def __init__(self, rows: int, seq_len: int, *prompts: tuple[int, int]) -> None:
+            self.num_decode_rows = rows
+            self.extend_lens = np.array([1] * rows + [new for new, _ in prompts], np.int32)
+            self.seq_lens = np.array([seq_len] * rows + [new + cached for new, cached in prompts], np.int32)
+            self.input_ids = np.zeros(sum(new for new, _ in prompts), np.int32)
+
+    assert times(Step(3, 100)) == pytest.approx(0.0024 + 300e-7)  # type: ignore[arg-type]
+    assert times(Step(0, 0, (40, 0))) == pytest.approx(0.064 + 40 * 20 * 2e-7)  # type: ignore[arg-type]
+    assert times(Step(0, 0, (40, 100))) == pytest.approx(0.064 + 40 * 120 * 2e-7)  # type: ignore[arg-type]
+    assert times(Step(2, 100, (100, 0))) == pytest.approx(0.256 + (2 * 99.5 + 100 * 50) * 2e-7)  # type: ignore[arg-type]
+    assert times(Step(0, 0, (512, 0))) == pytest.approx(0.512 + 512 * 256 * 2e-7)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no record of `jaxserve bench latency`"):
         MeasuredStepTimes.of_records([{"jaxserve_bench": {"kind": "serving"}}])
+
+
+def test_where_pairs_were_not_varied_they_cost_nothing() -> None:
+    curve = Curve.fit([(1, 10.0, 0.5), (4, 99.0, 0.8)])
+    assert (curve.sizes, curve.seconds, curve.pair_s) == ((1, 4), (0.5, 0.8), 0.0)
+    curve = Curve.fit([(1, 10.0, 0.5), (1, 20.0, 0.4), (4, 99.0, 0.8)])
+    assert curve.pair_s == 0.0 and curve(1, 0.0) == pytest.approx(0.45)
 
 
 SMALL = ["--gsp-num-groups", "4", "--gsp-prompts-per-group", "3", "--gsp-system-prompt-len", "64", "--gsp-output-len", "8"]

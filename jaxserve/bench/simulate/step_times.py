@@ -36,27 +36,49 @@ class LinearStepTimes:
 
 
 @dataclasses.dataclass(frozen=True)
+class Curve:
+    """Seconds of steps by their size, between those that were measured, and more for each pair of a query and a key."""
+
+    sizes: tuple[int, ...]  # increasing
+    seconds: tuple[float, ...]  # of each, without what looking back takes
+    pair_s: float
+
+    def __call__(self, size: int, pairs: float) -> float:
+        largest = self.sizes[-1]
+        base_s = float(np.interp(size, self.sizes, self.seconds)) * max(size / largest, 1.0)
+        return base_s + self.pair_s * pairs
+
+    @staticmethod
+    def fit(points: Sequence[tuple[int, float, float]]) -> Curve:
+        """Through points of size, pairs and seconds, by least squares. Where no size was measured with several numbers of
+        pairs, or more of them took less, pairs cost nothing."""
+        sizes = sorted({size for size, _, _ in points})
+        lines = np.zeros((len(points), len(sizes) + 1))
+        for line, (size, pairs, _) in zip(lines, points, strict=True):
+            line[sizes.index(size)], line[-1] = 1.0, pairs
+        times = np.array([seconds for _, _, seconds in points])
+        *bases, pair_s = np.linalg.lstsq(lines, times, rcond=None)[0].tolist()
+        if pair_s < 0 or len(points) == len(sizes):
+            pair_s, bases = 0.0, [float(np.median(times[lines[:, place] == 1.0])) for place in range(len(sizes))]
+        return Curve(tuple(sizes), tuple(bases), pair_s)
+
+
+@dataclasses.dataclass(frozen=True)
 class MeasuredStepTimes:
     """Between what was measured; a step takes as long as the bucket that it is padded to."""
 
-    decode_rows: tuple[int, ...]  # that were measured, increasing
-    decode_s: tuple[float, ...]  # of each, without what looking back takes
-    context_token_s: float  # of each token that decode rows look back at
-    prefill_tokens: tuple[int, ...]
-    prefill_s: tuple[float, ...]
+    decode: Curve  # by rows
+    prefill: Curve  # by tokens
     row_buckets: tuple[int, ...] = ()
     token_buckets: tuple[int, ...] = ()
 
     def __call__(self, step: StepInput) -> float:
         rows = step.num_decode_rows
-        back_s = self.context_token_s * int(step.seq_lens[:rows].sum())
         if not len(step.input_ids):
-            return back_s + float(np.interp(_padded(rows, self.row_buckets), self.decode_rows, self.decode_s))
-        tokens = _padded(rows + len(step.input_ids), self.token_buckets)
-        longest, longest_s = self.prefill_tokens[-1], self.prefill_s[-1]
-        if tokens > longest:
-            return back_s + longest_s * tokens / longest
-        return back_s + float(np.interp(tokens, self.prefill_tokens, self.prefill_s))
+            return self.decode(_padded(rows, self.row_buckets), int(step.seq_lens.sum()))
+        new = step.extend_lens.astype(np.int64)
+        pairs = float(new @ (step.seq_lens - new / 2))
+        return self.prefill(_padded(rows + len(step.input_ids), self.token_buckets), pairs)
 
     @staticmethod
     def of_records(records: Iterable[Mapping[str, Any]]) -> MeasuredStepTimes:
@@ -67,35 +89,17 @@ class MeasuredStepTimes:
             raise ValueError("There is no record of `jaxserve bench latency` in the file.")
         options = cases[-1]["server_args"]
         row_buckets, token_buckets = tuple(options["decode_row_buckets"]), tuple(options["prefill_token_buckets"])
-        prompts: dict[int, list[float]] = {}
+        decode, prefill = [], []
         for case in cases:
-            tokens = case["batch_size"] * case["input_len"]
-            if tokens <= token_buckets[-1]:  # one step
-                prompts.setdefault(_padded(tokens, token_buckets), []).append(case["prefill_latency"])
-        if not prompts:
+            rows, length = case["batch_size"], case["input_len"]
+            decode.append((rows, rows * (length + case["output_len"] / 2), case["median_decode_latency"]))
+            if rows * length <= token_buckets[-1]:  # one step
+                prefill.append((_padded(rows * length, token_buckets), rows * length**2 / 2, case["prefill_latency"]))
+        if not prefill:
             raise ValueError(f"No record is of prompts that fit one step of {token_buckets[-1]} tokens.")
-        decode, context_token_s = _fit_decode(cases)
-        return MeasuredStepTimes(
-            tuple(decode), tuple(decode.values()), context_token_s,
-            tuple(sorted(prompts)), tuple(float(np.median(prompts[tokens])) for tokens in sorted(prompts)),
-            row_buckets, token_buckets,
-        )  # fmt: skip
+        return MeasuredStepTimes(Curve.fit(decode), Curve.fit(prefill), row_buckets, token_buckets)
 
 
 def _padded(size: int, buckets: Sequence[int]) -> int:
     place = bisect.bisect_left(buckets, size)
     return buckets[place] if place < len(buckets) else size
-
-
-def _fit_decode(cases: Sequence[Mapping[str, Any]]) -> tuple[dict[int, float], float]:
-    """Seconds by rows, and of each token looked back at: least squares over all that was measured."""
-    sizes = sorted({case["batch_size"] for case in cases})
-    lines = np.zeros((len(cases), len(sizes) + 1))
-    for line, case in zip(lines, cases, strict=True):
-        line[sizes.index(case["batch_size"])] = 1.0
-        line[-1] = case["batch_size"] * (case["input_len"] + case["output_len"] / 2)
-    times = np.array([case["median_decode_latency"] for case in cases])
-    *of_sizes, back = np.linalg.lstsq(lines, times, rcond=None)[0].tolist()
-    if back < 0 or len(cases) == len(sizes):  # nothing says what contexts cost
-        back, of_sizes = 0.0, [float(np.median(times[lines[:, place] == 1.0])) for place in range(len(sizes))]
-    return dict(zip(sizes, of_sizes, strict=True)), back
