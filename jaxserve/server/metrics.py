@@ -115,6 +115,8 @@ class ServerMetrics:
         self._requests, self._aborted = of.counter("num_requests_total"), of.counter("num_aborted_requests_total")
         self._failed, self._constrained = of.counter("num_failed_requests_total"), of.counter("num_so_requests_total")
         self._restarts = of.counter("replica_restarts_total")
+        for rank in range(args.dp_size):
+            self._restarts.inc(0, (str(rank),))  # shown before there are any
         self._prompt, self._generated = of.counter("prompt_tokens_total"), of.counter("generation_tokens_total")
         self._cached = of.counter("cached_tokens_total")
         self._first_token, self._e2e = of.histogram("time_to_first_token_seconds"), of.histogram("e2e_request_latency_seconds")

@@ -155,6 +155,6 @@ def test_the_alerts_evaluate_and_none_fires(prometheus: Prometheus) -> None:
         if all(rule["health"] != "unknown" for rule in rules) or time.monotonic() > deadline_s:
             break
         time.sleep(0.2)
-    assert len(rules) == 10
+    assert len(rules) == 11
     assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
     assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
