@@ -147,6 +147,7 @@ def test_abort_of_a_prompt_that_is_still_prefilled_and_of_nothing(server: LiveSe
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_request(server: LiveServer, stream: bool) -> None:
     before = server.wait_idle()["num_aborted"]
+    assert server.post("/slow_down", {"forward_sleep_time": 0.005}).status_code == 200  # else a fast machine is done first
     data = json.dumps(body(new=450, stream=stream, rid=f"left-{stream}")).encode()
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
@@ -158,6 +159,7 @@ def test_a_client_that_leaves_ends_its_request(server: LiveServer, stream: bool)
             time.sleep(0.05)
     started_s = time.monotonic()
     state = server.wait_idle(20)
+    assert server.post("/slow_down", {"forward_sleep_time": None}).status_code == 200
     assert state["num_aborted"] == before + 1, f"ran to its end after {time.monotonic() - started_s:.1f} s: {state}"
     server.assert_whole()
 

@@ -195,6 +195,8 @@ class FakeService:
             raise RequestError(f"n is too large, got {req.num_samples}.", param="n")
         if self.crash is not None:
             raise self.crash
+        if any(not 0 <= token < 1 << 31 for ids in req.input_ids or () for token in ids):  # as the real one, which knows more
+            raise RequestError("input_ids must lie in the vocabulary.", param="input_ids")
         longest = max(map(len, self._prompts(req)))
         if longest >= CONTEXT_LEN:
             raise RequestError(f"The prompt has {longest} tokens; limit {CONTEXT_LEN}.", code="context_length_exceeded")
