@@ -36,11 +36,9 @@ class DataParallelController:
     def up(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.state is ReplicaState.UP]
 
-    def join(self, rank: int) -> Replica:
-        """A new process has the rank; it begins with nothing."""
+    def join(self, rank: int) -> None:
+        """A new process has the rank of one that is down."""
         self.replicas[rank] = Replica(rank)
-        self._policy.forget(rank)
-        return self.replicas[rank]
 
     def set_up(self, rank: int, cache_tokens: int | None = None) -> None:
         """It takes requests; `cache_tokens`: the size of its KV cache."""

@@ -1,6 +1,6 @@
 """Load balancing policies: which of the replicas that serve gets a request.
 
-Each returns the index of one of the candidates, given in the order of their ranks, and is told which one got the request.
+Each returns one of the candidates, given in the order of their ranks, and is told which one got the request.
 """
 
 from __future__ import annotations
@@ -85,9 +85,7 @@ class CacheAware:
         return min(candidates, key=cost)
 
     def dispatched(self, replica: Replica, prompt: Prompt) -> int:
-        cached = self._index.cached_lens(prompt)[replica.rank]
-        self._index.insert(replica.rank, prompt)
-        return cached
+        return self._index.insert(replica.rank, prompt)
 
     def set_capacity(self, rank: int, num_tokens: int) -> None:
         self._index.set_capacity(rank, num_tokens)

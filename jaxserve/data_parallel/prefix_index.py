@@ -52,16 +52,19 @@ class PrefixIndex:
             lens[lowest.bit_length() - 1] = num_blocks * BLOCK_TOKENS
             ranks ^= lowest
 
-    def insert(self, rank: int, prompt: Prompt) -> None:
-        """The replica computes the prompt, and has it from now on."""
+    def insert(self, rank: int, prompt: Prompt) -> int:
+        """The replica computes the prompt, and has it from now on. Returns how many of its first tokens it had."""
         blocks, holders, bit = self._blocks[rank], self._holders, 1 << rank
+        num_known = 0  # which are the first, as no block is kept longer than those before it
         for block in reversed(prompt.hashes):  # the beginning was used last, so that it goes last
             if block in blocks:
                 blocks.move_to_end(block)
+                num_known += 1
             else:
                 blocks[block] = None
                 holders[block] = holders.get(block, 0) | bit
         self._forget_oldest(rank)
+        return num_known * BLOCK_TOKENS
 
     def clear(self, rank: int) -> None:
         """The replica has nothing any more."""

@@ -131,8 +131,9 @@ class Pipeline:
         Returns whether all of them ended by themselves, without an error. Raises WorkerDiedError if one ended too early.
         """
         self.manager.status = "draining"
-        for worker in self._restarts.close():
-            await self.workers.kill(only=[worker])
+        on_their_way = self._restarts.close()
+        await self.workers.kill(only=on_their_way)
+        for worker in on_their_way:
             self.workers.bury(worker)
             self.manager.replica_lost(worker, "The server is shutting down.", restarts=False)
         finishing = asyncio.create_task(self._finish_requests(timeout_s))

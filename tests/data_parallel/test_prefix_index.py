@@ -79,5 +79,5 @@ def test_against_sets_of_prefixes(seed: int) -> None:
         expected = [max(n for n in range(len(parts) + 1) if parts[:n] in known or n == 0) * B for known in sent]
         assert index.cached_lens(prompt(*parts)) == expected
         rank = int(rng.integers(4))
-        index.insert(rank, prompt(*parts))
+        assert index.insert(rank, prompt(*parts)) == expected[rank]
         sent[rank] |= {parts[:n] for n in range(1, len(parts) + 1)}

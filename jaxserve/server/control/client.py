@@ -42,7 +42,7 @@ class ControlClient:
         self._tokenizer_manager = tokenizer_manager
         self._link = link
         self._open: dict[str, _Question] = {}
-        self._lasting: list[ControlStruct] = []  # that all workers have carried out, in that order
+        self._lasting: list[tuple[int, ControlStruct]] = []  # that all workers have carried out, numbered in that order from 1
         self._num_lasting = 0  # there have ever been
         self._lasting_open = 0  # that are being carried out
         self._lasting_settled = asyncio.Event()
@@ -82,7 +82,7 @@ class ControlClient:
             while self._lasting_open:
                 self._lasting_settled.clear()
                 await self._lasting_settled.wait()
-            new = self._lasting[len(self._lasting) - min(self._num_lasting - num_told, len(self._lasting)) :]
+            new = [request for number, request in self._lasting if number > num_told]
             num_told = self._num_lasting
             for request in new:
                 control = control_of(type(request))
@@ -107,9 +107,13 @@ class ControlClient:
     def _remember(self, control: Control, request: ControlStruct) -> None:
         if control.lasting is None:
             return
-        void = [old for old in self._lasting if old == request or (control.lasting == "newest" and type(old) is type(request))]
-        self._lasting = [*(old for old in self._lasting if old not in void), request][-_MOST_LASTING:]
         self._num_lasting += 1
+
+        def is_void(old: ControlStruct) -> bool:
+            return old == request or (control.lasting == "newest" and type(old) is type(request))
+
+        kept = [(number, old) for number, old in self._lasting if not is_void(old)]
+        self._lasting = [*kept, (self._num_lasting, request)][-_MOST_LASTING:]
 
     async def tell_each(self, request: ControlStruct, answered: Callable[[WorkerAddress, Any], None]) -> None:
         """Asks the workers, and passes on each answer when it comes. Returns when there are all; who refuses is left out.
@@ -188,22 +192,23 @@ def _raise_refusal(replies: Sequence[ControlReply]) -> None:
     refused = [reply for reply in replies if reply.error]
     if not refused:
         return
-    message = refused[0].error
-    if len(refused) < len(replies):
-        done = ", ".join(str(reply.worker) for reply in replies if not reply.error)
-        message = f"{refused[0].worker}: {message} Done by: {done}."
+    message = _told_apart(refused[0], refused[0].error, [reply for reply in replies if not reply.error])
     raise _refusal(message, refused[0].status_code)
 
 
 def _tell_apart(replies: Sequence[ControlReply], answers: Sequence[Any]) -> bool:
     """Whether somebody has failed. If others have not, the message of each that has says so."""
     failed = [getattr(answer, "success", True) is False for answer in answers]
-    if any(failed) and not all(failed):
-        done = ", ".join(str(reply.worker) for reply, has_failed in zip(replies, failed, strict=True) if not has_failed)
-        for reply, answer, has_failed in zip(replies, answers, failed, strict=True):
-            if has_failed:
-                answer.message = f"{reply.worker}: {answer.message} Done by: {done}."
+    done = [reply for reply, has_failed in zip(replies, failed, strict=True) if not has_failed]
+    for reply, answer, has_failed in zip(replies, answers, failed, strict=True):
+        if has_failed:
+            answer.message = _told_apart(reply, answer.message, done)
     return any(failed)
+
+
+def _told_apart(reply: ControlReply, message: str, done: Sequence[ControlReply]) -> str:
+    """Whose it is, if others have done what this one has not."""
+    return f"{reply.worker}: {message} Done by: {', '.join(str(one.worker) for one in done)}." if done else message
 
 
 def _refusal(message: str, status_code: int) -> RequestError:
