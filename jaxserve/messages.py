@@ -46,6 +46,7 @@ class WorkerAddress(NamedTuple):
 SCHEDULER = "scheduler"
 DETOKENIZER = "detokenizer"
 TOKENIZER = "tokenizer"  # the TokenizerManager, in the main process
+HOST = "host"  # the one worker of a host that follows another
 
 
 # --- control, to and from any worker --------------------------------------------------------------------------------------
@@ -297,8 +298,8 @@ def decoder(kinds: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kinds, dec_hook=_array_from_wire)
 
 
-def pack(body: msgspec.Struct) -> msgspec.Raw:
-    """What goes into the `body` of a control message."""
+def pack(body: Any) -> msgspec.Raw:
+    """What goes into the `body` of a control message: a struct, or a dataclass."""
     return msgspec.Raw(_encoder.encode(body))
 
 

@@ -36,16 +36,17 @@ ALLOWED: dict[str, set[str]] = {
     "scheduler": {"config", "types", "timeline", "messages", "dispatcher", "runner", "cache", "grammar", "logit_processors",
                   "metrics", "text"},
     "data_parallel": set(),
-    "server": {"config", "data_parallel", "types", "timeline", "messages", "dispatcher", "runner", "ipc", "models", "demo",
-               "scheduler", "executor", "grammar", "logit_processors", "metrics", "parsers", "progress", "text"},
+    "hosts": {"messages", "runner"},
+    "server": {"config", "data_parallel", "hosts", "types", "timeline", "messages", "dispatcher", "runner", "ipc", "models",
+               "demo", "scheduler", "executor", "grammar", "logit_processors", "metrics", "parsers", "progress", "text"},
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor", "progress"},
     "__main__": {"cli"},
     "__init__": {"config", "cuda_toolkit", "types", "server"},
 }  # fmt: skip
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "timeline", "config", "messages", "runner", "dispatcher", "ipc", "cache", "grammar", "logit_processors",
-               "metrics", "parsers", "scheduler", "text"}  # fmt: skip
+WITHOUT_JAX = {"types", "timeline", "config", "messages", "runner", "dispatcher", "hosts", "ipc", "cache", "grammar",
+               "logit_processors", "metrics", "parsers", "scheduler", "text"}  # fmt: skip
 
 # Of bench, what needs no JAX.
 LIGHT = {"record", "serving"}

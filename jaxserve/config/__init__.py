@@ -1,5 +1,6 @@
 """Every option there is: `args` has them, `names` what they may be, `checks` what must hold of them."""
 
+from jaxserve.config.addresses import split_address as split_address
 from jaxserve.config.args import ServerArgs as ServerArgs
 from jaxserve.config.args import by_field as by_field
 from jaxserve.config.checks import check_key as check_key

@@ -277,6 +277,19 @@ class ServerArgs:
         False, "Start a replica again when its process has died; the others serve meanwhile. Its requests end with an error."
     )
 
+    # --- several hosts
+    nnodes: int = arg(1, "Hosts that run the model together, each with its part of --tp-size devices.")
+    node_rank: int = arg(0, "Which of them this one is: 0 schedules and answers requests, the others do as it says.")
+    dist_init_addr: str | None = arg(
+        None, "Where host 0 waits for the others, as host:port, the same on all; it takes that port and the two behind it."
+    )
+    dist_timeout: float = arg(600.0, "How long hosts wait for each other at the start, in seconds.")
+    dist_secret_file: str | None = arg(
+        None,
+        "File with a secret of 16 characters or more that all hosts share, or JAXSERVE_DIST_SECRET in the environment; only on "
+        "an address of this machine alone (127.0.0.1) it can be left away.",
+    )
+
     # --- speculative decoding
     speculative_algorithm: str | None = arg(
         None,
@@ -354,6 +367,11 @@ class ServerArgs:
     def follows_grammars(self) -> bool:
         """Requests may constrain their output."""
         return self.grammar_backend != "none" and not self.skip_tokenizer_init
+
+    @property
+    def local_tp_size(self) -> int:
+        """Devices of this host that the model runs on."""
+        return self.tp_size // self.nnodes
 
     @property
     def effective_tokenizer_path(self) -> str:

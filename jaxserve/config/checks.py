@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from jaxserve.config.addresses import split_address
 from jaxserve.config.names import LARGEST_PAGE_SIZE, METRIC_BUCKETS
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def check(args: ServerArgs) -> None:
     _check_browsers_and_keys(args)
     _check_white_space(args)
     _check_labels(args)
+    _check_hosts(args)
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
         raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
     if args.chat_template is not None and args.hf_chat_template_name is not None:
@@ -65,6 +67,28 @@ def _check_white_space(args: ServerArgs) -> None:
         raise ValueError(f"--constrained-json-whitespace-pattern must be a regular expression: {error}.") from error
 
 
+def _check_hosts(args: ServerArgs) -> None:
+    if args.dist_init_addr is not None:
+        split_address("--dist-init-addr", args.dist_init_addr)
+    if not 0 <= args.node_rank < args.nnodes:
+        raise ValueError(f"--node-rank must be in [0, {args.nnodes - 1}] with --nnodes {args.nnodes}; got {args.node_rank}.")
+    if args.nnodes == 1:
+        return
+    together = f"--nnodes {args.nnodes}"
+    if args.dist_init_addr is None:
+        raise ValueError(f"{together} needs --dist-init-addr, where host 0 waits for the others.")
+    if args.tp_size % args.nnodes:
+        raise ValueError(f"--tp-size {args.tp_size} cannot be divided among {args.nnodes} hosts (--nnodes).")
+    if args.dp_size > 1:
+        raise ValueError(f"{together} with --dp-size {args.dp_size}: run a server for each replica, and a router before them.")
+    if args.restart_workers:
+        raise ValueError(
+            f"--restart-workers with {together}: a lost host ends all of them; whoever started them starts them again."
+        )
+    if args.warmup == "early":
+        raise ValueError(f"--warmup early with {together}: hosts must have the same programs at any time; leave it at full.")
+
+
 def _check_labels(args: ServerArgs) -> None:
     extra = json.loads(args.extra_metric_labels or "{}")
     for name in (*extra, *(args.tokenizer_metrics_allowed_custom_labels or ())):
@@ -81,7 +105,7 @@ def _check_ranges(args: ServerArgs) -> None:
         "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens", "prefill_max_requests",
         "stream_interval", "tp_size", "ep_size", "dp_size", "scheduler_recv_interval", "decode_log_interval",
         "max_body_size_mb", "max_mamba_cache_size", "mamba_track_interval", "limit_concurrency", "max_reply_numbers",
-        "speculative_ngram_min_match_window_size",
+        "speculative_ngram_min_match_window_size", "nnodes",
     )  # fmt: skip
     for name in at_least_one:
         _require(args, name, lambda v: v >= 1, "at least 1")
@@ -102,6 +126,7 @@ def _check_ranges(args: ServerArgs) -> None:
         "grammar_compile_timeout_s",
         "custom_logit_processor_timeout_s",
         "stream_stall_timeout_s",
+        "dist_timeout",
     ):
         _require(args, name, lambda v: v > 0, "above 0")
     least = args.speculative_ngram_min_match_window_size

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import psutil
 
 from jaxserve.config import ServerArgs
+from jaxserve.executor import distributed
 from jaxserve.executor.background import BackgroundCompiler, Order
 from jaxserve.executor.blueprint import Blueprint, NumPages
 from jaxserve.executor.compilation import ProgramCompiler
@@ -64,7 +65,8 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     blueprint = draw_blueprint(args)
     builder = _Builder(blueprint, cache_folder(args.compilation_cache_dir), show_progress)
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
-    early, programs = warmup == "early" or (warmup == "auto" and blueprint.platform == "cpu"), blueprint.program_set
+    early = warmup == "early" or (warmup == "auto" and blueprint.platform == "cpu" and distributed.is_alone())
+    programs = blueprint.program_set
     parts = builder.make(programs.essential, programs.for_short_prompts) if early else builder.make(programs.all)
     missing = [key for key in programs.later if key not in parts.compiled]
     # Another process could only leave them in the cache.
@@ -90,7 +92,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
 
 def draw_blueprint(args: ServerArgs) -> Blueprint:
     """On this machine's devices, which JAX starts here if it has not yet."""
-    select_devices(args.device, args.tp_size)
+    select_devices(args.device, args.local_tp_size)
     mesh = make_mesh(args.tp_size, dp_size=args.dp_size)
     return Blueprint.draw(args, ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args)), mesh)
 
@@ -191,10 +193,17 @@ class _Builder:
 def plan_memory(blueprint: Blueprint, folder: pathlib.Path, *, weights_loaded: bool) -> MemoryBudget:
     """Of the device as it is now; `folder` of the cache. Steps are compiled for it only where they decide about the pool."""
     decides = blueprint.platform != "cpu" and blueprint.args.max_total_tokens is None
-    device = measure(blueprint.mesh.devices.flat[0], blueprint.args.dp_size)
+    device = measure(blueprint.mesh.local_devices[0], blueprint.args.dp_size)
     if not weights_loaded:
         device = dataclasses.replace(device, free=device.free - weight_bytes(blueprint))
-    return memory_budget(blueprint, device, measure_steps(blueprint, folder) if decides else None)
+    steps = measure_steps(blueprint, folder) if decides else None
+    budget = memory_budget(blueprint, device, steps)
+    pages = distributed.least(budget.num_pages[0])
+    if pages < budget.num_pages[0]:  # another host has less room
+        args = blueprint.args.replace(max_total_tokens=pages * blueprint.page_size)
+        budget = memory_budget(dataclasses.replace(blueprint, args=args), device, steps)
+    distributed.check_alike("model or other options", blueprint.description(budget.num_pages))
+    return budget
 
 
 def measure_steps(blueprint: Blueprint, folder: pathlib.Path | None = None) -> StepMemory:

@@ -7,6 +7,7 @@ is a way back.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import logging
 import time
@@ -52,6 +53,13 @@ class DeviceContents(Protocol):
     def empty_kv_pool(self) -> Any:
         """A new one. Nothing is compiled for it."""
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """Of one array, by their place in it."""
+
+    by_index: dict[str, np.ndarray]
 
 
 class CommandThread:
@@ -113,7 +121,7 @@ class CommandThread:
         if failure:  # the exception is gone by now, and with it what its traceback held
             gc.collect()
             if way_back is not None:
-                self._contents.params = jax.block_until_ready(jax.tree.map(jax.device_put, *way_back))
+                self._contents.params = jax.block_until_ready(_move_back(*way_back))
             raise CommandError(f"{failure} The weights are still the old ones." if old is not None else failure)
         self._source = (model_path, load_format)
         if way_back is None:
@@ -144,11 +152,29 @@ class CommandThread:
         return (self._contents.params if tag == "weights" else self._contents.kv_pool) is None
 
 
-def _move_to_host(params: Params) -> tuple[Params, Any]:
-    """Copies of the arrays, which are deleted, and their shardings."""
-    copies = jax.tree.map(np.array, params)
+def _move_to_host(params: Params) -> tuple[Any, Any]:
+    """Copies of this host's parts of the arrays, which are deleted; the arrays' shapes and shardings."""
+    copies = jax.tree.map(_parts, params)
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params)
     _delete(params)
-    return copies, jax.tree.map(lambda leaf: leaf.sharding, params)
+    return copies, shapes
+
+
+def _parts(array: jax.Array) -> _Parts:
+    """Parts that several devices hold alike are copied once."""
+    parts: dict[str, np.ndarray] = {}
+    for shard in array.addressable_shards:
+        if str(shard.index) not in parts:
+            parts[str(shard.index)] = np.array(shard.data)
+    return _Parts(parts)
+
+
+def _move_back(copies: Any, shapes: Any) -> Params:
+    def make(parts: _Parts, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: parts.by_index[str(index)])
+
+    params: Params = jax.tree.map(make, copies, shapes)
+    return params
 
 
 def _delete(arrays: Any) -> None:

@@ -25,10 +25,18 @@ _GPU: dict[str, str | bool] = {
 _NOT_IF_QUANTIZED = ("xla_gpu_enable_triton_gemm",)
 
 
-def compiler_options(platform: str, *, quantized: bool = False) -> dict[str, str | bool] | None:
+# Processes that share the timing of candidates wait for each other in every compilation. Ours need not compile the same at the
+# same time: one may find in its cache what another has to compile.
+_SEVERAL_PROCESSES: dict[str, str | bool] = {"xla_gpu_shard_autotuning": False}
+
+
+def compiler_options(
+    platform: str, *, quantized: bool = False, several_processes: bool = False
+) -> dict[str, str | bool] | None:
     """For jax.jit; `quantized` says that matrices are (`--quantization`). What XLA_FLAGS speaks of is left to it."""
     if platform != "gpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
     unsaid = _NOT_IF_QUANTIZED if quantized else ()
-    return {name: value for name, value in _GPU.items() if f"--{name}" not in flags and name not in unsaid}
+    options = _GPU | _SEVERAL_PROCESSES if several_processes else _GPU
+    return {name: value for name, value in options.items() if f"--{name}" not in flags and name not in unsaid}

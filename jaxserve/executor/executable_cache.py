@@ -160,11 +160,11 @@ class ExecutableCache:
 
 
 @functools.cache
-def source_digest() -> str:
-    """Of the files that programs can depend on."""
+def source_digest(*more: str) -> str:
+    """Of the files that programs can depend on, and `more` of this package."""
     root = pathlib.Path(jaxserve.__file__).parent
     digest = hashlib.sha256()
-    for part in _SOURCES:
+    for part in (*_SOURCES, *more):
         path = root / part
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.is_file() and "__pycache__" not in file.parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import glob
 import importlib.util
 import os
@@ -20,12 +21,12 @@ _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # today's name and the one before it
 
 
-def select_devices(device: str, tp_size: int) -> None:
+def select_devices(device: str, num_devices: int) -> None:
     """Tells JAX, before its first use in this process, which platform to start and how many CPU devices to pretend."""
     if device != "auto":
         jax.config.update("jax_platforms", {"cpu": "cpu", "cuda": "cuda", "tpu": "tpu"}[device])
-    if tp_size > 1:
-        jax.config.update("jax_num_cpu_devices", tp_size)
+    if num_devices > 1:
+        jax.config.update("jax_num_cpu_devices", num_devices)
     if not any(name in os.environ for name in _SHARE_VARIABLES):
         os.environ[_SHARE_VARIABLES[0]] = str(GPU_MEMORY_SHARE)
 
@@ -36,13 +37,32 @@ def make_mesh(tp_size: int, devices: list[jax.Device] | None = None, *, dp_size:
     In JAX's order: XLA lays its rings by the devices' coordinates, whatever the mesh's order (tests/accelerator compare them).
     `dp_size`: as many replicas were given devices of their own by variables of the environment, this process one part.
     """
-    devices = _find_devices(tp_size, dp_size) if devices is None else devices
+    if devices is None:
+        devices = _of_each_process(_find_devices(tp_size, dp_size), tp_size)
     if len(devices) < tp_size:
         found = f"{devices[0].platform} has {len(devices)}"
         raise ValueError(
             f"--tp-size {tp_size} needs as many devices; {found}." if dp_size == 1 else _too_few(tp_size, dp_size, found)
         )
     return Mesh(np.asarray(devices[:tp_size]).reshape(1, tp_size), ("data", TENSOR_AXIS))
+
+
+def _of_each_process(devices: list[jax.Device], count: int) -> list[jax.Device]:
+    """As many of each process as of the others, `count` in all, in JAX's order. ValueError if one has too few. Of one process
+    all."""
+    found = collections.Counter(device.process_index for device in devices)
+    if len(found) == 1:
+        return devices
+    share, fewest = count // len(found), min(found.values())
+    if fewest < share:
+        raise ValueError(f"--tp-size {count} over {len(found)} hosts needs {share} devices of each; one has {fewest}.")
+    taken: collections.Counter[int] = collections.Counter()
+    chosen = []
+    for device in devices:
+        taken[device.process_index] += 1
+        if taken[device.process_index] <= share:
+            chosen.append(device)
+    return chosen
 
 
 def _find_devices(tp_size: int, dp_size: int) -> list[jax.Device]:
@@ -91,6 +111,11 @@ def _whatever_there_is() -> str:
 
 def platform_of(mesh: Mesh) -> str:
     return mesh.devices.flat[0].platform
+
+
+def spans_processes(mesh: Mesh) -> bool:
+    """Of this JAX; devices that are elsewhere belong to none."""
+    return not is_elsewhere(mesh) and mesh.is_multi_process
 
 
 def is_elsewhere(mesh: Mesh) -> bool:

@@ -26,6 +26,7 @@ from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
 from jaxserve.executor.input_embeds import pack_embeds
 from jaxserve.executor.logit_lines import LogitsKey, padded, padded_logits, parts_of
+from jaxserve.executor.mesh import spans_processes
 from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, ProgramKey, SamplingKey
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
@@ -337,7 +338,12 @@ class ModelRunner:
 
     def _score(self, key: ScoringKey, query: ScoreQuery) -> list[ScoredLines]:
         program, hidden = self._compiled[key], self._forward_state.hidden
-        return [program(self._params, hidden, packed) for packed in pack_query(query, key.num_lines)]
+        scored = []
+        for packed in pack_query(query, key.num_lines):
+            scored.append(program(self._params, hidden, packed))
+            if self._on_cpu and spans_processes(self._mesh):  # too many collectives at a time, and gloo's threads wait forever
+                jax.block_until_ready(scored[-1])
+        return scored
 
     def _copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         program = self._compiled["hidden_states"]

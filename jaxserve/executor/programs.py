@@ -14,7 +14,7 @@ from jaxserve.executor.forward_batch import Bucket, packed_len
 from jaxserve.executor.input_embeds import EMBED_LINES, write_embeds
 from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.logit_lines import MOVED_LINES, LogitsKey, read_logits, write_logits
-from jaxserve.executor.mesh import platform_of
+from jaxserve.executor.mesh import platform_of, spans_processes
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
@@ -215,7 +215,7 @@ class StepPrograms:
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
         quantized = self._step.decoder.config.quantization is not None
-        return compiler_options(platform_of(self._mesh), quantized=quantized)
+        return compiler_options(platform_of(self._mesh), quantized=quantized, several_processes=spans_processes(self._mesh))
 
     def _jit(self, function: Any, *, donated: int | tuple[int, ...] = ()) -> Any:
         return jax.jit(function, donate_argnums=donated, compiler_options=self.compiler_options)

@@ -6,9 +6,10 @@ block, a few arrays at a time, so the host never holds the model.
 
 from __future__ import annotations
 
+import collections
 import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -97,18 +98,38 @@ def _choose_format(folder: Path, load_format: str) -> str:
 
 
 def read_safetensors(folder: Path, stored: Mapping[str, ArrayInfo], mesh: Mesh, take: Callable[[str, jax.Array], None]) -> None:
-    """Gives `take` every array of `stored` by name, from several threads. All tensors are checked before any is read."""
+    """Gives `take` every array of `stored` by name, from several threads. All tensors are checked before any is read.
+
+    Over several processes in the order of `stored`: what `take` computes of them, all must launch in one order."""
     checkpoint = open_tensors(folder)
     _check_tensors(checkpoint, stored)
 
-    def load(name: str, info: ArrayInfo) -> None:
-        take(name, _load_array(checkpoint, info, NamedSharding(mesh, info.spec)))
+    def load(name: str) -> jax.Array:
+        return _load_array(checkpoint, stored[name], NamedSharding(mesh, stored[name].spec))
 
-    pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="load-weights")
+    num_threads = min(_MOST_THREADS, os.cpu_count() or 1)
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load-weights")
     try:
-        list(pool.map(load, stored, stored.values()))
+        if mesh.is_multi_process:
+            for name, array in zip(stored, _in_order(pool, load, stored, num_threads), strict=True):
+                take(name, array)
+        else:
+            list(pool.map(lambda name: take(name, load(name)), stored))
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, load: Callable[[str], jax.Array], names: Iterable[str], most_ahead: int
+) -> Iterator[jax.Array]:
+    """Loads them in threads, so many ahead of the one that is taken."""
+    loading: collections.deque[Future[jax.Array]] = collections.deque()
+    for name in names:
+        loading.append(pool.submit(load, name))
+        if len(loading) > most_ahead:
+            yield loading.popleft().result()
+    while loading:
+        yield loading.popleft().result()
 
 
 def _check_tensors(checkpoint: Tensors, stored: Mapping[str, ArrayInfo]) -> None:

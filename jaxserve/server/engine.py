@@ -70,6 +70,11 @@ class Engine:
             server_args = ServerArgs.of({**defaults, **named, **options})
         elif model_path or options:
             raise ValueError("Give either server_args or single options, not both.")
+        if server_args.node_rank:
+            raise ValueError(
+                f"An Engine is host 0; got node_rank {server_args.node_rank}. On the others jaxserve.follow() takes the same "
+                "options and returns when the Engine has ended."
+            )
         self.server_args = located(server_args)
         self._pipeline = Pipeline(self.server_args, worker_commands)
         manager = self._pipeline.manager

@@ -23,6 +23,7 @@ import uvloop
 
 from jaxserve.config import ServerArgs
 from jaxserve.progress import terminal_columns
+from jaxserve.server.following import follow
 from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.http.keys import with_keys
 from jaxserve.server.located import located
@@ -39,6 +40,8 @@ _BACKLOG = 2048
 def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = None) -> int:
     """Serves until a signal or a failure; returns the exit status. Call it from the main thread."""
     configure_logging(args.log_level)
+    if args.node_rank:
+        return _follow(args)
     try:
         args = with_keys(args, os.environ)
         listener = bind(args.host, args.port)
@@ -58,6 +61,14 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
             return uvloop.run(server.run())
         except KeyboardInterrupt:  # in the moment before our handlers stand
             return 130
+
+
+def _follow(args: ServerArgs) -> int:
+    try:
+        return follow(located(args))
+    except (ValueError, OSError) as error:
+        log_lines(logger, logging.ERROR, str(error))
+        return 1
 
 
 def bind(host: str, port: int) -> socket.socket:

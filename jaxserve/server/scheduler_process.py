@@ -11,16 +11,15 @@ import dataclasses
 import faulthandler
 import logging
 import os
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import zmq
 
 from jaxserve.config import ServerArgs
 from jaxserve.grammar import GrammarCompiler, JsonStyle
+from jaxserve.hosts import BroadcastRunner
 from jaxserve.ipc import Receiver, Sender
 from jaxserve.logit_processors import ProcessorHost
 from jaxserve.logit_processors.base import load_dill
@@ -33,11 +32,10 @@ from jaxserve.scheduler.watchdog import Watchdog
 from jaxserve.server.decoder_handover import make_decoder, wait_for_tokenizer_json
 from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.tokenizer import TextDecoder
-from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
+from jaxserve.server.worker_process import UserError, WorkerContext, exit_now, run_worker
 
 logger = logging.getLogger(__name__)
 
-_HINT = "--compilation-cache-dir names another folder."
 # A wait without end would still have to look for signals now and then.
 _LONGEST_WAIT_S = 60.0
 
@@ -84,37 +82,25 @@ def work(context: WorkerContext) -> None:
             raise UserError(str(error)) from error
     # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
     with importing():
-        from jaxserve.executor import build_runner, cache_folder
+        from jaxserve.server.building import build, user_errors
+        from jaxserve.server.hosts import leading
 
-    with concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool:
+    args = context.args
+
+    with (
+        leading(args, os.environ, lambda reason: _end(context, reason)) as leader,
+        concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool,
+    ):
         waiting = pool.submit(wait_for_tokenizer_json, context.paths.folder)
-        try:
-            show_progress = logger.isEnabledFor(logging.WARNING)  # on a terminal; elsewhere it is INFO
-            args = with_usable_cache(context.args, cache_folder, context.paths.folder)
-            built = build_runner(args, warmup=context.args.warmup, show_progress=show_progress)
+        built = build(context)
+        with user_errors():
             tokenizer_json = waiting.result()
-            decoder = TailDecoder(make_decoder(tokenizer_json, context.args))
-        except (ValueError, OSError) as error:
-            logger.debug("Start-up failed.", exc_info=True)
-            raise UserError(str(error)) from error
-    serve(context, built.args, built.runner, decoder, tokenizer_json)
-
-
-def with_usable_cache(args: ServerArgs, cache_folder: Callable[[str | None], Path], private: Path) -> ServerArgs:
-    """With a folder of compiled programs in the `private` one, which goes with the server, if there is no lasting one."""
-    try:
-        folder = cache_folder(args.compilation_cache_dir)
-        if os.access(folder, os.R_OK | os.X_OK):
-            if not os.access(folder, os.W_OK):
-                logger.warning(
-                    "%s cannot be written to: what is compiled now is compiled again at the next start. %s", folder, _HINT
-                )
-            return args
-        problem = f"The folder of compiled programs {str(folder)!r} cannot be read."
-    except OSError as error:
-        problem = str(error)
-    logger.warning("%s Everything is compiled anew at each start. %s", problem, _HINT)
-    return args.replace(compilation_cache_dir=str(private / "compiled"))
+            decoder = TailDecoder(make_decoder(tokenizer_json, args))
+        runner: Runner = built.runner
+        if leader is not None:
+            leader.wait_joined()
+            runner = BroadcastRunner(runner, leader, model_path=args.model_path, load_format=args.load_format)
+        serve(context, built.args, runner, decoder, tokenizer_json)
 
 
 def serve(
@@ -188,17 +174,14 @@ def _info(args: ServerArgs, runner: Runner) -> dict[str, Any]:
 def _give_up(context: WorkerContext, reason: str) -> None:
     """Called by the watchdog while the main thread hangs, so nothing here may wait for it."""
     faulthandler.dump_traceback(all_threads=True)
+    _end(context, reason)
+
+
+def _end(context: WorkerContext, reason: str) -> None:
+    """Called in a thread, while the main one may wait for devices that are gone."""
     context.last_words(reason)
     os._exit(1)
 
 
-def _exit(status: int) -> NoReturn:
-    """Without taking Python down: a thread that is in XLA meanwhile, loading a program, would abort the process."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
 if __name__ == "__main__":
-    _exit(run_worker(SCHEDULER, work))
+    exit_now(run_worker(SCHEDULER, work))

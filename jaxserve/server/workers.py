@@ -50,8 +50,10 @@ class WorkerDiedError(Exception):
         *,
         is_user_error: bool = False,
         worker: WorkerAddress | None = None,
+        status: int | None = None,
     ) -> None:
         super().__init__(reason)
+        self.status = status  # its process's
         self.worker = worker
         self.for_clients = for_clients
         self.is_user_error = is_user_error  # an option or a file the user can mend
@@ -146,11 +148,15 @@ class _Worker:
         if self.last_words is not None:
             words = self.last_words
             reason = words.error if words.is_user_error else f"The {self.address} process failed: {words.error}"
-            return WorkerDiedError(reason, for_clients, is_user_error=words.is_user_error, worker=self.address)
+            return self._death(reason, for_clients, is_user_error=words.is_user_error)
         tail = "\n".join(line for line in self.tail if line.strip())
         said = f" Its last output:\n{tail}" if tail else ""
         reason = f"The {self.address} process {exit_text(self.process.returncode)}.{said}"
-        return WorkerDiedError(reason, for_clients, worker=self.address)
+        return self._death(reason, for_clients)
+
+    def _death(self, reason: str, for_clients: str, *, is_user_error: bool = False) -> WorkerDiedError:
+        status = self.process.returncode
+        return WorkerDiedError(reason, for_clients, is_user_error=is_user_error, worker=self.address, status=status)
 
 
 class WorkerGroup:

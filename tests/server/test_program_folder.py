@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from jaxserve.config import ServerArgs
-from jaxserve.executor import cache_folder
-from jaxserve.server.scheduler_process import with_usable_cache
+from jaxserve.server.building import with_usable_cache
 
 
 def usable(folder: Path, private: Path) -> str | None:
     args = ServerArgs(model_path="m", compilation_cache_dir=str(folder))
-    return with_usable_cache(args, cache_folder, private).compilation_cache_dir
+    return with_usable_cache(args, private).compilation_cache_dir
 
 
 def test_a_folder_that_can_be_made_is_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

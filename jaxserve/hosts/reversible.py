@@ -1,0 +1,43 @@
+"""Reversible: commands to a runner of which the newest can be taken back, because it failed on another host."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from jaxserve.runner import Command, MemoryTag, ReleaseMemory, ReplaceWeights, ResumeMemory, Runner, StartProfile, StopProfile
+
+
+class Reversible:
+    def __init__(self, runner: Runner, model_path: str, load_format: str) -> None:
+        """`model_path` and `load_format` say where the runner's weights are from."""
+        self._runner = runner
+        self._weights = ReplaceWeights(model_path, load_format)
+        self._released: set[MemoryTag] = set()
+        self._way_back: list[Command] = []
+
+    def execute(self, command: Command) -> Future[None]:
+        self._way_back = []
+        done = self._runner.execute(command)
+        done.add_done_callback(lambda done: None if done.exception() else self._note(command))
+        return done
+
+    def undo(self) -> list[Future[None]]:
+        """Starts what takes the newest command back; nothing if it was refused, or changed nothing."""
+        return [self.execute(command) for command in self._way_back]
+
+    def _note(self, command: Command) -> None:
+        match command:
+            case ReplaceWeights():
+                self._way_back = [self._weights]
+                if "weights" in self._released:
+                    self._way_back.append(ReleaseMemory(("weights",)))
+                    self._released.remove("weights")
+                self._weights = command
+            case ReleaseMemory(tags):
+                self._way_back = [ResumeMemory(tags)]
+                self._released |= set(tags)
+            case ResumeMemory(tags):
+                self._way_back = [ReleaseMemory(tags)]
+                self._released -= set(tags)
+            case StartProfile():
+                self._way_back = [StopProfile()]

@@ -1,0 +1,96 @@
+"""A host that follows: its main process starts the worker that does as host 0 says, and ends with it.
+
+No HTTP, no tokenizer: whoever wants something asks host 0. A first signal is not for this process to act on: where a cluster
+tells all hosts to end, host 0 lets its requests end first, for which it needs the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+import uvloop
+import zmq
+
+from jaxserve.config import ServerArgs
+from jaxserve.ipc import IpcPaths, Receiver
+from jaxserve.messages import HOST, WorkerFailed, WorkerReady
+from jaxserve.server.logs import configure_logging, log_lines
+from jaxserve.server.worker_process import write_args
+from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+
+
+def follow(args: ServerArgs) -> int:
+    """Until host 0 ends; returns the exit status. Call it from the main thread, with options that are `located`."""
+    configure_logging(args.log_level)
+    try:
+        return uvloop.run(_Following(args).run())
+    except KeyboardInterrupt:  # in the moment before our handlers stand
+        return 130
+
+
+class _Following:
+    def __init__(self, args: ServerArgs) -> None:
+        self._args = args
+        self._workers = WorkerGroup([WorkerCommand.of_module(HOST, "jaxserve.server.host_process", args.node_rank)])
+        self._hurry = asyncio.Event()
+        self._signal = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        paths = IpcPaths.create()
+        with zmq.Context() as context:
+            receiver = Receiver(context, paths.tokenizer, WorkerReady | WorkerFailed)
+            reading = asyncio.create_task(self._read(receiver))
+            try:
+                write_args(paths.folder, self._args)
+                self._workers.start(paths)
+                return await self._until_the_end()
+            finally:
+                await self._workers.kill()
+                reading.cancel()
+                receiver.close()
+                paths.remove()
+
+    async def _until_the_end(self) -> int:
+        ready = asyncio.create_task(self._workers.wait_ready())
+        death, hurry = asyncio.create_task(self._workers.watch()), asyncio.create_task(self._hurry.wait())
+        try:
+            await asyncio.wait({ready, death, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done() and not ready.exception():
+                logger.info("Host %d is ready, and does as host 0 says.", self._args.node_rank)
+                await asyncio.wait({death, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            if not death.done():
+                logger.warning("%s again: ending now, and all hosts with this one.", signal.Signals(self._signal).name)
+                return 128 + self._signal
+            return self._status_after(death.result())
+        finally:
+            for task in (ready, death, hurry):
+                task.cancel()
+
+    def _status_after(self, death: WorkerDiedError) -> int:
+        if death.status == 0:
+            logger.info("Host 0 has ended.")
+            return 0
+        log_lines(logger, logging.ERROR, str(death))
+        return 1
+
+    async def _read(self, receiver: Receiver) -> None:
+        while True:
+            for message in receiver.receive():
+                self._workers.receive(message)
+            await asyncio.sleep(_POLL_S)
+
+    def _on_signal(self, number: int) -> None:
+        if self._signal:
+            self._hurry.set()
+        else:
+            logger.info("%s: ending when host 0 does. Again: now.", signal.Signals(number).name)
+        self._signal = number
