@@ -111,14 +111,18 @@ class Follower:
         time.sleep(_REASON_S)
 
     def _run(self, on_end: Callable[[str], None]) -> None:
+        poller = zmq.Poller()
+        poller.register(self._control, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
         while True:
             while not self._outbox.empty():
                 self._control.send(encode(self._outbox.get()))
-            if self._control.poll(_POLL_MS):
+            ready = dict(poller.poll(_POLL_MS))
+            if self._control in ready:
                 message = self._decoder.decode(self._control.recv())
                 if isinstance(message, Ended):
                     on_end(message.reason)
-            elif zmq.EVENT_DISCONNECTED in self._events():  # and nothing more was said
+            elif zmq.EVENT_DISCONNECTED in self._events():  # and nothing more was said. JAX aborts the process a moment later
                 on_end(f"Host 0 at {self._address} was lost: its connection is gone.")
 
     def _events(self) -> list[int]:

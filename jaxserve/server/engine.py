@@ -22,6 +22,7 @@ from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
 from jaxserve.server.engine_manager import EngineTokenizerManager
+from jaxserve.server.following import Following
 from jaxserve.server.located import located
 from jaxserve.server.native.input_embeds import with_embeds
 from jaxserve.server.native.job import NativeJob
@@ -47,6 +48,25 @@ class EngineError(RuntimeError):
     """The engine cannot start, or has ended: the text is the reason."""
 
 
+def follow(model_path: str = "", *, server_args: ServerArgs | None = None, **options: Any) -> None:
+    """On the other hosts of an Engine over several (nnodes, node_rank): does as that one says, and returns when it has ended.
+    Takes the same options. Raises as Engine does, and EngineError if a host fails or is lost."""
+    death = uvloop.run(Following(located(_engine_args(model_path, server_args, options))).run())
+    if death is not None:
+        raise (ValueError if death.is_user_error else EngineError)(str(death))
+
+
+def _engine_args(model_path: str, server_args: ServerArgs | None, options: Mapping[str, Any]) -> ServerArgs:
+    if server_args is None:
+        named = {"model_path": model_path} if model_path else {}
+        # One program brings all requests, as many as it has.
+        defaults = {"log_level": "warning", "max_queued_requests": None, "max_reply_numbers": None}
+        return ServerArgs.of({**defaults, **named, **options})
+    if model_path or options:
+        raise ValueError("Give either server_args or single options, not both.")
+    return server_args
+
+
 class Engine:
     """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
     context manager; `shutdown` also runs at exit.
@@ -63,13 +83,7 @@ class Engine:
         **options: Any,
     ) -> None:
         """`worker_commands`: other worker processes than jaxserve's own, for tests."""
-        if server_args is None:
-            named = {"model_path": model_path} if model_path else {}
-            # One program brings all requests, as many as it has.
-            defaults = {"log_level": "warning", "max_queued_requests": None, "max_reply_numbers": None}
-            server_args = ServerArgs.of({**defaults, **named, **options})
-        elif model_path or options:
-            raise ValueError("Give either server_args or single options, not both.")
+        server_args = _engine_args(model_path, server_args, options)
         if server_args.node_rank:
             raise ValueError(
                 f"An Engine is host 0; got node_rank {server_args.node_rank}. On the others jaxserve.follow() takes the same "

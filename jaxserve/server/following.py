@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 
 import uvloop
 import zmq
@@ -25,26 +26,33 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 
 
-def follow(args: ServerArgs) -> int:
-    """Until host 0 ends; returns the exit status. Call it from the main thread, with options that are `located`."""
+def serve_following(args: ServerArgs) -> int:
+    """Until host 0 ends; returns the exit status. `args` are `located`. Call it from the main thread."""
     configure_logging(args.log_level)
     try:
-        return uvloop.run(_Following(args).run())
+        death = uvloop.run(Following(args).run())
     except KeyboardInterrupt:  # in the moment before our handlers stand
         return 130
+    if death is None:
+        logger.info("Host 0 has ended.")
+        return 0
+    log_lines(logger, logging.ERROR, str(death))
+    return 1
 
 
-class _Following:
+class Following:
     def __init__(self, args: ServerArgs) -> None:
         self._args = args
         self._workers = WorkerGroup([WorkerCommand.of_module(HOST, "jaxserve.server.host_process", args.node_rank)])
         self._hurry = asyncio.Event()
         self._signal = 0
 
-    async def run(self) -> int:
+    async def run(self) -> WorkerDiedError | None:
+        """Returns when host 0 has ended, or with the reason why this host cannot go on."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._on_signal, number)
         paths = IpcPaths.create()
         with zmq.Context() as context:
             receiver = Receiver(context, paths.tokenizer, WorkerReady | WorkerFailed)
@@ -59,7 +67,7 @@ class _Following:
                 receiver.close()
                 paths.remove()
 
-    async def _until_the_end(self) -> int:
+    async def _until_the_end(self) -> WorkerDiedError | None:
         ready = asyncio.create_task(self._workers.wait_ready())
         death, hurry = asyncio.create_task(self._workers.watch()), asyncio.create_task(self._hurry.wait())
         try:
@@ -67,20 +75,13 @@ class _Following:
             if ready.done() and not ready.exception():
                 logger.info("Host %d is ready, and does as host 0 says.", self._args.node_rank)
                 await asyncio.wait({death, hurry}, return_when=asyncio.FIRST_COMPLETED)
-            if not death.done():
-                logger.warning("%s again: ending now, and all hosts with this one.", signal.Signals(self._signal).name)
-                return 128 + self._signal
-            return self._status_after(death.result())
+            if hurry.done() and not death.done():
+                return WorkerDiedError(f"{signal.Signals(self._signal).name} again: ending now, and all hosts with this one.")
+            found = await death
+            return None if found.status == 0 else found
         finally:
             for task in (ready, death, hurry):
                 task.cancel()
-
-    def _status_after(self, death: WorkerDiedError) -> int:
-        if death.status == 0:
-            logger.info("Host 0 has ended.")
-            return 0
-        log_lines(logger, logging.ERROR, str(death))
-        return 1
 
     async def _read(self, receiver: Receiver) -> None:
         while True:

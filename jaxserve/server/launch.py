@@ -23,7 +23,7 @@ import uvloop
 
 from jaxserve.config import ServerArgs
 from jaxserve.progress import terminal_columns
-from jaxserve.server.following import follow
+from jaxserve.server.following import serve_following
 from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.http.keys import with_keys
 from jaxserve.server.located import located
@@ -65,7 +65,7 @@ def launch_server(args: ServerArgs, commands: Sequence[WorkerCommand] | None = N
 
 def _follow(args: ServerArgs) -> int:
     try:
-        return follow(located(args))
+        return serve_following(located(args))
     except (ValueError, OSError) as error:
         log_lines(logger, logging.ERROR, str(error))
         return 1

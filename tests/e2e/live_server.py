@@ -7,12 +7,13 @@ import dataclasses
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -20,6 +21,17 @@ import psutil
 
 STARTUP_TIMEOUT_S = 300.0
 _NO_TLS: dict[str, Any] = {"verify": False}  # else each call reads the certificates of the world, for 40 ms
+
+
+def free_ports(count: int) -> int:
+    """The first of so many that follow each other, from where the system gives none away."""
+    while True:
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            first = random.randrange(10000, 30000)
+            for port in range(first, first + count):
+                probe = probes.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", port))
+            return first
 
 
 def free_port() -> int:
@@ -35,6 +47,7 @@ class LiveServer:
     process: subprocess.Popen[bytes]
     url: str
     log: pathlib.Path
+    followers: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)  # hosts 1 to n - 1
 
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
         return httpx.get(self.url + path, timeout=60, **_NO_TLS, **kwargs)
@@ -115,6 +128,26 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
+def follower_log(log: pathlib.Path, rank: int) -> pathlib.Path:
+    return log.with_name(f"{log.name}-{rank}")
+
+
+def launch_hosts(
+    log: pathlib.Path, num_hosts: int, *options: str, env: dict[str, str] | None = None, only: Sequence[int] | None = None
+) -> LiveServer:
+    """A server of several hosts, all of them this machine; or `only` some of them, of which 0 is one."""
+    options = ("--nnodes", str(num_hosts), "--dist-init-addr", f"127.0.0.1:{free_ports(3)}", *options)
+    server = launch(log, *options, env=env)
+    command = [sys.executable, "-m", "jaxserve", "serve", "--warmup", "full", *options]
+    for rank in [rank for rank in range(1, num_hosts) if only is None or rank in only]:
+        with follower_log(log, rank).open("wb") as terminal:
+            follower = subprocess.Popen(
+                [*command, "--node-rank", str(rank)], stdout=terminal, stderr=subprocess.STDOUT, env={**(env or os.environ)}
+            )
+        server.followers.append(follower)
+    return server
+
+
 def launch(log: pathlib.Path, *options: str, port: int | None = None, env: dict[str, str] | None = None) -> LiveServer:
     """Starts a server without waiting for it; in the tests' environment, or in `env`. Ready means that all is compiled."""
     port = port or free_port()
@@ -138,15 +171,24 @@ def wait_ready(server: LiveServer, timeout_s: float = STARTUP_TIMEOUT_S) -> None
 
 
 @contextlib.contextmanager
-def running(log: pathlib.Path, *options: str, env: dict[str, str] | None = None) -> Iterator[LiveServer]:
+def running(log: pathlib.Path, *options: str, env: dict[str, str] | None = None, num_hosts: int = 1) -> Iterator[LiveServer]:
     """A ready server, stopped and checked for a clean exit at the end."""
-    server = launch(log, *options, env=env)
-    try:
+    with ending(launch_hosts(log, num_hosts, *options, env=env) if num_hosts > 1 else launch(log, *options, env=env)) as server:
         wait_ready(server)
         yield server
         server.assert_whole()
         assert server.stop() == 0, server.log.read_text()
+        for rank, follower in enumerate(server.followers, start=1):
+            assert follower.wait(30) == 0, follower_log(log, rank).read_text()
+
+
+@contextlib.contextmanager
+def ending(server: LiveServer) -> Iterator[LiveServer]:
+    """Nothing of it is left in the end, whatever happens."""
+    try:
+        yield server
     finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
+        for process in (server.process, *server.followers):
+            if process.poll() is None:
+                process.kill()
+                process.wait()

@@ -88,6 +88,17 @@ def test_replicas_answer_as_one(
     serve_and_check(served, checkpoint, tmp_path, compilation_cache)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("hosts", [2, 4])
+@pytest.mark.parametrize("case", ["llama", "qwen3-moe", "deepseek-v3", "bamba"])
+def test_hosts_answer_as_one(
+    case: str, hosts: int, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
+) -> None:
+    states = 320 if case == "bamba" else None
+    served = Served(case, page_size=16, chunk=32, tp=4, hosts=hosts, mixed=True, drafts=True, states=states)
+    serve_and_check(served, checkpoint, tmp_path, compilation_cache)
+
+
 def serve_and_check(served: Served, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str) -> None:
     model = checkpoint(served.case)
     oracle = Oracle(model)
@@ -95,7 +106,8 @@ def serve_and_check(served: Served, checkpoint: Callable[[str], Path], tmp_path:
     asked = [asked_of_prompt(index, prompt) for index, prompt in enumerate(prompts)]
     options = ["--model-path", str(model), "--compilation-cache-dir", compilation_cache]
     options += on_the_command_line(served.options(oracle.context_len))
-    with running(tmp_path / "server.log", *options) as server, concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:
+    log, hosts = tmp_path / "server.log", served.hosts
+    with running(log, *options, num_hosts=hosts) as server, concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:
         for seen, output_len in ((False, oracle.output_len), (True, CACHED_OUTPUT_LEN)):
             replies = list(pool.map(ask, repeat(server), prompts, repeat(output_len), asked))
             for prompt, how, reply in zip(prompts, asked, replies, strict=True):

@@ -36,6 +36,7 @@ class Served:
     chunk: int
     tp: int = 1
     dp: int = 1  # replicas, of live servers
+    hosts: int = 1  # processes, each with its part of the devices, of live servers
     ep: int | None = None
     redundant: int = 0  # experts
     mixed: bool = False
@@ -69,7 +70,7 @@ class Served:
 
     def __str__(self) -> str:
         flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
-        flags += [f"dp{self.dp}"] * (self.dp > 1)
+        flags += [f"dp{self.dp}"] * (self.dp > 1) + [f"hosts{self.hosts}"] * (self.hosts > 1)
         flags += [f"ep{self.ep}"] * (self.ep is not None) + [f"redundant{self.redundant}"] * (self.redundant > 0)
         flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)
         flags += ["buckets"] * (len(self.rows) > 1) + ["drafts"] * self.drafts
