@@ -56,6 +56,8 @@ class Follower:
         self._decoder = decoder(FromLeader)
         self._outbox: queue.SimpleQueue[FromFollower] = queue.SimpleQueue()
         self._num_received = 0
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @property
     def coordinator(self) -> str:
@@ -85,8 +87,9 @@ class Follower:
         raise HostsError(f"Waited {timeout_s:g} s: {missing}.")
 
     def watch(self, on_end: Callable[[str], None]) -> None:
-        """From now on calls `on_end`, which does not return, when host 0 has ended or is gone: with "" or the reason."""
-        threading.Thread(target=self._run, args=(on_end,), name="hosts", daemon=True).start()
+        """Calls `on_end` once, in a thread, when host 0 has ended or is gone: with "" or the reason."""
+        self._thread = threading.Thread(target=self._run, args=(on_end,), name="hosts", daemon=True)
+        self._thread.start()
 
     def start_steps(self) -> None:
         """Once this host is ready to run."""
@@ -94,7 +97,9 @@ class Follower:
         self._steps.send(encode(Joined(rank=self._hello.rank)))
 
     def receive(self, timeout_s: float) -> StepMessage | None:
-        """What is to be run next, if it comes in time. HostsError if something was lost before it."""
+        """What is to be run next, if it comes in time. HostsError if something was lost before it, or once this host leaves."""
+        if self._closing.is_set():
+            raise HostsError("This host has left.")
         if not self._steps.poll(round(timeout_s * 1000)):
             return None
         message = read_numbered(self._steps.recv(), self._num_received)
@@ -110,11 +115,18 @@ class Follower:
         self._outbox.put(Failed(error=error))
         time.sleep(_REASON_S)
 
+    def close(self) -> None:
+        """Leaves: to host 0 this host is lost."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._context.destroy(linger=0)
+
     def _run(self, on_end: Callable[[str], None]) -> None:
         poller = zmq.Poller()
         poller.register(self._control, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        while True:
+        while not self._closing.is_set():
             while not self._outbox.empty():
                 self._control.send(encode(self._outbox.get()))
             ready = dict(poller.poll(_POLL_MS))
@@ -122,8 +134,10 @@ class Follower:
                 message = self._decoder.decode(self._control.recv())
                 if isinstance(message, Ended):
                     on_end(message.reason)
+                    break
             elif zmq.EVENT_DISCONNECTED in self._events():  # and nothing more was said. JAX aborts the process a moment later
                 on_end(f"Host 0 at {self._address} was lost: its connection is gone.")
+                break
 
     def _events(self) -> list[int]:
         events = []

@@ -123,6 +123,10 @@ class Leader:
     def end(self, reason: str) -> None:
         """Tells the others. "": all is done."""
         self._outbox.put(Ended(reason=reason))
+        self.close()
+
+    def close(self) -> None:
+        """Leaves, once what was to be said is: to the others host 0 is lost, unless it told them that it ends."""
         self._closing.set()
         self._thread.join()
         self._context.destroy()

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 STARTUP_TIMEOUT_S = 300.0
 _NO_TLS: dict[str, Any] = {"verify": False}  # else each call reads the certificates of the world, for 40 ms
@@ -126,6 +127,10 @@ class LiveServer:
 def environment() -> dict[str, str]:
     """A user's: without the eight pretended devices of the unit tests, and with all of XLA's optimizations."""
     return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+
+
+# A fixture's parameters: one host, and in the full matrices two, with half of the devices each.
+ONE_HOST_OR_TWO = [1, pytest.param(2, marks=pytest.mark.matrix, id="2 hosts")]
 
 
 def follower_log(log: pathlib.Path, rank: int) -> pathlib.Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from live_server import LiveServer, environment, running
+from live_server import ONE_HOST_OR_TWO, LiveServer, environment, running
 from safetensors.torch import load_file
 
 from jaxserve.demo import demo_model_path
@@ -263,12 +263,15 @@ REQUESTS |= {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, compilation_cache: str) -> Iterator[LiveServer]:
+@pytest.fixture(scope="module", params=ONE_HOST_OR_TWO)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compilation_cache: str
+) -> Iterator[LiveServer]:
     words = [word for name, value in OPTIONS.items() for word in (f"--{name}", value) if word is not None]
     log: Path = tmp_path_factory.mktemp("everything") / "server.log"
     options = ["--model-path", demo_model_path(), "--compilation-cache-dir", compilation_cache, *words]
-    with running(log, *options, env=environment()) as live:
+    options += ["--tp-size", str(request.param)]
+    with running(log, *options, env=environment(), num_hosts=request.param) as live:
         yield live
 
 
