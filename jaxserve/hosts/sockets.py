@@ -73,7 +73,7 @@ def server(context: zmq.Context[Any], address: str, secret: bytes) -> zmq.Socket
         made.bind(address)
     except zmq.ZMQError as error:
         made.close()
-        reason = zmq.strerror(error.errno)
+        reason = zmq.strerror(error.errno or 0)
         raise HostsError(
             f"Host 0 cannot listen on {address.removeprefix('tcp://')}: {reason}. --dist-init-addr is an address of "
             "its own, with three free ports from the one named on."

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -48,7 +48,7 @@ class LiveServer:
     process: subprocess.Popen[bytes]
     url: str
     log: pathlib.Path
-    followers: list[subprocess.Popen[bytes]] = dataclasses.field(default_factory=list)  # hosts 1 to n - 1
+    followers: dict[int, subprocess.Popen[bytes]] = dataclasses.field(default_factory=dict)  # hosts 1 to n - 1
 
     def get(self, path: str, **kwargs: Any) -> httpx.Response:
         return httpx.get(self.url + path, timeout=60, **_NO_TLS, **kwargs)
@@ -138,18 +138,27 @@ def follower_log(log: pathlib.Path, rank: int) -> pathlib.Path:
 
 
 def launch_hosts(
-    log: pathlib.Path, num_hosts: int, *options: str, env: dict[str, str] | None = None, only: Sequence[int] | None = None
+    log: pathlib.Path,
+    num_hosts: int,
+    *options: str,
+    env: dict[str, str] | None = None,
+    only: Sequence[int] | None = None,
+    followers_env: Mapping[str, str] | None = None,
 ) -> LiveServer:
-    """A server of several hosts, all of them this machine; or `only` some of them, of which 0 is one."""
+    """A server of several hosts, all of them this machine; or `only` some of them, of which 0 is one. What `followers_env`
+    says, all know but host 0."""
     options = ("--nnodes", str(num_hosts), "--dist-init-addr", f"127.0.0.1:{free_ports(3)}", *options)
     server = launch(log, *options, env=env)
     command = [sys.executable, "-m", "jaxserve", "serve", "--warmup", "full", *options]
     for rank in [rank for rank in range(1, num_hosts) if only is None or rank in only]:
         with follower_log(log, rank).open("wb") as terminal:
             follower = subprocess.Popen(
-                [*command, "--node-rank", str(rank)], stdout=terminal, stderr=subprocess.STDOUT, env={**(env or os.environ)}
+                [*command, "--node-rank", str(rank)],
+                stdout=terminal,
+                stderr=subprocess.STDOUT,
+                env={**(env or os.environ), **(followers_env or {})},
             )
-        server.followers.append(follower)
+        server.followers[rank] = follower
     return server
 
 
@@ -183,7 +192,7 @@ def running(log: pathlib.Path, *options: str, env: dict[str, str] | None = None,
         yield server
         server.assert_whole()
         assert server.stop() == 0, server.log.read_text()
-        for rank, follower in enumerate(server.followers, start=1):
+        for rank, follower in server.followers.items():
             assert follower.wait(30) == 0, follower_log(log, rank).read_text()
 
 
@@ -193,7 +202,7 @@ def ending(server: LiveServer) -> Iterator[LiveServer]:
     try:
         yield server
     finally:
-        for process in (server.process, *server.followers):
+        for process in (server.process, *server.followers.values()):
             if process.poll() is None:
                 process.kill()
                 process.wait()

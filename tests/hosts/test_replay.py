@@ -145,7 +145,7 @@ def step(**changes: Any) -> StepInput:
         input_ids=np.array([5, -1, 7, 9], np.int32),
         sample=np.array([True, False]),
         page_updates=PageUpdates.of(ints[:2], np.zeros(2, np.int32), np.array([4, 5], np.int32)),
-        new_rows=[RowState(row, params, 7, length, ints, ints[:0], ints[:length] + 5) for row, length in ((0, 3), (1, 1))],
+        new_rows=[RowState(row, params, 7, len(ids), ints, ids[:0], ids) for row, ids in enumerate((ints + 5, ints[:1] + 9))],
         needs_sampling=True,
         needs_adjusting=False,
         needs_logprobs=True,
@@ -171,7 +171,7 @@ def test_what_was_lost_on_the_way_is_noticed() -> None:
 
 
 def test_logits_that_the_host_changes(hosts: Hosts) -> None:
-    together = Together(hosts, Recorder(moves_logits=True), moves_logits=True)
+    together = Together(hosts, Recorder(moves_logits=True, page_size=4), moves_logits=True, page_size=4)
     runner = together.runner
     given = step(score_query=None, hidden_slots=None, embeds=(), input_ids=np.array([5, 6, 7, 9], np.int32))
     handle = runner.forward(given)

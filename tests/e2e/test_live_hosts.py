@@ -1,0 +1,127 @@
+"""A live server over two hosts, both of them this machine, with a device each: crowds, grammars, clients that leave, profiles,
+bad starts, and a host that is killed. Weights and every kind of request: the full matrices run test_live_weights and
+test_live_everything over two hosts as well.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from crowd import CROWD, ask, check, prompts
+from live_server import LiveServer, ending, follower_log, launch_hosts, running, wait_ready
+from parity import Oracle
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+OPTIONS = """
+    --tp-size 2 --max-running-requests 32 --max-total-tokens 8192 --page-size 16 --chunked-prefill-size 32 --enable-mixed-chunk
+    --speculative-algorithm NGRAM --speculative-num-draft-tokens 3 --decode-row-buckets 32 --prefill-token-buckets 512
+""".split()  # noqa: SIM905
+
+
+@pytest.fixture(scope="module")
+def options(checkpoint: Callable[[str], Path], compilation_cache: str) -> list[str]:
+    return ["--model-path", str(checkpoint("qwen3")), "--compilation-cache-dir", compilation_cache, *OPTIONS]
+
+
+@pytest.fixture(scope="module")
+def served(
+    options: list[str], checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[LiveServer, Oracle]]:
+    with running(tmp_path_factory.mktemp("hosts") / "log", *options, num_hosts=2) as server:
+        yield server, Oracle(checkpoint("qwen3"))
+
+
+def test_a_crowd_is_answered_as_by_transformers(served: tuple[LiveServer, Oracle]) -> None:
+    server, oracle = served
+    for seed in (0, 0):  # new, cached
+        crowd = prompts(oracle, seed)
+        with concurrent.futures.ThreadPoolExecutor(CROWD) as pool:
+            answers = list(pool.map(ask, itertools.repeat(server), range(CROWD), crowd))
+        for prompt, answer in zip(crowd, answers, strict=True):
+            check(oracle, prompt, answer)
+    state = server.internal_state()
+    assert state["cached_tokens"] > 64 * CROWD, "the second crowd was cached"
+    assert len(state["runner"]["hosts"]) == 2
+
+
+def test_grammars_are_followed(served: tuple[LiveServer, Oracle]) -> None:
+    server, _ = served
+    params = {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 100, "temperature": 1.0}
+    for reply in server.generate(text=["x"] * 8, sampling_params=params):
+        assert reply["meta_info"]["finish_reason"]["type"] == "length" or isinstance(json.loads(reply["text"])["a"], bool)
+
+
+def test_who_leaves_is_aborted(served: tuple[LiveServer, Oracle]) -> None:
+    server, oracle = served
+    before = server.internal_state()["num_aborted"]
+    body = {"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
+    with httpx.stream("POST", server.url + "/generate", json=body, timeout=60) as reply:
+        next(reply.iter_raw())
+    deadline_s = time.monotonic() + 20
+    while server.internal_state()["num_aborted"] == before:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    check(oracle, [5, 6, 7], ask(server, 1, [5, 6, 7]))
+
+
+def test_a_profile_is_taken_of_each_host(served: tuple[LiveServer, Oracle], tmp_path: Path) -> None:
+    server, _ = served
+    reply = server.post("/start_profile", {"output_dir": str(tmp_path), "num_steps": 3})
+    assert reply.status_code == 200, reply.text
+    server.generate(text="x", sampling_params={"max_new_tokens": 8, "ignore_eos": True})
+    deadline_s = time.monotonic() + 60
+    while len(traces := list(tmp_path.rglob("*.xplane.pb"))) < 2:
+        assert time.monotonic() < deadline_s, traces
+        time.sleep(0.2)
+    assert ["host-1" in str(trace) for trace in sorted(traces)].count(True) == 1
+
+
+def ends(server: LiveServer, timeout_s: float) -> list[str]:
+    """What the logs of all hosts say, once all have ended with status 1."""
+    for process in (server.process, *server.followers.values()):
+        assert process.wait(timeout_s) == 1
+    return [server.log.read_text(), *(follower_log(server.log, rank).read_text() for rank in server.followers)]
+
+
+@pytest.mark.parametrize("victim", ["scheduler of host 0", "host 1"])
+def test_a_lost_host_ends_all_by_its_name(options: list[str], tmp_path: Path, victim: str) -> None:
+    with ending(launch_hosts(tmp_path / "log", 2, *options)) as server:
+        wait_ready(server)
+        body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            replies = [pool.submit(server.post, "/generate", body) for _ in range(8)]
+            time.sleep(0.3)
+            pid = server.followers[1].pid if victim == "host 1" else server.process.pid
+            (process,) = [child for child in psutil.Process(pid).children() if "detokenizer" not in " ".join(child.cmdline())]
+            killed_s = time.monotonic()
+            process.kill()
+            assert {reply.result().status_code for reply in replies} == {500}
+        first, second = ends(server, 10)
+        assert time.monotonic() - killed_s < 10
+    if victim == "host 1":
+        assert "was lost: its connection is gone." in first and "Host 1 (" in first
+    else:
+        assert "Host 0 at 127.0.0.1" in second and "was lost: its connection is gone." in second
+
+
+def test_starts_that_cannot_be_end_everywhere_with_a_sentence(options: list[str], tmp_path: Path) -> None:
+    """One host is missing, and one has another secret."""
+    environment = {"JAXSERVE_DIST_SECRET": "a secret of many characters"}
+    late = launch_hosts(tmp_path / "late", 3, *options[:-4], "--tp-size", "3", "--dist-timeout", "12", only=(0, 2))
+    wrong = launch_hosts(tmp_path / "wrong", 2, *options, "--dist-timeout", "12", followers_env=environment)
+    with ending(late), ending(wrong):
+        first, second = ends(late, 60)
+        sentence = "Host 1 did not come to 127.0.0.1"
+        assert sentence in first and sentence in second
+        first, second = ends(wrong, 60)
+        assert "Host 1 did not come to 127.0.0.1" in first and "connections came with another secret." in first
+        assert "does not take this host: it has another secret." in second
+    assert "Traceback" not in first + second
