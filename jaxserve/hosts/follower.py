@@ -65,11 +65,12 @@ class Follower:
         return self._address.coordinator
 
     def join(self, timeout_s: float) -> None:
-        """Says Hello as often as it takes. HostsError if host 0 does not want this host, or is not there in time."""
+        """Says Hello as often as it takes. HostsError if host 0 does not want this host, or is not there in time; how long it
+        waits for others is for host 0 to say."""
         self._control.connect(self._address.control)
         logger.info("Waiting for host 0 at %s and for all others.", self._address)
-        deadline_s, num_failures, reached = time.monotonic() + timeout_s, 0, False
-        while time.monotonic() < deadline_s:
+        deadline_s, num_failures, is_there = time.monotonic() + timeout_s, 0, False
+        while is_there or time.monotonic() < deadline_s:
             if self._control.poll(_POLL_MS):
                 message = self._decoder.decode(self._control.recv())
                 if isinstance(message, Welcome):
@@ -78,13 +79,14 @@ class Follower:
                     raise HostsError(message.reason or "Host 0 has ended.")
             for event in self._events():
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:  # to a host 0 that was started again, too
-                    reached = True
+                    is_there = True
                     self._control.send(encode(self._hello))
+                elif event == zmq.EVENT_DISCONNECTED:
+                    is_there = False
                 num_failures += event in _HANDSHAKE_FAILED
             if num_failures >= _FAILURES_OF_ANOTHER_SECRET:
                 raise HostsError(f"Host 0 at {self._address} does not take this host: it has another secret.")
-        missing = "others did not come" if reached else f"there was no answer from host 0 at {self._address}"
-        raise HostsError(f"Waited {timeout_s:g} s: {missing}.")
+        raise HostsError(f"There was no answer from host 0 at {self._address} within {timeout_s:g} s.")
 
     def watch(self, on_end: Callable[[str], None]) -> None:
         """Calls `on_end` once, in a thread, when host 0 has ended or is gone: with "" or the reason."""

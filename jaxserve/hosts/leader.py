@@ -79,7 +79,8 @@ class Leader:
         self._outbox: queue.SimpleQueue[FromLeader] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._sending = threading.Lock()  # the steps' connection
-        self._identities: list[bytes] = []  # there
+        self._identities: dict[int, bytes] = {}  # there, by rank
+        self._trouble = ""  # that another thread found: the end of all hosts
         self._num_sent = 0
         self._decoder = decoder(FromFollower)
         self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
@@ -114,11 +115,9 @@ class Leader:
 
     def wait_joined(self) -> None:
         """Until all are ready to run. Those that never will be are lost."""
-        joined: dict[int, bytes] = {}
-        while len(joined) < self._num_hosts - 1:
+        while len(self._identities) < self._num_hosts - 1:
             identity, frame = self._steps.recv_multipart()
-            joined[msgspec.msgpack.decode(frame, type=Joined).rank] = identity
-        self._identities = list(joined.values())
+            self._identities[msgspec.msgpack.decode(frame, type=Joined).rank] = identity
 
     def end(self, reason: str) -> None:
         """Tells the others. "": all is done."""
@@ -143,15 +142,15 @@ class Leader:
     # --- what is to be run
 
     def send(self, message: StepMessage) -> None:
-        """To all, in the order of calls. One that is gone is the thread's to notice."""
+        """To all, in the order of calls. One that is gone is the thread's to deal with."""
         with self._sending:
             frame = numbered(self._num_sent, message)
             self._num_sent += 1
-            for identity in self._identities:
+            for rank, identity in self._identities.items():
                 try:
                     self._steps.send_multipart((identity, frame), zmq.NOBLOCK, copy=False)
-                except zmq.ZMQError as error:
-                    logger.debug("A step could not be sent: %s", error)
+                except zmq.ZMQError:
+                    self.fail(f"Host {rank} was lost: its connection for steps is gone.")
 
     def replies_to(self, number: int) -> Future[dict[int, str]]:
         """What the others will say of command `number`, by rank: why it failed, or "". Ask before it is sent."""
@@ -161,16 +160,19 @@ class Leader:
         return everything
 
     def fail(self, reason: str) -> None:
-        """All are to end."""
-        self._outbox.put(Ended(reason=reason))
-        with self._changed:
-            self._failure, on_loss = reason, self._on_loss
-        if on_loss is not None:
-            on_loss(reason)
+        """All are to end, for a reason that was found elsewhere. The thread does it, a moment later."""
+        self._trouble = self._trouble or reason
 
     # --- in the thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            logger.exception("Other hosts are not heard any more.")
+            self._give_up(f"Host 0 failed: {type(error).__name__}: {error}")
+
+    def _serve(self) -> None:
         next_tick_s = 0.0
         while not self._closing.is_set():
             if self._control.poll(_POLL_MS):
@@ -245,6 +247,8 @@ class Leader:
         if gone:
             member = self._members.pop(gone[0])
             self._give_up(f"Host {gone[0]} ({member.name}) was lost: its connection is gone.")
+        elif self._trouble:
+            self._give_up(self._trouble)
         elif failed:
             member = self._members[failed[0]]
             if time.monotonic() - member.failed_s > _CAUSE_SHOWS_S:

@@ -8,16 +8,30 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
-from crowd import CROWD, ask, check, prompts
-from live_server import LiveServer, ending, follower_log, launch_hosts, running, wait_ready
+from crowd import CROWD, LEN, ask, check, prompts
+from live_server import (
+    LiveServer,
+    ending,
+    environment,
+    follower_log,
+    free_ports,
+    launch_hosts,
+    running,
+    wait_ready,
+)
 from parity import Oracle
+
+from jaxserve import Engine
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 OPTIONS = """
@@ -82,6 +96,32 @@ def test_a_profile_is_taken_of_each_host(served: tuple[LiveServer, Oracle], tmp_
         assert time.monotonic() < deadline_s, traces
         time.sleep(0.2)
     assert ["host-1" in str(trace) for trace in sorted(traces)].count(True) == 1
+
+
+FOLLOW = "import json, sys, jaxserve; jaxserve.follow(**json.loads(sys.argv[1]))"
+
+
+def test_an_engine_and_a_script_that_follows(checkpoint: Callable[[str], Path], compilation_cache: str, tmp_path: Path) -> None:
+    """With weights that Orbax reads, which has its own ways with several processes."""
+    source, converted = checkpoint("qwen3"), tmp_path / "orbax"
+    command = [sys.executable, "-m", "jaxserve", "convert", "--model-path", str(source), "--output", str(converted)]
+    subprocess.run(command, env=environment(), capture_output=True, timeout=120, check=True)
+    options: dict[str, Any] = {
+        "model_path": str(converted), "tp_size": 2, "max_running_requests": 4, "max_total_tokens": 4096, "nnodes": 2,
+        "decode_row_buckets": [4], "prefill_token_buckets": [512], "dist_init_addr": f"127.0.0.1:{free_ports(3)}",
+        "compilation_cache_dir": compilation_cache,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"An Engine is host 0; got node_rank 1\."):
+        Engine(**options, node_rank=1)
+    script = [sys.executable, "-c", FOLLOW, json.dumps({**options, "node_rank": 1})]
+    with subprocess.Popen(script) as follower:
+        with Engine(**options) as engine:
+            prompts = [[5, 6, 7, 8], list(range(3, 90))]
+            sampling = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
+            replies = engine.generate(input_ids=prompts, sampling_params=sampling)
+        assert follower.wait(30) == 0
+    for prompt, reply in zip(prompts, replies, strict=True):
+        check(Oracle(source), prompt, reply["output_ids"])
 
 
 def ends(server: LiveServer, timeout_s: float) -> list[str]:

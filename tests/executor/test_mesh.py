@@ -17,6 +17,7 @@ from jaxserve.executor import mesh
 
 _MAKE_MESH = """
 import sys
+from types import SimpleNamespace
 from jaxserve.executor.mesh import make_mesh, select_devices
 select_devices(sys.argv[1], int(sys.argv[2]))
 try:
@@ -97,3 +98,15 @@ def test_a_gpu_that_fails_to_start_is_a_sentence(monkeypatch: pytest.MonkeyPatch
         ValueError, match=r"--device auto .* but 1 x cpu\. Unable to initialize backend 'cuda': no device\. `jax"
     ):
         mesh.make_mesh(1)
+
+
+def devices_of(*processes: int) -> list[Any]:
+    return [SimpleNamespace(process_index=process, id=index) for index, process in enumerate(processes)]
+
+
+def test_each_process_brings_as_many_devices() -> None:
+    found = devices_of(0, 0, 0, 1, 1, 1, 2, 2)
+    assert [device.id for device in mesh._of_each_process(found, 6)] == [0, 1, 3, 4, 6, 7]
+    assert mesh._of_each_process(found[:3], 2) == found[:3], "of one process all: too many are no fault"
+    with pytest.raises(ValueError, match=r"^--tp-size 9 over 3 hosts needs 3 devices of each; one has 2\.$"):
+        mesh._of_each_process(found, 9)

@@ -137,7 +137,7 @@ def test_hosts_that_do_not_come(hosts: Hosts) -> None:
 
 
 def test_host_0_that_does_not_come(hosts: Hosts) -> None:
-    assert heard(hosts.follower(1), 0.4) == [f"Waited 0.4 s: there was no answer from host 0 at {hosts.address}."]
+    assert heard(hosts.follower(1), 0.4) == [f"There was no answer from host 0 at {hosts.address} within 0.4 s."]
 
 
 @pytest.mark.parametrize("how", ["follower", "leader"])

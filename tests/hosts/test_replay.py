@@ -173,7 +173,8 @@ def test_what_was_lost_on_the_way_is_noticed() -> None:
 def test_logits_that_the_host_changes(hosts: Hosts) -> None:
     together = Together(hosts, Recorder(moves_logits=True, page_size=4), moves_logits=True, page_size=4)
     runner = together.runner
-    given = step(score_query=None, hidden_slots=None, embeds=(), input_ids=np.array([5, 6, 7, 9], np.int32))
+    ids, both = np.array([5, 6, 7, 9], np.int32), np.array([True, True])
+    given = step(score_query=None, hidden_slots=None, embeds=(), input_ids=ids, sample=both)
     handle = runner.forward(given)
     lines = np.array([0], np.int32)
     logits = np.array(runner.read_logits(handle, lines))
