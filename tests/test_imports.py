@@ -47,8 +47,8 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "namespaces", "timeline", "config", "messages", "runner", "dispatcher", "hosts", "ipc", "cache", "grammar",
-               "logit_processors", "metrics", "parsers", "scheduler", "text"}  # fmt: skip
+WITHOUT_JAX = {"types", "namespaces", "timeline", "config", "messages", "runner", "dispatcher", "hosts", "ipc", "cache",
+               "grammar", "logit_processors", "metrics", "parsers", "scheduler", "text"}  # fmt: skip
 
 # Of bench, what needs no JAX.
 LIGHT = {"record", "serving"}
