@@ -51,7 +51,7 @@ def test_what_is_no_option_is_a_sentence(options: dict[str, int], says: str) -> 
         ),
         (
             {"kv_events_config": '{"publisher": "zmq"}', "disable_radix_cache": True},
-            r"^--kv-events-config has nothing to tell with --disable-radix-cache\.$",
+            r"^--kv-events-config needs the prefix cache, which --disable-radix-cache turns off\.$",
         ),
     ],
 )

@@ -142,8 +142,7 @@ class KVEventPublisher:
         try:
             (socket.bind if binds else socket.connect)(endpoint)
         except zmq.ZMQError as error:
-            what = "listen at" if binds else "connect to"
-            raise ValueError(f"--kv-events-config: cannot {what} {endpoint}: {zmq.strerror(error.errno or 0)}.") from error
+            raise ValueError(f"--kv-events-config: cannot open {endpoint}: {zmq.strerror(error.errno or 0)}.") from error
         logger.info("KV events: %s %s.", "listening at" if binds else "connecting to", endpoint)
         return socket
 

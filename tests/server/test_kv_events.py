@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +24,7 @@ from jaxserve.cache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from jaxserve.config import KVEventsConfig, endpoint_of
 from jaxserve.server.kv_events import KVEventPublisher
 
+ROOT = Path(__file__).resolve().parents[2]
 END_SEQ = b"\xff" * 8
 STORED = BlockStored([-5, 2**63 - 1], None, [1, 2], 1, None, "GPU", "tenant-a")
 AS_MAP: dict[str, Any] = {
@@ -159,22 +164,22 @@ class TestPublisher:
     def test_a_replay_brings_what_is_kept(self, context: zmq.Context[Any]) -> None:
         port = free_ports(2)
         endpoint = f"tcp://127.0.0.1:{port + 1}"
-        publisher = publisher_on(port, replay_endpoint=endpoint, buffer_steps=3000)
-        for block_hash in range(5000):
+        publisher = publisher_on(port, replay_endpoint=endpoint, buffer_steps=1500)
+        for block_hash in range(2000):
             publisher.publish([BlockRemoved([block_hash], "GPU")])
         found: list[tuple[int, Batch]] = []
-        while not found or found[-1][0] != 4999:  # the thread may not be there yet
+        while not found or found[-1][0] != 1999:  # the thread may not be there yet
             found = replay(context, endpoint, 0)
-        assert [seq for seq, _ in found] == list(range(2000, 5000)), "the newest, beyond what a socket holds by default"
+        assert [seq for seq, _ in found] == list(range(500, 2000)), "the newest, beyond what a socket holds by default"
         assert all(batch.events[0]["block_hashes"] == [seq] for seq, batch in found)
-        assert [seq for seq, _ in replay(context, endpoint, 4998, envelope=())] == [4998, 4999]
-        assert replay(context, endpoint, 5000) == []
+        assert [seq for seq, _ in replay(context, endpoint, 1998, envelope=())] == [1998, 1999]
+        assert replay(context, endpoint, 2000) == []
         with context.socket(zmq.REQ) as req:
             req.connect(endpoint)
-            req.send((4999).to_bytes(8, "big"))
+            req.send((1999).to_bytes(8, "big"))
             assert req.poll(10_000)
             seq, _ = req.recv_multipart()
-            assert int.from_bytes(seq, "big") == 4999
+            assert int.from_bytes(seq, "big") == 1999
         publisher.close()
 
     def test_nonsense_at_the_replay_endpoint_is_ignored(self, context: zmq.Context[Any]) -> None:
@@ -207,7 +212,7 @@ class TestPublisher:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            with pytest.raises(ValueError, match=rf"cannot listen at tcp://127\.0\.0\.1:{port}: Address already in use\.$"):
+            with pytest.raises(ValueError, match=rf"cannot open tcp://127\.0\.0\.1:{port}: Address already in use\.$"):
                 publisher_on(port)
 
 
@@ -224,7 +229,7 @@ def test_two_replicas_tell_what_each_has_cached(folder: Path, context: zmq.Conte
         "replay_endpoint": f"tcp://127.0.0.1:{port + 2}",
     }  # fmt: skip
     prompts = [list(range(100, 130)), list(range(200, 240))]
-    with serving(folder, dp_size=2, kv_events_config=json.dumps(config)) as server:
+    with serving(folder, dp_size=2, restart_workers=True, kv_events_config=json.dumps(config)) as server:
         server.wait_for("/ready", 200)
         info = httpx.get(f"{server.url}/server_info").json()
         page_size = info["internal_states"][0]["page_size"]
@@ -232,16 +237,9 @@ def test_two_replicas_tell_what_each_has_cached(folder: Path, context: zmq.Conte
             "publisher": "zmq", "endpoint_host": "127.0.0.1", "endpoint_port_base": port, "topic": "kv",
             "block_size": page_size, "dp_size": 2, "replay_endpoint_host": "127.0.0.1", "replay_endpoint_port_base": port + 2,
         }  # fmt: skip
-        live = subscribe(context, f"tcp://127.0.0.1:{port + 1}", b"kv")
         for rank in (0, 1, 1):
             generate(server.url, prompts[rank], rank)
-        first = 300
-        while not live.poll(100):  # it may have been too late for the others
-            first += 1
-            generate(server.url, [first] * page_size, 1)
-        topic, _, batch = receive(live)
-        assert (topic, batch.attn_dp_rank) == (b"kv", 1)
-        live.close()
+        assert example_reads(server.url).startswith("replica 1, batch ")
         for rank, prompt in enumerate(prompts):
             index = EventIndex(page_size)
             batches = replay(context, f"tcp://127.0.0.1:{port + 2 + rank}", 0)
@@ -253,8 +251,27 @@ def test_two_replicas_tell_what_each_has_cached(folder: Path, context: zmq.Conte
             assert of_prompt <= index.prefixes
             assert not any(tokens[0] == prompts[1 - rank][0] for _, tokens in index.prefixes)
         assert httpx.post(f"{server.url}/flush_cache").status_code == 200
-        wait_until_cleared(context, f"tcp://127.0.0.1:{port + 2}")
+        for rank in (0, 1):
+            wait_until_cleared(context, f"tcp://127.0.0.1:{port + 2 + rank}")
+        victim = next(child for child in server.children if child.cmdline()[-2:] == ["1", "0"])
+        os.kill(victim.pid, signal.SIGKILL)
+        while not (batches := replay(context, f"tcp://127.0.0.1:{port + 3}", 0)):
+            time.sleep(0.05)
+        seq, batch = batches[0]
+        assert (seq, batch.events[0]) == (0, {"type": "AllBlocksCleared"}), "it began anew"
         server.stop()
+
+
+def example_reads(url: str) -> str:
+    """What the example prints of the first batch it gets."""
+    command = [sys.executable, str(ROOT / "examples" / "kv_events.py"), "--url", url, "--batches", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as example:
+        assert example.stdout is not None and example.stdout.readline() == "subscribed\n"
+        first = 300
+        while example.poll() is None:
+            generate(url, [first, first + 1, first + 2], 1)
+            first += 3
+        return example.stdout.read()
 
 
 def generate(url: str, prompt: list[int], rank: int) -> None:
@@ -278,5 +295,5 @@ def test_a_port_in_use_ends_the_server_with_a_sentence(folder: Path) -> None:
         config = json.dumps({"publisher": "zmq", "endpoint": endpoint, "bind": True})
         with serving(folder, kv_events_config=config) as server:
             assert server.exit_status() == 1
-            assert f"--kv-events-config: cannot listen at {endpoint}: Address already in use." in server.log
+            assert f"--kv-events-config: cannot open {endpoint}: Address already in use." in server.log
             assert "Traceback" not in server.log
