@@ -68,9 +68,9 @@ class EventRecorder:
         salt = None if namespace is None else salt_of(namespace)
         before = leaf.parent.digests[-_DIGEST_BYTES:]
         leaf.digests = _chain(before or _seed(salt), leaf.key, len(leaf.pages))
-        hashes = _told(leaf.digests)
+        hashes = _hashes_of(leaf.digests)
         token_ids = np.frombuffer(leaf.key, np.uint32).tolist()
-        parent = _told(before)[-1] if before else None
+        parent = _hashes_of(before)[-1] if before else None
         for start in range(0, len(hashes), MOST_BLOCKS):
             end = start + MOST_BLOCKS
             self._events.append(
@@ -88,7 +88,7 @@ class EventRecorder:
 
     def removed(self, node: TreeNode, keep: int = 0) -> None:
         """Only the first `keep` pages of a node are left."""
-        hashes = _told(node.digests[keep * _DIGEST_BYTES :])
+        hashes = _hashes_of(node.digests[keep * _DIGEST_BYTES :])
         for start in range(0, len(hashes), MOST_BLOCKS):
             self._events.append(BlockRemoved(hashes[start : start + MOST_BLOCKS], MEDIUM_GPU))
 
@@ -125,7 +125,7 @@ def _chain(digest: bytes, key: bytes, num_pages: int) -> bytes:
     return b"".join(digests)
 
 
-def _told(digests: bytes) -> list[int]:
+def _hashes_of(digests: bytes) -> list[int]:
     """The first 64 bits of each, as signed numbers."""
     hashes: list[int] = np.frombuffer(digests, ">i8")[:: _DIGEST_BYTES // 8].tolist()
     return hashes
