@@ -24,7 +24,7 @@ from jaxserve.messages import DETOKENIZER, SCHEDULER
 from jaxserve.runner import KVGroup, RunnerSpec, StepInput, StepOutput
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.launch import launch_server
-from jaxserve.server.scheduler_process import TailDecoder, serve
+from jaxserve.server.scheduler_process import TailDecoder, open_publisher, serve
 from jaxserve.server.worker_process import WorkerContext, run_worker
 from jaxserve.server.workers import WorkerCommand
 
@@ -63,6 +63,7 @@ class TimedRunner(DevicelessRunner):
 
 
 def work(context: WorkerContext) -> None:
+    publisher = open_publisher(context)
     spec = RunnerSpec(
         page_size=16,
         kv_groups=(KVGroup(int(os.environ.get("TIMED_POOL_TOKENS", MAX_ROWS * CONTEXT_LEN)) // 16),),
@@ -75,7 +76,8 @@ def work(context: WorkerContext) -> None:
         max_top_logprobs=4,
     )
     runner = TimedRunner(spec, float(os.environ.get("TIMED_STEP_S", "0.004")), float(os.environ.get("TIMED_TOKEN_S", "0")))
-    serve(context, context.args, runner, TailDecoder(wait_for_decoder(context.paths.folder, context.args)))
+    decoder = TailDecoder(wait_for_decoder(context.paths.folder, context.args))
+    serve(context, context.args, runner, decoder, publisher=publisher)
 
 
 def main() -> int:

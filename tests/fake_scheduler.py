@@ -18,7 +18,7 @@ from fake_runner import FakeRunner, fake_spec
 
 from jaxserve.messages import DETOKENIZER, SCHEDULER
 from jaxserve.server.decoder_handover import wait_for_decoder
-from jaxserve.server.scheduler_process import TailDecoder, serve
+from jaxserve.server.scheduler_process import TailDecoder, open_publisher, serve
 from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
 from jaxserve.server.workers import WorkerCommand
 
@@ -62,13 +62,15 @@ def work(context: WorkerContext) -> None:
         os._exit(3)
     if kind == "hang":
         time.sleep(600)
+    publisher = open_publisher(context)
     spec = fake_spec(
         vocab_size=VOCAB_SIZE, context_len=CONTEXT_LEN, num_pages=1 << 15, max_rows=256, max_step_tokens=4096,
         eos_token_ids=(EOS,),
     )  # fmt: skip
     make = {"hang_step": _HangingRunner, "exit_step": _DyingRunner}.get(kind, FakeRunner)
     runner = make(spec, step_delay_s=float(os.environ.get("FAKE_STEP_S", "0")))
-    serve(context, context.args, runner, TailDecoder(wait_for_decoder(context.paths.folder, context.args)))
+    decoder = TailDecoder(wait_for_decoder(context.paths.folder, context.args))
+    serve(context, context.args, runner, decoder, publisher=publisher)
     runner.close()
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
 
 from jaxserve.config import ALIASES, ServerArgs
+from jaxserve.config.kv_events import read_kv_events_config
 
 
 def test_every_alias_is_of_a_field_and_is_none_itself() -> None:
@@ -47,6 +49,10 @@ def test_what_is_no_option_is_a_sentence(options: dict[str, int], says: str) -> 
             {"constrained_json_whitespace_pattern": " ?", "constrained_json_disable_any_whitespace": True},
             r"^--constrained-json-whitespace-pattern has no effect with --constrained-json-disable-any-whitespace\.$",
         ),
+        (
+            {"kv_events_config": '{"publisher": "zmq"}', "disable_radix_cache": True},
+            r"^--kv-events-config needs the prefix cache, which --disable-radix-cache turns off\.$",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_a_sentence(options: dict[str, Any], says: str) -> None:
@@ -84,3 +90,69 @@ HOSTS: dict[str, Any] = {"nnodes": 2, "tp_size": 4, "dist_init_addr": "node-0:50
 def test_hosts_that_do_not(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         ServerArgs(model_path="m", **(HOSTS | options))
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("zmq", "must be a JSON object; got 'zmq'."),
+        ('{"port": 1}', "there is no field port; there are publisher, endpoint, replay_endpoint, buffer_steps, hwm,"),
+        ('{"publisher": "nats"}', "publisher must be zmq or null; got 'nats'."),
+        ('{"endpoint": "5557"}', "endpoint must be tcp://host:port or ipc://path; got '5557'."),
+        ('{"endpoint": "inproc://kv"}', "endpoint must be tcp://host:port or ipc://path; got 'inproc://kv'."),
+        ('{"endpoint": "tcp://*:0"}', "the port of endpoint must be in [1, 65535]; got 0."),
+        ('{"replay_endpoint": 5558}', "replay_endpoint must be tcp://host:port or ipc://path; got 5558."),
+        ('{"replay_endpoint": "tcp://*:5557"}', "must differ; got 'tcp://*:5557' and 'tcp://*:5557'."),
+        ('{"buffer_steps": 0}', "buffer_steps must be a whole number in [1, 2147483647]; got 0."),
+        ('{"hwm": "many"}', "hwm must be a whole number in [1, 2147483647]; got 'many'."),
+        ('{"max_queue_size": 1.5}', "max_queue_size must be a whole number in [1, 2147483647]; got 1.5."),
+        ('{"topic": 7}', "topic must be a text; got 7."),
+        ('{"encoding": "json"}', "encoding must be map or array; got 'json'."),
+        ('{"bind": 1}', "bind must be true or false; got 1."),
+        ('{"format": "vllm"}', "format must be default or dynamo; got 'vllm'."),
+        ('{"enable_kv_cache_events": null, "hwm": -1}', "hwm must be a whole number in [1, 2147483647]; got -1."),
+    ],
+)
+def test_a_bad_config_of_kv_events_is_a_sentence(config: str, says: str) -> None:
+    with pytest.raises(ValueError, match=f"^--kv-events-config.*{re.escape(says)}") as caught:
+        ServerArgs(kv_events_config=config)
+    assert "\n" not in str(caught.value)
+
+
+def test_replicas_need_ports_of_their_own_for_kv_events() -> None:
+    near = '{"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
+    with pytest.raises(ValueError, match=r"must differ by 2 or more, as each of the --dp-size 2 replicas takes a port; got "):
+        ServerArgs(kv_events_config=near, dp_size=2)
+    ServerArgs(kv_events_config=near)
+    ServerArgs(kv_events_config='{"endpoint": "tcp://router:5557", "replay_endpoint": "tcp://*:5558"}', dp_size=2)
+    with pytest.raises(ValueError, match=r"in \[1, 65532\] \(replica r takes port \+ r, and --dp-size is 4\); got 65533"):
+        ServerArgs(kv_events_config='{"endpoint": "tcp://*:65533"}', dp_size=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_on", "binds"),
+    [
+        ("{}", False, True),
+        ('{"publisher": "null"}', False, True),
+        ('{"publisher": "zmq"}', True, True),
+        ('{"publisher": "zmq", "endpoint": "tcp://0.0.0.0:1"}', True, True),
+        ('{"publisher": "zmq", "endpoint": "tcp://[::1]:1"}', True, True),
+        ('{"publisher": "zmq", "endpoint": "ipc:///run/kv"}', True, True),
+        ('{"publisher": "zmq", "endpoint": "tcp://router:1"}', True, False),
+        ('{"publisher": "zmq", "endpoint": "tcp://127.0.0.1:1", "bind": true}', True, True),
+        ('{"enable_kv_cache_events": true}', True, True),
+        ('{"enable_kv_cache_events": false, "publisher": "zmq"}', False, True),
+    ],
+)
+def test_when_kv_events_are_told_and_who_listens(config: str, is_on: bool, binds: bool) -> None:
+    read = read_kv_events_config(config)
+    assert (read.is_on, read.binds) == (is_on, binds)
+    assert (ServerArgs(kv_events_config=config).kv_events is not None) == is_on
+
+
+def test_routers_are_told_where_kv_events_are() -> None:
+    args = ServerArgs(kv_events_config='{"publisher": "zmq", "endpoint": "ipc:///run/kv", "topic": "t"}', dp_size=3)
+    assert args.describe_kv_events(16) == {
+        "publisher": "zmq", "endpoint_host": "", "endpoint_port_base": 0, "topic": "t", "block_size": 16, "dp_size": 3
+    }  # fmt: skip
+    assert ServerArgs().describe_kv_events(16) is None

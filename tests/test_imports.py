@@ -12,6 +12,7 @@ ROOT = pathlib.Path(jaxserve.__file__).parent
 # What each part of the package may import from jaxserve. Top-level modules count as packages of their own.
 ALLOWED: dict[str, set[str]] = {
     "types": set(),
+    "namespaces": set(),
     "timeline": set(),
     "parsers": set(),
     "config": {"parsers"},
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": {"aot", "config", "data_parallel", "demo", "types", "messages", "runner", "executor", "kernels", "models",
               "scheduler", "server", "progress"},
     "metrics": set(),
-    "cache": {"runner", "types"},
+    "cache": {"namespaces", "runner", "types"},
     "grammar": {"types"},
     "logit_processors": {"types"},
     "aot": {"config", "executor", "kernels", "models"},
@@ -38,15 +39,16 @@ ALLOWED: dict[str, set[str]] = {
     "data_parallel": set(),
     "hosts": {"messages", "runner"},
     "server": {"config", "data_parallel", "hosts", "types", "timeline", "messages", "dispatcher", "runner", "ipc", "models",
-               "demo", "scheduler", "executor", "grammar", "logit_processors", "metrics", "parsers", "progress", "text"},
+               "demo", "namespaces", "scheduler", "executor", "grammar", "logit_processors", "metrics", "parsers", "progress",
+               "text"},
     "cli": {"aot", "bench", "config", "types", "server", "models", "demo", "executor", "progress"},
     "__main__": {"cli"},
     "__init__": {"config", "cuda_toolkit", "types", "server"},
 }  # fmt: skip
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "timeline", "config", "messages", "runner", "dispatcher", "hosts", "ipc", "cache", "grammar",
-               "logit_processors", "metrics", "parsers", "scheduler", "text"}  # fmt: skip
+WITHOUT_JAX = {"types", "namespaces", "timeline", "config", "messages", "runner", "dispatcher", "hosts", "ipc", "cache",
+               "grammar", "logit_processors", "metrics", "parsers", "scheduler", "text"}  # fmt: skip
 
 # Of bench, what needs no JAX.
 LIGHT = {"record", "serving"}

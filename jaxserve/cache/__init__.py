@@ -1,8 +1,9 @@
 """KV page bookkeeping on the host: the radix prefix cache, the page allocator and the request rows' page tables."""
 
 from jaxserve.cache.audit import LeakReport
+from jaxserve.cache.events import KVCacheEvent
 from jaxserve.cache.manager import CacheManager, Lease, PoolUsage
 from jaxserve.cache.radix_cache import PrefixMatch, RadixCache
 from jaxserve.cache.tree_node import TreeNode
 
-__all__ = ["CacheManager", "LeakReport", "Lease", "PoolUsage", "PrefixMatch", "RadixCache", "TreeNode"]
+__all__ = ["CacheManager", "KVCacheEvent", "LeakReport", "Lease", "PoolUsage", "PrefixMatch", "RadixCache", "TreeNode"]

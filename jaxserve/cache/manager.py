@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxserve.cache.audit import LeakReport, audit, tree_pages
+from jaxserve.cache.events import EventRecorder, KVCacheEvent
 from jaxserve.cache.page_allocator import NO_PAGE, NoPages, PageAllocator, PageOwner
 from jaxserve.cache.radix_cache import PrefixMatch, RadixCache
 from jaxserve.cache.req_to_token import ReqToTokenPool
@@ -91,10 +92,12 @@ class CacheManager:
         disable_radix: bool = False,
         num_snapshots: int = 0,
         snapshot_interval: int = 1,
+        record_events: bool = False,
         on_eviction: Callable[[list[int], float], None] = lambda tokens, took_s: None,
     ) -> None:
         """`groups` and `num_snapshots` as in RunnerSpec; rows that decode leave one every `snapshot_interval` tokens.
-        `on_eviction` is told how many tokens of each group were evicted, and how long it took."""
+        `record_events`: there is something for `take_events`. `on_eviction` is told how many tokens of each group were evicted,
+        and how long it took."""
         assert all(group.window is not None for group in groups[1:]), f"a group without a window must be the first: {groups}"
         self.num_pages = groups[0].num_pages  # of the first group, as everything that is counted below
         self.page_size = page_size
@@ -110,7 +113,8 @@ class CacheManager:
         ]
         self.states = StateGroup(num_snapshots, page_size, last_table, snapshot_interval) if num_snapshots else None
         self._in_tree: list[WindowGroup | StateGroup] = [*self.windows, *([] if self.states is None else [self.states])]
-        self.tree = RadixCache(page_size, eviction_policy, [group.window for group in self._in_tree])
+        self._events = EventRecorder(page_size) if record_events else None
+        self.tree = RadixCache(page_size, eviction_policy, [group.window for group in self._in_tree], self._events)
         self._full_table = self.req_to_token.tables[0] if groups[0].window is None else None
         pools: list[PageAllocator | NoPages | WindowGroup] = [*([self.allocator] if self.keeps_all else []), *self.windows]
         self._pools = list(zip(tables, pools, strict=True))
@@ -176,6 +180,10 @@ class CacheManager:
     def drain_page_updates(self) -> PageUpdates:
         """The page-table entries written since the last call. An entry may occur twice, then with the same page."""
         return self.req_to_token.drain_updates()
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Which whole-page prefixes can be found, and which no longer, since the last call."""
+        return self._events.take() if self._events is not None else []
 
     # --- the life of a request
 

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxserve.cache.events import EventRecorder, divide
 from jaxserve.cache.eviction import EvictionQueue, is_evictable_leaf
 from jaxserve.cache.page_allocator import NO_PAGE
 from jaxserve.cache.run_pages import NO_PAGES, PageCollector, RunPages, concatenate, present
@@ -53,10 +54,17 @@ class InsertResult(NamedTuple):
 
 
 class RadixCache:
-    def __init__(self, page_size: int, eviction_policy: str = "lru", windows: Sequence[int] = ()) -> None:
-        """`windows`: of the KV groups that have one, in tokens."""
+    def __init__(
+        self,
+        page_size: int,
+        eviction_policy: str = "lru",
+        windows: Sequence[int] = (),
+        events: EventRecorder | None = None,
+    ) -> None:
+        """`windows`: of the KV groups that have one, in tokens. `events` is told what can be found and what no longer."""
         assert page_size >= 1, f"page_size must be at least 1, got {page_size}"
         self.page_size = page_size
+        self._events = events
         self._page_bytes = page_size * TOKEN_BYTES
         self._pages_seen = tuple(-(-(window - 1) // page_size) for window in windows)  # by a token that begins a page
         # At a node's end these are worth more than others: who goes on there sees them. One more, as the same prompt once again
@@ -80,6 +88,8 @@ class RadixCache:
         self.top = self._new_node(None, None, b"", self._no_pages)
         self.evictable_pages = 0
         self.protected_pages = 0
+        if self._events is not None:
+            self._events.cleared()
 
     @property
     def num_cached_pages(self) -> int:
@@ -184,6 +194,7 @@ class RadixCache:
             current = stack.pop()
             stack.extend(current.children.values())
             current.discarded = True
+            self._record_removal(current)
             gone.take_windows(current)
             if current.lock_count == 0:
                 self.evictable_pages -= len(current.pages)
@@ -223,11 +234,7 @@ class RadixCache:
 
     def nodes(self) -> Iterator[TreeNode]:
         """Every node but the top, parents before children."""
-        stack = list(self.top.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        return itertools.chain.from_iterable(map(_subtree, self.top.children.values()))
 
     def rebuild(self, bad: RunPages) -> None:
         """Removes every prefix that runs through one of the bad pages, bad windows' pages, and all locks; counts again from
@@ -238,6 +245,8 @@ class RadixCache:
             for child in list(node.children.values()):
                 if np.isin(child.pages, bad.pages).any():
                     del node.children[child.edge]
+                    for gone in _subtree(child):
+                        self._record_removal(gone)
                 else:
                     stack.append(child)
         self._clear_queues()
@@ -345,6 +354,7 @@ class RadixCache:
         node.key = node.key[cut:]
         node.pages, node.windows = whole.part(slice(num_pages, None))
         node.edge = node.key[: self._page_bytes]
+        upper.digests, node.digests = divide(node.digests, num_pages)
         node.parent = upper
         upper.children[node.edge] = node
         self._offer_windows(upper)
@@ -356,6 +366,8 @@ class RadixCache:
         leaf.discarded = parent.discarded
         parent.children[leaf.edge] = leaf
         self.evictable_pages += len(own.pages)
+        if self._events is not None and not leaf.discarded:
+            self._events.stored(leaf)
         self._offer_windows(leaf)
         self._leaves.offer(leaf)  # the caller locks it next; it is looked at again when it comes to the top
         return leaf
@@ -366,16 +378,19 @@ class RadixCache:
         if keep <= 0:
             self._settle(self._remove(leaf, gone), gone)
             return
+        self._record_removal(leaf, keep)
         whole = RunPages(leaf.pages, leaf.windows)
         gone.add_run(whole.part(slice(keep, None)))
         leaf.key = leaf.key[: keep * self._page_bytes]
         leaf.pages, leaf.windows = whole.part(slice(keep))
+        leaf.digests, _ = divide(leaf.digests, keep)
         self.evictable_pages -= num_pages
         self._settle(leaf, gone)
 
     def _remove(self, leaf: TreeNode, gone: PageCollector) -> TreeNode:
         """Takes an unlocked leaf out of the tree, with its pages; returns its parent."""
         assert leaf.parent is not None, "the top node is no leaf"
+        self._record_removal(leaf)
         gone.add_run(RunPages(leaf.pages, leaf.windows))
         self.evictable_pages -= len(leaf.pages)
         leaf.discarded = True  # a queue may still have it
@@ -393,6 +408,11 @@ class RadixCache:
                 self._leaves.offer(node)
                 return
             node = self._remove(node, gone)
+
+    def _record_removal(self, node: TreeNode, keep: int = 0) -> None:
+        """Only the first `keep` pages of a node can still be found."""
+        if self._events is not None:
+            self._events.removed(node, keep)
 
     def _touch(self, path: list[TreeNode]) -> None:
         tick = next(self._ticks)
@@ -420,6 +440,15 @@ class RadixCache:
     def _page_aligned_bytes(self, token_ids: np.ndarray) -> bytes:
         whole = len(token_ids) // self.page_size * self.page_size
         return np.asarray(token_ids[:whole], np.int32).tobytes()
+
+
+def _subtree(node: TreeNode) -> Iterator[TreeNode]:
+    """It and all below it, parents before children."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
 
 
 def _has_window_pages(node: TreeNode, group: int, kept: int = 0) -> bool:

@@ -12,8 +12,8 @@ import numpy as np
 
 class TreeNode:
     __slots__ = (
-        "children", "created", "discarded", "edge", "hits", "id", "key", "last_access", "lock_count", "pages", "parent",
-        "priority", "windows",
+        "children", "created", "digests", "discarded", "edge", "hits", "id", "key", "last_access", "lock_count", "pages",
+        "parent", "priority", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +35,7 @@ class TreeNode:
         self.key = key
         self.pages = pages  # int32, one for each page of tokens in key
         self.windows = windows  # the same for each KV group with a window
+        self.digests = b""  # of its pages, where events are recorded (`jaxserve.cache.events`)
         self.children: dict[bytes | str | None, TreeNode] = {}
         self.lock_count = 0  # leases that hold this node or one below it
         self.last_access = tick

@@ -1,9 +1,12 @@
-"""Every option there is: `args` has them, `names` what they may be, `checks` what must hold of them."""
+"""Every option there is: `args` has them, `names` what they may be, `checks` what must hold of them,
+`kv_events` what the one of that name holds."""
 
 from jaxserve.config.addresses import split_address as split_address
 from jaxserve.config.args import ServerArgs as ServerArgs
 from jaxserve.config.args import by_field as by_field
 from jaxserve.config.checks import check_key as check_key
+from jaxserve.config.kv_events import KVEventsConfig as KVEventsConfig
+from jaxserve.config.kv_events import endpoint_of as endpoint_of
 from jaxserve.config.names import ALIASES as ALIASES
 from jaxserve.config.names import DTYPES as DTYPES
 from jaxserve.config.names import EVICTION_POLICIES as EVICTION_POLICIES

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxserve.config.checks import check, flag
+from jaxserve.config.kv_events import KVEventsConfig, read_kv_events_config
 from jaxserve.config.names import (
     ALIASES,
     ATTENTION_BACKENDS,
@@ -167,6 +168,12 @@ class ServerArgs:
     crash_dump_folder: str | None = arg(
         None,
         "Write what ran and what ended in the last five minutes to a file in this folder when a worker dies, or on SIGQUIT.",
+    )
+    kv_events_config: str | None = arg(
+        None,
+        'JSON object: tell routers what the prefix cache gains and loses, over ZeroMQ; {"publisher": "zmq"} does so at '
+        "tcp://*:5557, for whoever asks.",
+        is_json=True,
     )
     enable_cache_report: bool = arg(False, "Report cached tokens in the usage of OpenAI replies.")
     stream_interval: int = arg(1, "Send a chunk to a streaming client every so many tokens.")
@@ -372,6 +379,18 @@ class ServerArgs:
     def local_tp_size(self) -> int:
         """Devices of this host that the model runs on."""
         return self.tp_size // self.nnodes
+
+    @property
+    def kv_events(self) -> KVEventsConfig | None:
+        """None if nobody wants events."""
+        if self.kv_events_config is None:
+            return None
+        config = read_kv_events_config(self.kv_events_config, self.dp_size)
+        return config if config.is_on else None
+
+    def describe_kv_events(self, page_size: int) -> dict[str, Any] | None:
+        """For /server_info."""
+        return None if self.kv_events is None else self.kv_events.describe(page_size, self.dp_size)
 
     @property
     def effective_tokenizer_path(self) -> str:

@@ -35,6 +35,8 @@ def check(args: ServerArgs) -> None:
     _check_white_space(args)
     _check_labels(args)
     _check_hosts(args)
+    if args.kv_events is not None and args.disable_radix_cache:
+        raise ValueError("--kv-events-config needs the prefix cache, which --disable-radix-cache turns off.")
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
         raise ValueError("--ssl-keyfile and --ssl-certfile must be given together.")
     if args.chat_template is not None and args.hf_chat_template_name is not None:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from jaxserve.cache import KVCacheEvent
 from jaxserve.messages import (
     AbortReq,
     BatchTokenizedGenerateReqInput,
@@ -58,13 +59,16 @@ class SchedulerLoop:
         sleep_on_idle: bool = True,
         recv_interval: int = 1,
         watchdog: Watchdog | None = None,
+        publish_events: Callable[[Sequence[KVCacheEvent]], None] | None = None,
     ) -> None:
+        """`publish_events` is given the KV cache events of each round, and never waits."""
         self._scheduler = scheduler
         self._stages = scheduler.stages
         self._transport = transport
         self._overlap = overlap
         self._sleep_on_idle = sleep_on_idle
         self._watchdog = watchdog
+        self._publish_events = publish_events
         self._recv_skipper = RecvSkipper(recv_interval)
         self._arrived: collections.deque[Message] = collections.deque()  # and not handled yet
         self._was_idle_long = False  # idle-time work is done
@@ -124,6 +128,8 @@ class SchedulerLoop:
         elif was_quiet and not self._was_idle_long:
             scheduler.on_idle()
             self._was_idle_long = True
+        if self._publish_events is not None:
+            self._publish_events(scheduler.cache.take_events())
 
     def _recv_timeout_s(self) -> float | None:
         wait_s = self._scheduler.wait_s if self._sleep_on_idle and not self._arrived else 0.0

@@ -115,6 +115,7 @@ class Scheduler:
             disable_radix=args.disable_radix_cache,
             num_snapshots=spec.num_snapshots,
             snapshot_interval=args.mamba_track_interval,
+            record_events=args.kv_events is not None,
             on_eviction=functools.partial(self.meter.evicted, windows),
         )
         self._table = RowTable(

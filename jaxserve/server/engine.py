@@ -201,6 +201,7 @@ class Engine:
             **self._pipeline.manager.resolved_options,
             **self._pipeline.worker_info,
             "version": package_version(),
+            "kv_events": self.server_args.describe_kv_events(states[0]["page_size"]),
             "internal_states": states,
         }
 

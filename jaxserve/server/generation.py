@@ -30,6 +30,7 @@ from jaxserve.messages import (
     Sample,
     TokenizedGenerateReqInput,
 )
+from jaxserve.namespaces import cache_namespace
 from jaxserve.runner import NO_TOKEN_ID
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.live_requests import CallFacts, LiveCall, LiveSequence, LiveTable
@@ -37,7 +38,6 @@ from jaxserve.server.logit_processors import RulePlan, plan_all, rules_of
 from jaxserve.server.metrics import ServerMetrics, header_labels
 from jaxserve.server.request_checks import (
     ModelLimits,
-    cache_namespace,
     check_patterns,
     check_prompt,
     check_shape,
@@ -387,7 +387,7 @@ def _to_scheduler_form(
         return_hidden_states=options.return_hidden_states,
         priority=options.priority,
         extra_key=cache_namespace(
-            options.extra_key, options.cache_salt, req.input_embeds[prompt] if req.input_embeds else None
+            options.extra_key, options.cache_salt, req.input_embeds[prompt].key if req.input_embeds else None
         ),
         thinking=req.thinking,
         logit_rules=plan.rules,

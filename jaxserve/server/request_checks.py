@@ -6,7 +6,6 @@ Pure functions over GenerateReqInput and token ids; every failure is a RequestEr
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -370,14 +369,3 @@ def sample_params(
         logit_bias={**params.logit_bias, **biases} if biases else params.logit_bias,
         custom_params=None,
     )
-
-
-def cache_namespace(extra_key: str | None, cache_salt: str | None, embeds: PromptEmbeds | None = None) -> str | None:
-    """extra_key and cache_salt as one radix cache namespace; different pairs never meet, and an empty string is not null.
-
-    Embeddings have no ids that tell them apart, so each prompt of them is a namespace of its own, for itself and its twins."""
-    if embeds is not None:
-        return json.dumps([extra_key, cache_salt, embeds.key])
-    if extra_key is None and cache_salt is None:
-        return None
-    return json.dumps([extra_key, cache_salt])

@@ -31,6 +31,7 @@ from jaxserve.scheduler.stops import StopTextDecoder
 from jaxserve.scheduler.watchdog import Watchdog
 from jaxserve.server.decoder_handover import make_decoder, wait_for_tokenizer_json
 from jaxserve.server.garbage import importing, settle_garbage_collector
+from jaxserve.server.kv_events import KVEventPublisher
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import UserError, WorkerContext, exit_now, run_worker
 
@@ -80,6 +81,7 @@ def work(context: WorkerContext) -> None:
             load_dill()
         except ImportError as error:
             raise UserError(str(error)) from error
+    publisher = open_publisher(context)
     # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
     with importing():
         from jaxserve.server.building import build, user_errors
@@ -100,7 +102,17 @@ def work(context: WorkerContext) -> None:
         if leader is not None:
             leader.wait_joined()
             runner = BroadcastRunner(runner, leader, model_path=args.model_path, load_format=args.load_format)
-        serve(context, built.args, runner, decoder, tokenizer_json)
+        serve(context, built.args, runner, decoder, tokenizer_json, publisher)
+
+
+def open_publisher(context: WorkerContext) -> KVEventPublisher | None:
+    """Of KV cache events, if somebody wants them. What it cannot have should be known before a model is loaded."""
+    if context.args.kv_events is None:
+        return None
+    try:
+        return KVEventPublisher(context.args.kv_events, context.address.rank)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def serve(
@@ -109,8 +121,9 @@ def serve(
     runner: Runner,
     decoder: StopTextDecoder | None,
     tokenizer_json: str | None = None,
+    publisher: KVEventPublisher | None = None,
 ) -> None:
-    """Until a ShutdownReq. `args` are the resolved options."""
+    """Until a ShutdownReq. `args` are the resolved options. The publisher is closed at the end."""
     with zmq.Context() as zmq_context:
         receiver = Receiver(zmq_context, context.paths.of(context.address), SchedulerInput)
         to_detokenizer = Sender(zmq_context, context.paths.detokenizer)
@@ -136,6 +149,7 @@ def serve(
             sleep_on_idle=args.sleep_on_idle,
             recv_interval=args.scheduler_recv_interval,
             watchdog=watchdog,
+            publish_events=None if publisher is None else publisher.publish,
         )
         try:
             scheduler.tend_runner()  # how many programs are missing is known before anybody hears "ready"
@@ -149,6 +163,8 @@ def serve(
                 grammars.close()
             if processors is not None:
                 processors.close()
+            if publisher is not None:
+                publisher.close()
             receiver.close()
             to_detokenizer.close()
             to_tokenizer.close()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from event_index import EventIndex
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from jaxserve.cache import CacheManager, Lease
+from jaxserve.cache import CacheManager, Lease, RadixCache, TreeNode
 from jaxserve.runner import KVGroup
 
 MAX_ROWS = 4
@@ -17,6 +18,9 @@ MAX_LEN = 24
 
 # Cut and continued at few places, so that prefixes meet, part and repeat often.
 STEMS = ((0,) * MAX_LEN, (0, 1) * (MAX_LEN // 2), (1, 1, 0, 0) * (MAX_LEN // 4))
+
+
+Prefix = tuple[str | None, tuple[int, ...]]  # namespace and whole pages of tokens
 
 
 @st.composite
@@ -27,6 +31,21 @@ def prompts(draw: st.DrawFn) -> list[int]:
 
 def array(values: list[int] | tuple[int, ...]) -> np.ndarray:
     return np.array(values, np.int32)
+
+
+def cached_prefixes(tree: RadixCache, page_size: int) -> dict[Prefix, int]:
+    """What the tree says: each cached whole-page prefix and the page of its last tokens."""
+    found: dict[Prefix, int] = {}
+    stack: list[tuple[TreeNode, str | None, tuple[int, ...]]] = [(root, key, ()) for key, root in tree.top.children.items()]
+    while stack:
+        node, namespace, before = stack.pop()
+        own = node.token_ids.tolist()
+        for i, page in enumerate(node.pages.tolist()):
+            prefix = (namespace, before + tuple(own[: (i + 1) * page_size]))
+            assert prefix not in found, f"{prefix} stands in the tree twice"
+            found[prefix] = page
+        stack.extend((child, namespace, before + tuple(own)) for child in node.children.values())
+    return found
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,8 +69,10 @@ class CacheMachine(RuleBasedStateMachine):
             max_pages_per_row=-(-MAX_LEN // page_size),
             eviction_policy=self.policy,
             disable_radix=self.disable_radix,
+            record_events=True,
             **options,
         )
+        self.index = EventIndex(page_size)
         self.running = []
 
     @precondition(lambda self: self.running)
@@ -62,6 +83,11 @@ class CacheMachine(RuleBasedStateMachine):
     def end(self, run: Running, keep: bool) -> None:
         self.running.remove(run)
         self.cache.release(run.lease, array(run.tokens[: run.computed]) if keep else None)
+
+    @invariant()
+    def events_tell_what_is_cached(self) -> None:
+        self.index.take_in(self.cache.take_events())
+        assert self.index.prefixes == set(cached_prefixes(self.cache.tree, self.page_size))
 
     @invariant()
     def idle_means_clean(self) -> None:

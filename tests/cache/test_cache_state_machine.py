@@ -10,7 +10,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from cache_machine import MAX_LEN, MAX_ROWS, CacheMachine, Running, array, check_any_order, prompts
+from cache_machine import MAX_LEN, MAX_ROWS, CacheMachine, Prefix, Running, array, cached_prefixes, check_any_order, prompts
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -22,29 +22,12 @@ from jaxserve.runner import KVGroup
 
 NAMESPACES = (None, None, None, "a", "")
 
-Prefix = tuple[str | None, tuple[int, ...]]  # namespace and whole pages of tokens
-
 
 @dataclasses.dataclass(eq=False)
 class Modelled(Running):
     namespace: str | None
     committed: int = 0  # tokens shared by the last commit, or found at admission
     given_from: int | None = None  # the first token that it was first to share
-
-
-def cached_prefixes(tree: RadixCache, page_size: int) -> dict[Prefix, int]:
-    """What the tree says: each cached whole-page prefix and the page of its last tokens."""
-    found: dict[Prefix, int] = {}
-    stack: list[tuple[TreeNode, str | None, tuple[int, ...]]] = [(root, key, ()) for key, root in tree.top.children.items()]
-    while stack:
-        node, namespace, before = stack.pop()
-        own = node.token_ids.tolist()
-        for i, page in enumerate(node.pages.tolist()):
-            prefix = (namespace, before + tuple(own[: (i + 1) * page_size]))
-            assert prefix not in found, f"{prefix} stands in the tree twice"
-            found[prefix] = page
-        stack.extend((child, namespace, before + tuple(own)) for child in node.children.values())
-    return found
 
 
 def pages_to_go(tree: RadixCache, policy: str, missing: int) -> set[int]:

@@ -27,7 +27,8 @@ def output_of(name: str, *arguments: str, cache: str = "") -> str:
 
 
 def test_every_example_is_tested_and_named() -> None:
-    tested = {*CLIENTS, "engine.py", "rollouts.py", "batch_file.py", "demo.py"}  # demo.py: `make demo`, and its own tests
+    tested = {*CLIENTS, "engine.py", "rollouts.py", "batch_file.py"}
+    tested |= {"demo.py", "kv_events.py"}  # `make demo` and its own tests; tests/server/test_kv_events.py
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
     readme = (EXAMPLES.parent / "README.md").read_text()
     assert all(f"](examples/{name})" in readme for name in tested - {"demo.py"})
@@ -84,7 +85,7 @@ def test_a_batch_file_is_gone_on_with(demo_server: LiveServer, tmp_path: pathlib
     assert len({json.loads(line)["custom_id"] for line in replies.read_text().splitlines()}) == 20
 
 
-@pytest.mark.parametrize("name", [*CLIENTS, "batch_file.py"])
+@pytest.mark.parametrize("name", [*CLIENTS, "batch_file.py", "kv_events.py"])
 def test_without_a_server_they_say_how_to_start_one(name: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "in").write_text('{"custom_id": "1", "url": "/v1/completions", "body": {"prompt": "a"}}\n')
     files = (str(tmp_path / "in"), str(tmp_path / "out")) if name == "batch_file.py" else ()

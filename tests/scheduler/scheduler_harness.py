@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from fake_runner import FakeRunner, embeddings_of, fake_spec
 
+from jaxserve.cache import KVCacheEvent
 from jaxserve.config import ServerArgs
 from jaxserve.messages import (
     AbortReq,
@@ -174,8 +175,13 @@ class Harness:
             clock=self.clock,
             wall_clock=self.clock,
         )
+        self.events: list[Sequence[KVCacheEvent]] = []  # of the prefix cache, each round's
         self.loop = SchedulerLoop(
-            self.scheduler, self.transport, overlap=overlap, recv_interval=self.args.scheduler_recv_interval
+            self.scheduler,
+            self.transport,
+            overlap=overlap,
+            recv_interval=self.args.scheduler_recv_interval,
+            publish_events=self.events.append,
         )
         self.transport.may_wait = lambda: self.scheduler.wait_s != 0
         self.sent: dict[str, TokenizedGenerateReqInput] = {}

@@ -110,7 +110,7 @@ class FakeService:
         self.asked_for: list[tuple[int, int]] = []  # prompts and n that a route asked for before it worked on them
         state = {
             "dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5,
-            "leaks": 0,
+            "page_size": 16, "leaks": 0,
         }  # fmt: skip
         self.control_replies: dict[str, list[Any]] = {
             "get_internal_state": [GetInternalStateReqOutput(state)],

@@ -53,6 +53,7 @@ async def test_server_info_masks_secrets() -> None:
     assert info["max_total_num_tokens"] == info["internal_states"][0]["max_total_num_tokens"]
     assert info["version"]
     assert info["page_size"] == 16  # was None: what it was resolved to is shown
+    assert info["kv_events"] is None
 
 
 async def test_loads() -> None:

@@ -13,9 +13,10 @@ import pytest
 from fake_service import LIMITS, FakeService
 from http_harness import app_client
 
+from jaxserve.namespaces import cache_namespace
 from jaxserve.server.native.input_embeds import GivenEmbeds, embeds_of, with_embeds
 from jaxserve.server.native.request import build_generate_request
-from jaxserve.server.request_checks import cache_namespace, check_shape
+from jaxserve.server.request_checks import check_shape
 from jaxserve.server.requests import PromptEmbeds, RequestError
 
 JSON = {"Content-Type": "application/json"}
@@ -188,7 +189,7 @@ def test_what_needs_none_is_not() -> None:
 def test_each_prompt_is_a_namespace_of_the_cache() -> None:
     first, second = (PromptEmbeds(np.full((1, 2), value, np.float32), f"key {value}") for value in (1, 2))
     found = [
-        cache_namespace(extra_key, salt, embeds)
+        cache_namespace(extra_key, salt, embeds and embeds.key)
         for embeds in (None, first, second)
         for extra_key in (None, "", "key 1", '["key 1"]')
         for salt in (None, "", "key 1")

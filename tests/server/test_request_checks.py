@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from jaxserve.namespaces import cache_namespace, salt_of
 from jaxserve.server.request_checks import (
     ModelLimits,
-    cache_namespace,
     check_patterns,
     check_prompt,
     check_shape,
@@ -111,6 +111,23 @@ def test_namespaces_do_not_collide() -> None:
     made = [cache_namespace(*pair) for pair in itertools.product(keys, keys)]
     assert cache_namespace(None, None) is None
     assert len(set(made)) == len(made)
+    salts = [salt_of(namespace) for namespace in made if namespace is not None]
+    assert len(set(salts)) == len(salts)
+
+
+def test_a_namespace_is_called_by_its_salt_if_it_has_nothing_else() -> None:
+    for salt in ("", "tenant é", "null", "[null, 1]"):
+        assert salt_of(cache_namespace(None, salt) or "") == salt
+    for others in (
+        ("key", None),
+        ("key", "salt"),
+        (None, "half a pair \ud800"),
+        (None, "salt", "embeds"),
+        (None, None, "embeds"),
+    ):
+        namespace = cache_namespace(*others)
+        assert namespace is not None and salt_of(namespace) == namespace
+    assert salt_of("of no request") == "of no request"
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ async def server_info(request: Request) -> dict[str, Any]:
         **_args(request).public_dict(),
         **service_of(request).resolved_options,
         "version": package_version(),
+        "kv_events": _args(request).describe_kv_events(states[0]["page_size"]),
         "status": service_of(request).status,
         "replicas": service_of(request).replica_states,
         "uptime_s": time.monotonic() - request.app.state.started_monotonic_s,

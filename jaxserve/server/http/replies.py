@@ -29,6 +29,7 @@ _SERVER_INFO = {
     "model_path": "/models/demo",
     "page_size": 16,
     "version": "0.1.0",
+    "kv_events": None,
     "status": "ready",
     "replicas": ["up"],
     "uptime_s": 12.5,
