@@ -18,7 +18,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths, Receiver
 from jaxserve.messages import HOST, WorkerFailed, WorkerReady
 from jaxserve.server.logs import configure_logging, log_lines
-from jaxserve.server.worker_process import write_args
+from jaxserve.server.worker_process import SHOW_STACKS, write_args
 from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Following:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal, number)
+            loop.add_signal_handler(SHOW_STACKS, self._workers.show_stacks)
         paths = IpcPaths.create()
         with zmq.Context() as context:
             receiver = Receiver(context, paths.tokenizer, WorkerReady | WorkerFailed)
