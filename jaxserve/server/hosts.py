@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ipaddress
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +25,6 @@ from jaxserve.server.worker_process import UserError
 
 _SECRET_VARIABLE = "JAXSERVE_DIST_SECRET"
 _LEAST_SECRET = 16
-_LOOPBACK = ("127.", "::1", "localhost")
 # What is a host's own: where files are, and what only host 0's front doors and scheduler know of.
 _OWN_OPTIONS = frozenset(
     ("model_path", "tokenizer_path", "served_model_name", "download_dir", "compilation_cache_dir", "device", "node_rank",
@@ -110,9 +110,8 @@ def _address(args: ServerArgs) -> HostAddress:
 
 
 def _hello(args: ServerArgs) -> Hello:
-    software = (
-        f"jaxserve {jaxserve.__version__} (source {source_digest('hosts', 'messages.py')[:12]}) with JAX {jax.__version__}"
-    )
+    source = source_digest("hosts", "messages.py")[:12]
+    software = f"jaxserve {jaxserve.__version__} (source {source}) with JAX {jax.__version__}"
     options = {name: value for name, value in dataclasses.asdict(args).items() if name not in _OWN_OPTIONS}
     as_json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(options))
     return Hello(rank=args.node_rank, name=socket.gethostname(), software=software, options=as_json)
@@ -125,19 +124,26 @@ def _secret(args: ServerArgs, environment: Mapping[str, str]) -> bytes:
         raise UserError(
             f"--dist-secret-file and the environment's {_SECRET_VARIABLE} each give a secret; only one of them may."
         )
-    if path is not None:
-        try:
-            secret = Path(path).read_bytes().strip()
-        except OSError as error:
-            raise UserError(f"--dist-secret-file {path!r} cannot be read: {error.strerror}.") from None
-    else:
-        secret = (variable or "").strip().encode()
-    if not secret and variable is None and path is None and (args.dist_init_addr or "").lstrip("[").startswith(_LOOPBACK):
+    if path is None and variable is None and _is_loopback(_address(args).host):
         return b""
+    secret = (variable or "").strip().encode() if path is None else _read_secret(path)
     if len(secret) < _LEAST_SECRET:
-        given = f"has {len(secret)} characters" if path or variable is not None else "is missing"
         raise UserError(
-            f"The secret that hosts share {given}; it takes {_LEAST_SECRET} or more, in --dist-secret-file or the "
-            f"environment's {_SECRET_VARIABLE}: others may reach --dist-init-addr {args.dist_init_addr}."
+            f"The secret that hosts share has {len(secret)} characters; it takes {_LEAST_SECRET} or more, in "
+            f"--dist-secret-file or the environment's {_SECRET_VARIABLE}: others may reach --dist-init-addr {args.dist_init_addr}."
         )
     return secret
+
+
+def _read_secret(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes().strip()
+    except OSError as error:
+        raise UserError(f"--dist-secret-file {path!r} cannot be read: {error.strerror}.") from None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, of whatever
+        return False
