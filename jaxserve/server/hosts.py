@@ -130,7 +130,7 @@ def _secret(args: ServerArgs, environment: Mapping[str, str]) -> bytes:
     if len(secret) < _LEAST_SECRET:
         raise UserError(
             f"The secret that hosts share has {len(secret)} characters; it takes {_LEAST_SECRET} or more, in "
-            f"--dist-secret-file or the environment's {_SECRET_VARIABLE}: others may reach --dist-init-addr {args.dist_init_addr}."
+            f"--dist-secret-file or the environment's {_SECRET_VARIABLE}: others may reach {args.dist_init_addr}."
         )
     return secret
 
