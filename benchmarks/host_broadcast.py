@@ -29,7 +29,7 @@ STEPS = 400
 
 
 def hello(rank: int) -> Hello:
-    return Hello(rank=rank, name="here", software="", options={})
+    return Hello(rank=rank, name="here", software="", options={}, weights="")
 
 
 def follow(address: HostAddress, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether a host fits to host 0: as many hosts in both minds, the same software, the same options."""
+"""Whether a host fits to host 0: as many hosts in both minds, the same software, options and weights."""
 
 from __future__ import annotations
 
@@ -16,4 +16,6 @@ def difference(first: Hello, other: Hello, num_hosts: int) -> str | None:
         mine, theirs = first.options.get(name), other.options.get(name)
         if mine != theirs:
             return f"{who} was given --{name.replace('_', '-')} {theirs!r}, host 0 {mine!r}: all hosts need the same."
+    if other.weights != first.weights:
+        return f"{who} has another config.json or other weights in its --model-path than host 0."
     return None

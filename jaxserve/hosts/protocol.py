@@ -16,8 +16,9 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
+from jaxserve.hosts.fingerprint import fingerprint
 from jaxserve.messages import Message, decoder, encode, pack, unpack
-from jaxserve.runner import Command, StepInput
+from jaxserve.runner import Command, ReplaceWeights, StepInput
 
 _NUMBER_BYTES = 8
 COMMANDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Command)}
@@ -37,6 +38,7 @@ class Hello(Message):
     name: str  # of the machine, for people
     software: str  # versions
     options: dict[str, Any]  # those that all hosts must be given alike, as JSON has them
+    weights: str  # `fingerprint` of the model's folder
 
 
 class Welcome(Message):
@@ -101,15 +103,21 @@ class Execute(Message):
     number: int
     kind: str
     body: msgspec.Raw
+    weights: str  # `fingerprint` of what is to be loaded, as host 0 sees it; "" if nothing is
 
     @staticmethod
     def of(number: int, command: Command) -> Execute:
-        return Execute(number=number, kind=type(command).__name__, body=pack(command))
+        return Execute(number=number, kind=type(command).__name__, body=pack(command), weights=weights_of(command))
 
     @property
     def command(self) -> Command:
         found: Command = unpack(self.body, COMMANDS[self.kind])
         return found
+
+
+def weights_of(command: Command) -> str:
+    """The `fingerprint` of what it loads from a folder that it names; "" if it loads nothing."""
+    return fingerprint(command.model_path, command.load_format) if isinstance(command, ReplaceWeights) else ""
 
 
 class Undo(Message):

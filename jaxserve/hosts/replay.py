@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.hosts.follower import Follower
-from jaxserve.hosts.protocol import Execute, Forward, ReadLogits, Sample, StepMessage, Undo
+from jaxserve.hosts.protocol import Execute, Forward, ReadLogits, Sample, StepMessage, Undo, weights_of
 from jaxserve.hosts.reversible import Reversible
 from jaxserve.runner import Command, LogitLines, Runner, StartProfile, StopProfile
 
@@ -50,10 +50,16 @@ class Replay:
                 self._fetch(keep=_IN_FLIGHT)
             case Execute(number=number):
                 self._fetch(keep=0)
-                command = _for_host(message.command, self._rank)
-                self._report(number, [self._reversible.execute(command)])
+                self._execute(number, message.command, message.weights)
             case Undo(number=number):
                 self._report(number, self._reversible.undo())
+
+    def _execute(self, number: int, command: Command, weights: str) -> None:
+        if weights_of(command) != weights:
+            self._reversible.forget()
+            self._follower.report(number, "its files there are not those of host 0.")
+            return
+        self._report(number, [self._reversible.execute(_for_host(command, self._rank))])
 
     def _fetch(self, *, keep: int) -> None:
         """The results are host 0's to read; here a step's failure shows, and what it held is let go."""

@@ -15,8 +15,12 @@ class Reversible:
         self._released: set[MemoryTag] = set()
         self._way_back: list[Command] = []
 
-    def execute(self, command: Command) -> Future[None]:
+    def forget(self) -> None:
+        """There is nothing to take back."""
         self._way_back = []
+
+    def execute(self, command: Command) -> Future[None]:
+        self.forget()
         done = self._runner.execute(command)
         done.add_done_callback(lambda done: None if done.exception() else self._note(command))
         return done

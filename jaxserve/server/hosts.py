@@ -20,6 +20,7 @@ import jaxserve
 from jaxserve.config import ServerArgs, split_address
 from jaxserve.executor import distributed, source_digest
 from jaxserve.hosts import Follower, Hello, HostsError, Leader
+from jaxserve.hosts.fingerprint import fingerprint
 from jaxserve.hosts.sockets import HostAddress
 from jaxserve.server.worker_process import UserError
 
@@ -114,7 +115,8 @@ def _hello(args: ServerArgs) -> Hello:
     software = f"jaxserve {jaxserve.__version__} (source {source}) with JAX {jax.__version__}"
     options = {name: value for name, value in dataclasses.asdict(args).items() if name not in _OWN_OPTIONS}
     as_json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(options))
-    return Hello(rank=args.node_rank, name=socket.gethostname(), software=software, options=as_json)
+    weights = fingerprint(args.model_path, args.load_format)
+    return Hello(rank=args.node_rank, name=socket.gethostname(), software=software, options=as_json, weights=weights)
 
 
 def _secret(args: ServerArgs, environment: Mapping[str, str]) -> bytes:

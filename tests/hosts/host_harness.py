@@ -27,7 +27,12 @@ def free_address() -> HostAddress:
 
 
 def hello(rank: int, **changes: Any) -> Hello:
-    fields: dict[str, Any] = {"name": f"machine-{rank}", "software": "jaxserve 1 with JAX 2", "options": {"tp_size": 4}}
+    fields: dict[str, Any] = {
+        "name": f"machine-{rank}",
+        "software": "jaxserve 1 with JAX 2",
+        "options": {"tp_size": 4},
+        "weights": "a",
+    }
     return Hello(rank=rank, **(fields | changes))
 
 

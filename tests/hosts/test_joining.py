@@ -60,6 +60,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"software": "jaxserve 1 with JAX 3"}, "Host 1 (machine-1) runs jaxserve 1 with JAX 3, host 0 jaxserve 1 with JAX 2."),
     ({"options": {"tp_size": 8}}, "Host 1 (machine-1) was given --tp-size 8, host 0 4: all hosts need the same."),
     ({"options": {"tp_size": 4, "x": 1}}, "Host 1 (machine-1) was given --x 1, host 0 None: all hosts need the same."),
+    ({"weights": "b"}, "Host 1 (machine-1) has another config.json or other weights in its --model-path than host 0."),
     ({"rank": 3}, "Host 3 (machine-1) has --node-rank 3; with --nnodes 3 the others have 1 to 2."),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from host_harness import Hosts
 from scheduler_harness import Harness
 
 from jaxserve.hosts import BroadcastRunner, HostsError, Replay
+from jaxserve.hosts.fingerprint import fingerprint
 from jaxserve.hosts.protocol import Forward, numbered, read_numbered
 from jaxserve.runner import (
     CheckWeights,
@@ -232,6 +234,36 @@ def test_what_one_host_cannot_do_is_taken_back_on_the_others(hosts: Hosts, broke
     assert together.runner.execute(ReplaceWeights("third", "auto")).result(10) is None
     assert not hosts.lost
     together.close()
+
+
+def test_weights_that_host_0_sees_otherwise_are_refused(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as through the cache of a network file system."""
+    together = Together(hosts, Recorder())
+    assert together.runner.execute(ReleaseMemory(("kv_cache",))).result(10) is None
+    monkeypatch.setattr("jaxserve.hosts.protocol.weights_of", lambda command: "what host 0 sees")
+    with pytest.raises(CommandError, match=r"Host 1: its files there are not those of host 0\."):
+        together.runner.execute(ReplaceWeights(str(tmp_path), "auto")).result(10)
+    assert together.others[0].carried_out == [ReleaseMemory(("kv_cache",))], "and what was before is not taken back"
+    together.close()
+
+
+def test_fingerprints_of_folders(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    folder, copy = tmp_path / "a", tmp_path / "b"
+    (folder / "orbax" / "d").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "orbax/d/x", "README.md"):
+        (folder / name).write_bytes(rng.bytes(200_000))
+    shutil.copytree(folder, copy)
+    (copy / "README.md").unlink()
+    assert fingerprint(str(folder), "auto") == fingerprint(str(copy), "auto") != fingerprint("/nowhere", "auto")
+    for name in ("model.safetensors", "orbax/d/x"):
+        before = (copy / name).read_bytes()
+        (copy / name).write_bytes(rng.bytes(200_000))
+        assert fingerprint(str(folder), "auto") != fingerprint(str(copy), "auto")
+        assert fingerprint(str(folder), "dummy") == fingerprint(str(copy), "dummy")
+        (copy / name).write_bytes(before)
+    (copy / "config.json").write_bytes(b"{}")
+    assert fingerprint(str(folder), "dummy") != fingerprint(str(copy), "dummy")
 
 
 def test_weights_that_were_released_are_so_again(hosts: Hosts) -> None:
