@@ -190,6 +190,24 @@ def test_a_server_and_a_plan_draw_up_the_same_budget(
     )
 
 
+@pytest.mark.parametrize("model", [TINY, WINDOWS], ids=["full", "windows"])
+def test_of_several_hosts_the_one_with_the_least_memory_decides(
+    make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: dict[str, Any]
+) -> None:
+    blueprint = make_blueprint(model)
+    budgets = []
+    for total in (3 * TOTAL, 6 * TOTAL // 5):
+        monkeypatch.setattr(build, "measure", lambda *_, total=total: DeviceMemory(total, total - weight_bytes(blueprint)))
+        budgets.append(build.plan_memory(blueprint, tmp_path, weights_loaded=True))
+    large, small = budgets
+    assert large.num_pages > small.num_pages
+    monkeypatch.setattr(build.distributed, "least", lambda pages: min(pages, small.num_pages[0]))
+    assert build.plan_memory(blueprint, tmp_path, weights_loaded=True).num_pages == small.num_pages
+    monkeypatch.setattr(build, "measure", lambda *_: DeviceMemory(3 * TOTAL, 3 * TOTAL - weight_bytes(blueprint)))
+    agreed = build.plan_memory(blueprint, tmp_path, weights_loaded=True)
+    assert (agreed.num_pages, agreed.total) == (small.num_pages, 3 * TOTAL)
+
+
 def test_a_server_and_a_plan_find_the_same_step_memory(make_blueprint: MakeBlueprint, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan compiles steps with the whole pool, a server with a small one."""
     blueprint, total = make_blueprint(), 10 * TOTAL
