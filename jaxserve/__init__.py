@@ -17,19 +17,17 @@ from jaxserve.cuda_toolkit import point_jax_to_toolkit
 if TYPE_CHECKING:
     from jaxserve.config import ServerArgs as ServerArgs
     from jaxserve.server.engine import Engine as Engine
-    from jaxserve.server.engine import follow as follow
     from jaxserve.server.remote import RemoteEngine as RemoteEngine
     from jaxserve.types import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "RemoteEngine", "SamplingParams", "ServerArgs", "__version__", "follow"]
+__all__ = ["Engine", "RemoteEngine", "SamplingParams", "ServerArgs", "__version__"]
 
 _HOMES = {
     "Engine": "jaxserve.server.engine",
     "RemoteEngine": "jaxserve.server.remote",
     "SamplingParams": "jaxserve.types",
     "ServerArgs": "jaxserve.config",
-    "follow": "jaxserve.server.engine",
 }
 
 point_jax_to_toolkit()

@@ -48,14 +48,6 @@ class EngineError(RuntimeError):
     """The engine cannot start, or has ended: the text is the reason."""
 
 
-def follow(model_path: str = "", *, server_args: ServerArgs | None = None, **options: Any) -> None:
-    """On the other hosts of an Engine over several (nnodes, node_rank): does as that one says, and returns when it has ended.
-    Takes the same options. Raises as Engine does, and EngineError if a host fails or is lost."""
-    death = uvloop.run(Following(located(_engine_args(model_path, server_args, options))).run())
-    if death is not None:
-        raise (ValueError if death.is_user_error else EngineError)(str(death))
-
-
 def _engine_args(model_path: str, server_args: ServerArgs | None, options: Mapping[str, Any]) -> ServerArgs:
     if server_args is None:
         named = {"model_path": model_path} if model_path else {}
@@ -86,7 +78,7 @@ class Engine:
         server_args = _engine_args(model_path, server_args, options)
         if server_args.node_rank:
             raise ValueError(
-                f"An Engine is host 0; got node_rank {server_args.node_rank}. On the others jaxserve.follow() takes the same "
+                f"An Engine is host 0; got node_rank {server_args.node_rank}. On the others Engine.follow() takes the same "
                 "options and returns when the Engine has ended."
             )
         self.server_args = located(server_args)
@@ -108,6 +100,14 @@ class Engine:
             if isinstance(error, WorkerDiedError):
                 raise (ValueError if error.is_user_error else EngineError)(str(error)) from None
             raise
+
+    @staticmethod
+    def follow(model_path: str = "", *, server_args: ServerArgs | None = None, **options: Any) -> None:
+        """On the other hosts of an Engine over several (nnodes, node_rank): does as that one says, and returns when it has ended.
+        Takes the same options. Raises as the constructor does, and EngineError if a host fails or is lost."""
+        death = uvloop.run(Following(located(_engine_args(model_path, server_args, options))).run())
+        if death is not None:
+            raise (ValueError if death.is_user_error else EngineError)(str(death))
 
     # --- generating
 

@@ -98,7 +98,7 @@ def test_a_profile_is_taken_of_each_host(served: tuple[LiveServer, Oracle], tmp_
     assert ["host-1" in str(trace) for trace in sorted(traces)].count(True) == 1
 
 
-FOLLOW = "import json, sys, jaxserve; jaxserve.follow(**json.loads(sys.argv[1]))"
+FOLLOW = "import json, sys, jaxserve; jaxserve.Engine.follow(**json.loads(sys.argv[1]))"
 
 
 def test_an_engine_and_a_script_that_follows(checkpoint: Callable[[str], Path], compilation_cache: str, tmp_path: Path) -> None:
