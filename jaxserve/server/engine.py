@@ -103,8 +103,8 @@ class Engine:
 
     @staticmethod
     def follow(model_path: str = "", *, server_args: ServerArgs | None = None, **options: Any) -> None:
-        """On the other hosts of an Engine over several (nnodes, node_rank): does as that one says, and returns when it has ended.
-        Takes the same options. Raises as the constructor does, and EngineError if a host fails or is lost."""
+        """On the other hosts of an Engine over several (nnodes, node_rank): does as that one says, and returns when it has
+        ended. Takes the same options. Raises as the constructor does, and EngineError if a host fails or is lost."""
         death = uvloop.run(Following(located(_engine_args(model_path, server_args, options))).run())
         if death is not None:
             raise (ValueError if death.is_user_error else EngineError)(str(death))
