@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -23,7 +24,7 @@ from jaxserve.server.requests import RequestError
 AT_ONCE = 256  # requests of a replica: its engine batches them; Serve's default, 5, would leave it idle
 
 
-@serve.deployment(max_ongoing_requests=AT_ONCE)
+@serve.deployment(max_ongoing_requests=AT_ONCE, health_check_period_s=2)
 class Generate:
     def __init__(self, **options: Any) -> None:
         self._engine = Engine(**options)
@@ -31,10 +32,12 @@ class Generate:
     async def __call__(self, request: Request) -> Response:
         try:
             body = json.loads(await request.body())
+            if not isinstance(body, dict):
+                return refusal("The body must be a JSON object.", 400)
             result = await self._engine.async_generate(body.pop("text", None), **body)
         except RequestError as error:
             return refusal(error.message, error.status_code)
-        except (ValueError, TypeError, AttributeError) as error:  # no JSON, no object, or other fields than there are
+        except (ValueError, TypeError) as error:  # no JSON, or a field with the name of a parameter
             return refusal(str(error), 400)
         if isinstance(result, AsyncIterator):
             return StreamingResponse(events(result), media_type="text/event-stream")
@@ -50,13 +53,20 @@ class Generate:
 
 async def events(replies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     """A client that goes away ends this iterator, and so aborts its request."""
-    async for reply in replies:
-        yield f"data: {json.dumps(reply)}\n\n"
+    try:
+        async for reply in replies:
+            yield f"data: {json.dumps(reply)}\n\n"
+    except RequestError as error:  # the status has been sent
+        yield f"data: {json.dumps(error_body(error.message, error.status_code))}\n\n"
     yield "data: [DONE]\n\n"
 
 
 def refusal(message: str, status_code: int) -> Response:
-    return JSONResponse({"error": {"message": message, "code": status_code}}, status_code)
+    return JSONResponse(error_body(message, status_code), status_code)
+
+
+def error_body(message: str, status_code: int) -> dict[str, Any]:
+    return {"error": {"message": message, "code": status_code}}
 
 
 def application(options: argparse.Namespace) -> serve.Application:
@@ -79,7 +89,8 @@ def main() -> None:
     options = parser.parse_args()
     ray.init(address=options.address)
     serve.start(http_options={"host": "127.0.0.1", "port": options.port})
-    serve.run(application(options), blocking=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        serve.run(application(options), blocking=True)
 
 
 if __name__ == "__main__":
