@@ -88,7 +88,7 @@ class Driver:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo", help="A folder that all nodes have, a name on the Hugging Face Hub, or demo.")
+    parser.add_argument("--model", default="demo", help="A folder on all nodes, a name on the Hugging Face Hub, or demo.")
     parser.add_argument("--address", help="Of a running cluster, or auto; default: one of this machine, for this program.")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--cpus", type=int, default=1, help="Of each replica.")

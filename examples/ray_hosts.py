@@ -1,6 +1,6 @@
-"""One model over several machines of a Ray cluster: `python examples/ray_hosts.py [--model MODEL] [--hosts 2] [--gpus 8 | --tpus 4]`.
+"""One model over several machines of a Ray cluster: `python examples/ray_hosts.py [--hosts 2] [--gpus 8 | --tpus 4]`.
 
-An actor on each machine: the first holds the Engine, the others follow it. They end together. `--pack` lets them share a machine.
+An actor on each machine: the first holds the Engine, the others follow it, and they end together. `--pack` lets them share one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def start(options: argparse.Namespace) -> list[ActorHandle]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo", help="A folder that all machines have, a name on the Hugging Face Hub, or demo.")
+    parser.add_argument("--model", default="demo", help="A folder on all nodes, a name on the Hugging Face Hub, or demo.")
     parser.add_argument("--address", help="Of a running cluster, or auto; default: one of this machine, for this program.")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--pack", action="store_true", help="Hosts may be on one machine.")

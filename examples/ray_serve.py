@@ -79,7 +79,7 @@ def application(options: argparse.Namespace) -> serve.Application:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo", help="A folder that all nodes have, a name on the Hugging Face Hub, or demo.")
+    parser.add_argument("--model", default="demo", help="A folder on all nodes, a name on the Hugging Face Hub, or demo.")
     parser.add_argument("--address", help="Of a running cluster, or auto; default: one of this machine, for this program.")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--replicas", type=int, default=2)

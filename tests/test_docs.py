@@ -116,9 +116,23 @@ OPERATORS_PAGES = [
         "from_sglang",
     )
 ]
-# Of docker, kubectl and friends.
+# Of docker, kubectl, our examples and friends.
 FOLDERS = ("/cache", "/tmp", "/home", "/var/", "/dev/")
-OTHERS_OPTIONS = {"--time", "--read-only", "--from-literal", "--now", "--privileged", "--network"}
+OTHERS_OPTIONS = {
+    "--time",
+    "--read-only",
+    "--from-literal",
+    "--now",
+    "--privileged",
+    "--network",
+    "--replicas",
+    "--gpus",
+    "--tpus",
+    "--lose-one",
+    "--hosts",
+    "--pack",
+    "--address",
+}
 
 
 @functools.cache
