@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from jaxserve import Engine, follow
+from jaxserve import Engine
 
 SAMPLING = {"temperature": 0, "max_new_tokens": 24}
 
@@ -35,7 +35,7 @@ class Host:
 
     def follow(self, rank: int, options: dict[str, Any]) -> None:
         """Returns when host 0 has ended, and raises if a host was lost."""
-        follow(node_rank=rank, **options)
+        Engine.follow(node_rank=rank, **options)
 
     def generate(self, prompts: list[str]) -> list[dict[str, Any]]:
         return self._engine.generate(prompts, SAMPLING)
