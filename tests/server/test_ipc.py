@@ -54,11 +54,11 @@ def context() -> Iterator[zmq.Context[Any]]:
 
 def test_the_folder_is_private_and_carries_the_options_without_keys(paths: IpcPaths) -> None:
     assert stat.S_IMODE(paths.folder.stat().st_mode) == 0o700
-    args = ServerArgs(model_path="m", api_key="secret", decode_row_buckets=(1, 2), mem_fraction_static=0.5)
+    args = ServerArgs(model_path="m", api_key="hidden-key", decode_row_buckets=(1, 2), mem_fraction_static=0.5)
     write_args(paths.folder, args)
     file = paths.folder / "server_args.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert "secret" not in file.read_text()
+    assert "hidden-key" not in file.read_text()
     assert read_args(paths.folder) == args.replace(api_key=None)
 
 
