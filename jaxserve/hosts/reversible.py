@@ -20,10 +20,19 @@ class Reversible:
         self._way_back = []
 
     def execute(self, command: Command) -> Future[None]:
+        """As `Runner.execute`. Who hears that it is done can take it back: by then it is noted."""
         self.forget()
-        done = self._runner.execute(command)
-        done.add_done_callback(lambda done: None if done.exception() else self._note(command))
-        return done
+        noted: Future[None] = Future()
+
+        def note(done: Future[None]) -> None:
+            if (error := done.exception()) is not None:
+                noted.set_exception(error)
+                return
+            self._note(command)
+            noted.set_result(None)
+
+        self._runner.execute(command).add_done_callback(note)
+        return noted
 
     def undo(self) -> list[Future[None]]:
         """Starts what takes the newest command back; nothing if it was refused, or changed nothing."""
