@@ -9,6 +9,12 @@
 #include <thread>
 #include <utility>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "xla/ffi/api/ffi.h"
 
 namespace jaxserve {
@@ -34,6 +40,28 @@ inline void store(float* to, Vec v) { std::memcpy(to, &v, sizeof(v)); }
 
 inline Vec all(float x) { return x - Vec{}; }
 
+// a * b + sum, rounded once where the processor can. GCC writes `a * b + sum` so for some numbers of rows and not for others (for
+// AMD's processors it breaks up long chains), which then differ in the last bit.
+inline float multiply_add(float a, float b, float sum) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_fmaf(a, b, sum);
+#else
+  return a * b + sum;
+#endif
+}
+
+inline Vec multiply_add(Vec a, Vec b, Vec sum) {
+#if defined(__FMA__) && defined(__AVX512F__)
+  return Vec(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(sum)));
+#elif defined(__FMA__)
+  return Vec(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(sum)));
+#elif defined(__aarch64__)
+  return Vec(vfmaq_f32(float32x4_t(sum), float32x4_t(a), float32x4_t(b)));
+#else
+  return a * b + sum;
+#endif
+}
+
 // c[Rows, N registers] (+)= a[Rows, depth] * b[depth, N registers]
 template <int Rows, int N, bool kAdd>
 inline void micro(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int depth) {
@@ -45,7 +73,7 @@ inline void micro(const float* a, int64_t lda, const float* b, int64_t ldb, floa
     for (int n = 0; n < N; ++n) line[n] = load(b + k * ldb + n * kWidth);
     for (int r = 0; r < Rows; ++r) {
       Vec x = all(a[r * lda + k]);
-      for (int n = 0; n < N; ++n) sum[r][n] += x * line[n];
+      for (int n = 0; n < N; ++n) sum[r][n] = multiply_add(x, line[n], sum[r][n]);
     }
   }
   for (int r = 0; r < Rows; ++r)

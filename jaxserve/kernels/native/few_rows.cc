@@ -56,7 +56,7 @@ void add_lines(const Problem& p, const float* x, const float* matrix, float* sum
   for (; c < columns; ++c)
     for (int r = 0; r < Rows; ++r) {
       float sum = kAdd ? sums[r * p.size_out + c] : 0.0f;
-      for (int k = 0; k < depth; ++k) sum += x[r * p.size_in + k] * matrix[k * p.size_out + c];
+      for (int k = 0; k < depth; ++k) sum = multiply_add(x[r * p.size_in + k], matrix[k * p.size_out + c], sum);
       sums[r * p.size_out + c] = sum;
     }
 }
@@ -84,14 +84,14 @@ void dot_lines(const Problem& p, int64_t o) {
     for (int n = 0; n < Lines; ++n) line[n] = load(lines + n * p.size_in + k);
     for (int r = 0; r < Rows; ++r) {
       const Vec x = load(p.x + r * p.size_in + k);
-      for (int n = 0; n < Lines; ++n) sum[r][n] += x * line[n];
+      for (int n = 0; n < Lines; ++n) sum[r][n] = multiply_add(x, line[n], sum[r][n]);
     }
   }
   for (int r = 0; r < Rows; ++r)
     for (int n = 0; n < Lines; ++n) {
       float total = 0;
       for (int i = 0; i < kWidth; ++i) total += sum[r][n][i];
-      for (int64_t i = k; i < p.size_in; ++i) total += p.x[r * p.size_in + i] * lines[n * p.size_in + i];
+      for (int64_t i = k; i < p.size_in; ++i) total = multiply_add(p.x[r * p.size_in + i], lines[n * p.size_in + i], total);
       p.out[r * p.size_out + o + n] = total;
     }
 }
