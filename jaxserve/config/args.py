@@ -284,6 +284,14 @@ class ServerArgs:
         False, "Start a replica again when its process has died; the others serve meanwhile. Its requests end with an error."
     )
 
+    # --- processes
+    tokenizer_worker_num: int = arg(
+        1,
+        "Processes that share the port, for HTTP, chat templates and tokenizing; if more than 1, all beside the main process, which "
+        "then answers what is about the server as a whole.",
+    )
+    detokenizer_worker_num: int = arg(1, "Processes that turn tokens into text.")
+
     # --- several hosts
     nnodes: int = arg(1, "Hosts that run the model together, each with its part of --tp-size devices.")
     node_rank: int = arg(0, "Which of them this one is: 0 schedules and answers requests, the others do as it says.")

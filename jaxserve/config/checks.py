@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.config.addresses import split_address
-from jaxserve.config.names import LARGEST_PAGE_SIZE, METRIC_BUCKETS
+from jaxserve.config.names import LARGEST_PAGE_SIZE, METRIC_BUCKETS, MOST_WORKERS
 
 if TYPE_CHECKING:
     from jaxserve.config.args import ServerArgs
@@ -140,6 +140,8 @@ def _check_ranges(args: ServerArgs) -> None:
     _require(args, "chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")
     _require(args, "mem_fraction_static", lambda v: 0 < v <= 1, "in (0, 1]")
     _require(args, "swa_full_tokens_ratio", lambda v: 0 < v <= 1, "in (0, 1]")
+    for name in ("tokenizer_worker_num", "detokenizer_worker_num"):
+        _require(args, name, lambda v: 1 <= v <= MOST_WORKERS, f"in [1, {MOST_WORKERS}]")
     _require(args, "port", lambda v: 0 <= v <= 65535, "in [0, 65535]")
     for name in ("prefill_token_buckets", "decode_row_buckets"):
         _require(args, name, lambda v: v and min(v) >= 1 and list(v) == sorted(set(v)), "increasing positive numbers")

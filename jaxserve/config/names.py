@@ -19,6 +19,7 @@ GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LARGEST_PAGE_SIZE = 128
+MOST_WORKERS = 64  # processes of a kind
 # Option -> the histogram whose buckets it sets.
 METRIC_BUCKETS = {
     "bucket_time_to_first_token": "time_to_first_token_seconds",
@@ -36,6 +37,7 @@ ALIASES = {
     "expert_parallel_size": "ep_size",
     "dp": "dp_size",
     "data_parallel_size": "dp_size",
+    "api_server_count": "tokenizer_worker_num",
 }
 # Options that the scheduler goes by, and so a simulation of servers.
 SCHEDULER_OPTIONS = (
