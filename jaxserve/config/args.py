@@ -287,8 +287,8 @@ class ServerArgs:
     # --- processes
     tokenizer_worker_num: int = arg(
         1,
-        "Processes that share the port, for HTTP, chat templates and tokenizing; if more than 1, all beside the main process, which "
-        "then answers what is about the server as a whole.",
+        "Processes that share the port, for HTTP, chat templates and tokenizing; if more than 1, all beside the main process, "
+        "which then answers what is about the server as a whole.",
     )
     detokenizer_worker_num: int = arg(1, "Processes that turn tokens into text.")
 
