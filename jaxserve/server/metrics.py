@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 
 from jaxserve.config import METRIC_BUCKETS, ServerArgs
-from jaxserve.messages import TOKENIZER, WorkerAddress
-from jaxserve.metrics import OTHER, Registry, Snapshot, count_process
+from jaxserve.messages import FRONT, TOKENIZER, WorkerAddress
+from jaxserve.metrics import OTHER, Registry, Snapshot, count_process, merged
 from jaxserve.scheduler.control.get_metrics import GetMetricsReqOutput
 from jaxserve.server.live_requests import GapBuffer
 from jaxserve.server.requests import RequestError
@@ -188,13 +188,18 @@ class ServerMetrics:
         # Here and not above: workers are started behind this module's import, and need not wait for prometheus_client.
         from jaxserve.metrics.exposition import Labelled, render
 
-        parts = [Labelled(self._own(gauges), self._labels)]
+        of_fronts = [snapshot for worker, snapshot in self._snapshots.items() if worker.kind == FRONT]
+        # Of a request it makes no difference which of them served it.
+        parts = [Labelled(merged([self.snapshot(TOKENIZER, gauges), *of_fronts]), self._labels)]
         for worker, snapshot in sorted(self._snapshots.items()):
+            if worker.kind == FRONT:
+                continue
             labels = {**self._labels, "engine_type": "unified", "dp_rank": str(worker.rank)}
             parts.append(Labelled(snapshot, labels))
         return await asyncio.to_thread(render, parts, accept)
 
-    def _own(self, gauges: Gauges) -> Snapshot:
+    def snapshot(self, component: str, gauges: Gauges) -> Snapshot:
+        """What this process has counted. `component`: what it is."""
         now_s = time.time()
         self.token_gaps.settle(1)
         for name, value in gauges.items():
@@ -204,7 +209,7 @@ class ServerMetrics:
         ages = self.registry.gauge("snapshot_age_seconds")
         for worker, snapshot in self._snapshots.items():
             ages.set(max(0.0, now_s - snapshot.taken_s), (worker.kind, str(worker.rank)))
-        count_process(self.registry, TOKENIZER)
+        count_process(self.registry, component)
         return self.registry.snapshot(now_s)
 
     async def _ask(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 from asyncio import Transport
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -39,8 +40,10 @@ class _Phase(enum.Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    def __init__(self, admission: Admission, **kwargs: Any) -> None:
+    def __init__(self, admission: Admission, *, ended: Callable[[], None] | None = None, **kwargs: Any) -> None:
+        """`ended` is called once, when the connection is over."""
         super().__init__(**kwargs)
+        self._ended = ended
         self._admission = admission
         self._limits = admission.limits
         self._phase = _Phase.BETWEEN
@@ -63,6 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_error(503, "The server has all the connections it can take; try again later."), linger_s=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.end_once()
         self._is_over = True
         self._stop_clock()
         self._stall.stop()
@@ -70,6 +74,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._tell_disconnected(self._answered)  # uvicorn tells the request that came last
         self._answered = None
         super().connection_lost(exc)
+
+    def end_once(self) -> None:
+        """Tells whoever wants to know that the connection is over."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
 
     def make_room(self) -> None:
         if self._phase is _Phase.BETWEEN:

@@ -8,7 +8,8 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -54,21 +55,35 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with limits for each connection, the TLS handshake included."""
-        loop, tls = asyncio.get_running_loop(), self.config.ssl
-        times: dict[str, Any] = {}
-        if tls is not None:
-            times = {
-                "ssl_handshake_timeout": self.admission.limits.head_timeout_s,
-                "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
-            }
+        loop = asyncio.get_running_loop()
         self.servers = [
-            await loop.create_server(self._new_protocol, sock=one, ssl=tls, backlog=self.config.backlog, **times)
+            await loop.create_server(self._new_protocol, sock=one, backlog=self.config.backlog, **self._tls(one))
             for one in sockets or []
         ]
         self.started = True
 
-    def _new_protocol(self) -> asyncio.Protocol:
-        return StreamingProtocol(self.admission, config=self.config, server_state=self.server_state, app_state={})
+    async def adopt(self, connection: socket.socket, ended: Callable[[], None]) -> None:
+        """Serves a connection that somebody else accepted; `ended` is called once, when it is over."""
+        loop = asyncio.get_running_loop()
+        protocol = self._new_protocol(ended)
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, connection, **self._tls(connection))
+        except (OSError, TimeoutError):  # it was gone already, or did not speak TLS
+            connection.close()
+            protocol.end_once()
+
+    def _tls(self, one: socket.socket) -> dict[str, Any]:
+        """How it is encrypted; what comes from processes of this server is not."""
+        if self.config.ssl is None or one.family == socket.AF_UNIX:
+            return {}
+        return {
+            "ssl": self.config.ssl,
+            "ssl_handshake_timeout": self.admission.limits.head_timeout_s,
+            "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
+        }
+
+    def _new_protocol(self, ended: Callable[[], None] | None = None) -> StreamingProtocol:
+        return StreamingProtocol(self.admission, ended=ended, config=self.config, server_state=self.server_state, app_state={})
 
 
 def make_http_server(service: GenerationService, args: ServerArgs, limits: ConnectionLimits | None = None) -> HttpServer:
@@ -114,6 +129,14 @@ class _Without(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         values = record.args
         return not (isinstance(values, tuple) and len(values) > 2 and str(values[2]).startswith(self._prefixes))
+
+
+def unix_listener(path: Path) -> socket.socket:
+    """Where the server's other processes ask."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.setblocking(False)
+    return listener
 
 
 def max_connections(wanted: int | None) -> int:
