@@ -47,6 +47,7 @@ from jaxserve.server.generation import Generation
 from jaxserve.server.host_spans import HostSpans, merge
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.metrics import ServerMetrics
+from jaxserve.server.output_routes import Routes
 from jaxserve.server.probes import generate_one_token, is_alive
 from jaxserve.server.replicas import Replicas
 from jaxserve.server.reply_limits import ReplyLimits
@@ -93,7 +94,13 @@ class TokenizerManager:
         self.tracer = Tracer.of(args)
         self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self._generation = Generation(
-            self.replicas.controller, self.replicas.send, self.lanes, self.journal, self.metrics, self.tracer
+            self.replicas.controller,
+            self.replicas.send,
+            self.lanes,
+            self.journal,
+            self.metrics,
+            self.tracer,
+            Routes(num_detokenizers=args.detokenizer_worker_num),
         )
         self.timelines = self._generation.timelines
         if args.enable_request_time_stats_logging:
@@ -264,10 +271,11 @@ class TokenizerManager:
         self._controls.fail_all(message)
 
     def send_shutdown(self) -> None:
-        """To every scheduler, and in place of one that is gone to who waits for it to say so."""
+        """To every scheduler, and in place of one that is gone to those who wait for it to say so."""
         for rank, state in enumerate(self.replicas.states):
             if state == "down":
-                self._link.send(WorkerAddress(DETOKENIZER), ShutdownReq())
+                for detokenizer in range(self.args.detokenizer_worker_num):
+                    self._link.send(WorkerAddress(DETOKENIZER, detokenizer), ShutdownReq())
             else:
                 self.replicas.send(rank, ShutdownReq())
 

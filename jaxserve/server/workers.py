@@ -87,7 +87,10 @@ def default_commands(args: ServerArgs) -> tuple[WorkerCommand, ...]:
             dataclasses.replace(scheduler, rank=rank, env=replica_environment(args, rank, os.environ))
             for rank in range(args.dp_size)
         ),
-        WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
+        *(
+            WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer", rank)
+            for rank in range(args.detokenizer_worker_num)
+        ),
     )
 
 
