@@ -136,7 +136,7 @@ class AbortReq(Message):
 
 
 class ShutdownReq(Message):
-    """No more requests follow: a scheduler finishes what it holds, passes this on to the detokenizer and exits 0; the
+    """No more requests follow: a scheduler finishes what it holds, passes this on to every detokenizer and exits 0; a
     detokenizer exits when it has one of every replica. For one that does not run, the TokenizerManager sends it."""
 
 

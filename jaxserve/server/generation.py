@@ -27,6 +27,7 @@ from jaxserve.messages import (
     BatchStrOut,
     BatchTokenizedGenerateReqInput,
     Message,
+    Route,
     Sample,
     TokenizedGenerateReqInput,
 )
@@ -37,6 +38,7 @@ from jaxserve.server.journal.journal import Journal
 from jaxserve.server.live_requests import CallFacts, LiveCall, LiveSequence, LiveTable
 from jaxserve.server.logit_processors import RulePlan, plan_all, rules_of
 from jaxserve.server.metrics import ServerMetrics, header_labels
+from jaxserve.server.output_routes import Routes
 from jaxserve.server.request_checks import (
     ModelLimits,
     check_patterns,
@@ -73,11 +75,12 @@ _ABORTED = FinishReason.abort("The request was aborted.")
 
 @dataclasses.dataclass(frozen=True)
 class _PromptPlan:
-    """What was found out about a prompt."""
+    """What was found out, or decided, about a prompt."""
 
     room: int  # for so many new tokens
     rule_plan: RulePlan
     rules: LogitRules | None
+    route: Route  # of all its sequences
 
 
 class Generation:
@@ -90,9 +93,11 @@ class Generation:
         metrics: ServerMetrics | None = None,
         tracer: Tracer | None = None,
         shared: Shared | None = None,
+        routes: Routes | None = None,
     ) -> None:
         """`send` reaches the scheduler of a rank; what it is given arrives in that order. `metrics`, `tracer`: None where
-        nobody counts, or traces. `shared`: None in a server's only process of this kind."""
+        nobody counts, or traces. `shared`: None in a server's only process of this kind. `routes`: None where there is one
+        detokenizer, and no front process."""
         self._shared = shared
         self._lanes = lanes
         self._controller = controller
@@ -100,6 +105,7 @@ class Generation:
         self._journal = journal
         self._metrics = metrics
         self._tracer = tracer
+        self._routes = routes or Routes()
         self.timelines = Timelines()
         if metrics is not None:
             self.timelines.observers.append(metrics.observe)
@@ -159,7 +165,8 @@ class Generation:
             self._journal.accepted(sink)
             text_tail = [] if tokenizer is None else tokenizer.text_tail
             facts.sent_s = time.time()
-            await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules)], text_tail)
+            routes = [self._routes.next() for _ in rooms]
+            await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules, routes)], text_tail)
             yield
         finally:
             self._embeds_bytes -= kept_bytes
@@ -398,6 +405,7 @@ def _to_scheduler_form(
         ),
         thinking=req.thinking,
         logit_rules=plan.rules,
+        route=plan.route,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],

@@ -115,8 +115,9 @@ class Pipeline:
             death.cancel()
 
     async def _probe_all(self) -> None:
-        ranks = range(self.args.dp_size)
-        await asyncio.gather(*(generate_one_token(self.manager, rank, before_ready=True) for rank in ranks))
+        num_replicas = self.args.dp_size
+        probes = range(max(num_replicas, self.args.detokenizer_worker_num))  # which have detokenizers in turn, as any requests
+        await asyncio.gather(*(generate_one_token(self.manager, i % num_replicas, before_ready=True) for i in probes))
 
     async def watch(self) -> WorkerDiedError:
         """Returns when a worker has ended without which the server cannot go on: from then on every request gets an error."""

@@ -27,6 +27,7 @@ from jaxserve.dispatcher import Dispatcher
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import (
     DETOKENIZER,
+    FRONT,
     TOKENIZER,
     BatchStrOut,
     ControlReply,
@@ -53,6 +54,7 @@ from jaxserve.server.generation import Generation
 from jaxserve.server.host_spans import HostSpans, merge
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.metrics import ServerMetrics
+from jaxserve.server.output_routes import Routes
 from jaxserve.server.probes import generate_one_token, is_alive
 from jaxserve.server.replicas import Replicas
 from jaxserve.server.reply_limits import ReplyLimits
@@ -112,7 +114,14 @@ class TokenizerManager:
         self.tracer = Tracer.of(args)
         self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self._generation = Generation(
-            self.replicas.controller, self.replicas.send, self.lanes, self.journal, self.metrics, self.tracer, shared
+            self.replicas.controller,
+            self.replicas.send,
+            self.lanes,
+            self.journal,
+            self.metrics,
+            self.tracer,
+            shared,
+            Routes(own.rank if own.kind == FRONT else None, args.tokenizer_worker_num, args.detokenizer_worker_num),
         )
         self.timelines = self._generation.timelines
         if args.enable_request_time_stats_logging:
@@ -317,11 +326,12 @@ class TokenizerManager:
         """They flush what their clients have not read, and end."""
 
     def send_shutdown(self) -> None:
-        """To all workers that have no more to do; in place of a scheduler that is gone to who waits for it to say so."""
+        """To all workers that have no more to do; in place of a scheduler that is gone to those who wait for it to say so."""
         self.send_fronts_shutdown()
         for rank, state in enumerate(self.replicas.states):
             if state == "down":
-                self._link.send(WorkerAddress(DETOKENIZER), ShutdownReq())
+                for detokenizer in range(self.args.detokenizer_worker_num):
+                    self._link.send(WorkerAddress(DETOKENIZER, detokenizer), ShutdownReq())
             else:
                 self.replicas.send(rank, ShutdownReq())
 

@@ -28,6 +28,7 @@ from jaxserve.ipc import IpcPaths
 from jaxserve.messages import DETOKENIZER, FRONT, SCHEDULER, WorkerAddress, WorkerFailed, WorkerReady
 from jaxserve.progress import CLEAR_LINE, for_workers
 from jaxserve.server.logs import escaped_output, log_lines
+from jaxserve.server.output_routes import fronts_of
 from jaxserve.server.replica_devices import replica_environment
 from jaxserve.server.worker_process import SHOW_STACKS
 
@@ -87,16 +88,16 @@ def default_commands(args: ServerArgs) -> tuple[WorkerCommand, ...]:
             dataclasses.replace(scheduler, rank=rank, env=replica_environment(args, rank, os.environ))
             for rank in range(args.dp_size)
         ),
-        WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
+        *(
+            WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer", rank)
+            for rank in range(args.detokenizer_worker_num)
+        ),
     )
 
 
 def front_commands(args: ServerArgs) -> tuple[WorkerCommand, ...]:
     """None if the main process is the only one with HTTP."""
-    if args.tokenizer_worker_num == 1:
-        return ()
-    front = WorkerCommand.of_module(FRONT, "jaxserve.server.fronts.process")
-    return tuple(dataclasses.replace(front, rank=rank) for rank in range(args.tokenizer_worker_num))
+    return tuple(WorkerCommand.of_module(FRONT, "jaxserve.server.fronts.process", front.rank) for front in fronts_of(args))
 
 
 class _Worker:

@@ -71,6 +71,7 @@ async def test_requests_are_counted_in_every_process(pipeline: Pipeline) -> None
     steps = gained("step_seconds_count", kind="decode") + gained("step_seconds_count", kind="prefill")
     assert steps == gained("num_steps_total")
     assert gained("detokenizer_tokens_total") == 45 and gained("detokenizer_seconds_total") > 0
+    assert list(after["detokenizer_tokens_total"]) == [(("dp_rank", "0"),)]
     stages = {
         stage: gained("scheduler_stage_seconds_total", stage=stage) for stage in ("schedule", "launch", "process", "idle")
     }

@@ -1,10 +1,9 @@
 """The port's connections, from the main process, which accepts them, to the fronts, which serve them.
 
-    client ──► listener ──► ConnectionGiver ──descriptor over a Unix socket──► receive_connections ──► HttpServer.adopt
+    client ──► listener ──► ConnectionGiver ──descriptor──► receive_connections ──► HttpServer.adopt
 
 Each goes to the front that has the fewest. So a port has one owner, who finds it in use or not, and a few connections that
-stay are shared as evenly as many that do not. That socket also brings a front what only HTTP needs and no file holds: the
-keys.
+stay are shared as evenly as many that do not. The socket that brings them also brings the keys, which no file holds.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from jaxserve.messages import (
     TOKENIZER,
     ControlRequest,
     Message,
+    ProfileBegan,
+    ProfileEnded,
     ShutdownReq,
     WorkerAddress,
     WorkerFailed,
@@ -45,6 +47,8 @@ from jaxserve.server.fronts.main_state import (
     StateTeller,
 )
 from jaxserve.server.fronts.shared import Shared
+from jaxserve.server.host_spans import next_in_chain
+from jaxserve.server.output_routes import fronts_of
 from jaxserve.server.requests import GenerateReqInput
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.tokenizer_manager import TokenizerManager
@@ -158,8 +162,7 @@ class FrontManager(_OneOfSeveral):
     def __init__(self, args: ServerArgs, front: int, on_shutdown: Callable[[], None]) -> None:
         self._front, self._on_shutdown = front, on_shutdown
         self._address = WorkerAddress(FRONT, front)
-        everybody = [MAIN, *(WorkerAddress(FRONT, rank) for rank in range(args.tokenizer_worker_num))]
-        self._others = [other for other in everybody if other != self._address]
+        self._others = [other for other in (MAIN, *fronts_of(args)) if other != self._address]
         schedulers = [WorkerAddress(SCHEDULER, rank) for rank in range(args.dp_size)]
         self._state: MainState | None = None
         super().__init__(
@@ -177,8 +180,18 @@ class FrontManager(_OneOfSeveral):
             **super()._handlers(),
             MainState: self._take_over,
             ControlRequest: lambda message: self._desk.receive(message),
+            ProfileBegan: self._pass_on_began,
+            ProfileEnded: self._pass_on_ended,
             ShutdownReq: lambda message: self._on_shutdown(),
         }
+
+    def _pass_on_began(self, message: ProfileBegan) -> None:
+        self._spans.begin(message)
+        self._link.send(next_in_chain(self._address, self.args), message)
+
+    def _pass_on_ended(self, message: ProfileEnded) -> None:
+        message.spans[str(self._address)] = self._spans.end(message)
+        self._link.send(next_in_chain(self._address, self.args), message)
 
     def say_ready(self) -> None:
         self._link.send(MAIN, WorkerReady(worker=self._address))
