@@ -100,6 +100,8 @@ class OutputSender:
             output_len = table.known_len[rows] - table.prompt_len[rows]
             is_due = (output_len >= table.send_at_len[rows]) & (output_len > table.sent_len[rows])
             due = rows if is_due.all() else rows[is_due]
+        if not len(due) and not self._ended:
+            return
         ended, self._ended = self._ended, []
         for route, rows_there, ended_there in self._by_route(due, ended):
             message = self._message_of_rows(rows_there, route)
@@ -108,7 +110,7 @@ class OutputSender:
             self._send(message)
 
     def _by_route(self, due: np.ndarray, ended: list[_Ended]) -> Iterator[tuple[Route, np.ndarray, list[_Ended]]]:
-        """What goes where. Nothing, if nothing is to be sent."""
+        """What goes where."""
         ended_of: dict[Route, list[_Ended]] = {}
         for last in ended:
             ended_of.setdefault(last.route, []).append(last)

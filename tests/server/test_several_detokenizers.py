@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from pipeline_harness import collect, refused, request, running, until
-from test_metrics import Samples, of, scraped
+from scraping import Samples, of, scraped
 
 from jaxserve.messages import DETOKENIZER, WorkerAddress
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReq
