@@ -14,6 +14,7 @@ from typing import Any
 import uvicorn
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.elsewhere import Place
 from jaxserve.server.http.app import create_app
 from jaxserve.server.http.connection_limits import Admission, ConnectionLimits
 from jaxserve.server.http.service import GenerationService
@@ -61,20 +62,25 @@ class HttpServer(uvicorn.Server):
                 "ssl_handshake_timeout": self.admission.limits.head_timeout_s,
                 "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
             }
-        self.servers = [
-            await loop.create_server(self._new_protocol, sock=one, ssl=tls, backlog=self.config.backlog, **times)
-            for one in sockets or []
-        ]
+        self.servers = []
+        new, backlog = self._new_protocol, self.config.backlog
+        for one in sockets or []:
+            if one.family == socket.AF_UNIX:  # for other processes of this server
+                self.servers.append(await loop.create_unix_server(new, sock=one, backlog=backlog))
+            else:
+                self.servers.append(await loop.create_server(new, sock=one, ssl=tls, backlog=backlog, **times))
         self.started = True
 
     def _new_protocol(self) -> asyncio.Protocol:
         return StreamingProtocol(self.admission, config=self.config, server_state=self.server_state, app_state={})
 
 
-def make_http_server(service: GenerationService, args: ServerArgs, limits: ConnectionLimits | None = None) -> HttpServer:
-    """Raises ValueError with a sentence if the TLS files cannot be used."""
+def make_http_server(
+    service: GenerationService, args: ServerArgs, limits: ConnectionLimits | None = None, place: Place | None = None
+) -> HttpServer:
+    """`place`: of a front process. Raises ValueError with a sentence if the TLS files cannot be used."""
     config = uvicorn.Config(
-        create_app(service, args),
+        create_app(service, args, place),
         log_config=None,
         log_level=args.log_level_http or "warning",
         access_log=args.log_level_http in ("debug", "info"),
