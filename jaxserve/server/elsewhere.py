@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 
 
-class AnsweredElsewhere(Exception):
+class AnsweredElsewhere(Exception):  # noqa: N818 (not an error: an answer)
     """Another process can answer this request. May be raised until its response has begun."""
 
     def __init__(self, front: int | None) -> None:

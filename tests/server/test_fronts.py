@@ -34,7 +34,12 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="fronts-") as folder:
-        options: dict[str, Any] = {"tokenizer_worker_num": NUM_FRONTS, "detokenizer_worker_num": 2, "log_level_http": "info"}
+        options: dict[str, Any] = {
+            "tokenizer_worker_num": NUM_FRONTS,
+            "detokenizer_worker_num": 2,
+            "log_level_http": "info",
+            "served_model_name": "demo",
+        }
         with serving(Path(folder), step_s=0.004, **options) as started:
             started.wait_for("/ready", 200)
             yield started

@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.elsewhere import Place
 from jaxserve.server.http.app import create_app
 from jaxserve.server.http.connection_limits import Admission, ConnectionLimits
 from jaxserve.server.http.service import GenerationService
@@ -55,11 +56,13 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with limits for each connection, the TLS handshake included."""
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(self._new_protocol, sock=one, backlog=self.config.backlog, **self._tls(one))
-            for one in sockets or []
-        ]
+        loop, backlog = asyncio.get_running_loop(), self.config.backlog
+        self.servers = []
+        for one in sockets or []:
+            if one.family == socket.AF_UNIX:  # for other processes of this server
+                self.servers.append(await loop.create_unix_server(self._new_protocol, sock=one, backlog=backlog))
+            else:
+                self.servers.append(await loop.create_server(self._new_protocol, sock=one, backlog=backlog, **self._tls()))
         self.started = True
 
     async def adopt(self, connection: socket.socket, ended: Callable[[], None]) -> None:
@@ -67,14 +70,13 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         protocol = self._new_protocol(ended)
         try:
-            await loop.connect_accepted_socket(lambda: protocol, connection, **self._tls(connection))
+            await loop.connect_accepted_socket(lambda: protocol, connection, **self._tls())
         except (OSError, TimeoutError):  # it was gone already, or did not speak TLS
             connection.close()
             protocol.end_once()
 
-    def _tls(self, one: socket.socket) -> dict[str, Any]:
-        """How it is encrypted; what comes from processes of this server is not."""
-        if self.config.ssl is None or one.family == socket.AF_UNIX:
+    def _tls(self) -> dict[str, Any]:
+        if self.config.ssl is None:
             return {}
         return {
             "ssl": self.config.ssl,
@@ -86,10 +88,12 @@ class HttpServer(uvicorn.Server):
         return StreamingProtocol(self.admission, ended=ended, config=self.config, server_state=self.server_state, app_state={})
 
 
-def make_http_server(service: GenerationService, args: ServerArgs, limits: ConnectionLimits | None = None) -> HttpServer:
-    """Raises ValueError with a sentence if the TLS files cannot be used."""
+def make_http_server(
+    service: GenerationService, args: ServerArgs, limits: ConnectionLimits | None = None, place: Place | None = None
+) -> HttpServer:
+    """`place`: of a front process. Raises ValueError with a sentence if the TLS files cannot be used."""
     config = uvicorn.Config(
-        create_app(service, args),
+        create_app(service, args, place),
         log_config=None,
         log_level=args.log_level_http or "warning",
         access_log=args.log_level_http in ("debug", "info"),
