@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from pipeline_harness import until
 
 from jaxserve.server.fronts.connections import ConnectionGiver, Welcome, connect, receive_connections
 from jaxserve.server.fronts.shared import Shared
@@ -39,9 +40,7 @@ class Fronts:
         return socket.create_connection(self.listener.getsockname()[:2], timeout=10)
 
     async def counts(self, total: int) -> list[int]:
-        async with asyncio.timeout(10):
-            while sum(map(len, self.got)) < total:
-                await asyncio.sleep(0.005)
+        await until(lambda: sum(map(len, self.got)) >= total)
         return [len(got) for got in self.got]
 
 

@@ -88,7 +88,7 @@ def test_a_front_learns_what_others_made_replicas_compute(folder: Path) -> None:
 
 
 def test_a_rid_belongs_to_one_process_at_a_time(folder: Path) -> None:
-    main, first, second = processes(folder, 2, 1)
+    first = processes(folder, 2, 1)[1]
     # Locks are of processes: another one is needed to see them.
     script = (
         "import sys; from pathlib import Path; from jaxserve.server.fronts.rid_locks import RidLocks\n"

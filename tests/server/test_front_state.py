@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import msgspec
+from pipeline_harness import until
 
 from jaxserve.messages import FRONT, SCHEDULER, Message, WorkerAddress, decoder, encode
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
@@ -81,8 +82,6 @@ async def test_what_changes_by_itself_is_told_soon() -> None:
     try:
         await asyncio.sleep(0.05)
         heard.state = msgspec.structs.replace(STATE, status="failed", failure="It is broken.")
-        async with asyncio.timeout(5):
-            while heard.numbers(FRONTS[0]) != [1, 2]:
-                await asyncio.sleep(0.01)
+        await until(lambda: heard.numbers(FRONTS[0]) == [1, 2])
     finally:
         heard.teller.close()

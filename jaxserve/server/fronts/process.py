@@ -8,6 +8,7 @@ It is a worker as the others are: it dies with the main process, and if it fails
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import socket
 import sys
@@ -41,6 +42,7 @@ class _Front:
         manager.open(self._context.paths)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(SHOW_STACKS, manager.log_live_requests, SHOW_STACKS.name)
+        faulthandler.register(SHOW_STACKS, all_threads=True, chain=True)  # which the loop's took the place of
         try:
             await self._serve(manager)
         finally:
