@@ -253,6 +253,11 @@ class FrontManager(_OneOfSeveral):
             raise AnsweredElsewhere(None)  # which has the sessions
         return self._counted(super().stream(req, sink, before_ready=before_ready))
 
+    async def health_check(self, timeout_s: float) -> bool:
+        if self.is_paused or self.is_input_blocked:
+            raise AnsweredElsewhere(None)  # which asks the schedulers for their state
+        return await super().health_check(timeout_s)
+
     # --- what only the main process can answer
 
     async def control(self, request: ControlStruct) -> list[Any]:
