@@ -94,10 +94,7 @@ class MainManager(_OneOfSeveral):
         self._teller = StateTeller(self._others, self._state, self._link.send)
 
     def _handlers(self) -> dict[type[Message], Callable[[Any], None]]:
-        return {
-            **super()._handlers(),
-            MainStateTaken: lambda message: self._teller.taken(message),
-        }
+        return {**super()._handlers(), MainStateTaken: lambda message: self._teller.taken(message)}
 
     def open(self, paths: IpcPaths) -> None:
         super().open(paths)
@@ -160,11 +157,11 @@ class MainManager(_OneOfSeveral):
 
 class FrontManager(_OneOfSeveral):
     def __init__(self, args: ServerArgs, front: int, on_shutdown: Callable[[], None]) -> None:
-        self._front, self._on_shutdown = front, on_shutdown
+        self._on_shutdown = on_shutdown
         self._address = WorkerAddress(FRONT, front)
         self._others = [other for other in (MAIN, *fronts_of(args)) if other != self._address]
         schedulers = [WorkerAddress(SCHEDULER, rank) for rank in range(args.dp_size)]
-        self._state: MainState | None = None
+        self._main: MainState | None = None
         super().__init__(
             args,
             [*schedulers, *self._others],
@@ -199,7 +196,7 @@ class FrontManager(_OneOfSeveral):
     # --- the main process's state
 
     def _take_over(self, state: MainState) -> None:
-        known, self._state = self._state, state
+        known, self._main = self._main, state
         self.is_paused, self.is_input_blocked = state.is_paused, state.is_input_blocked
         self.released_memory, self.weights = state.released_memory, state.weights
         if state.model is not None and self._limits is None:
@@ -233,7 +230,7 @@ class FrontManager(_OneOfSeveral):
 
     @property
     def num_programs_missing(self) -> int:
-        return 0 if self._state is None else self._state.num_programs_missing
+        return 0 if self._main is None else self._main.num_programs_missing
 
     # --- requests
 
