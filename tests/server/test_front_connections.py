@@ -31,9 +31,9 @@ class Fronts:
         self.doors: dict[int, socket.socket] = {}
 
     async def come(self, rank: int) -> Welcome:
-        door, welcome = await asyncio.to_thread(connect, self.folder, rank)
+        door, welcome = await asyncio.to_thread(connect, self.folder)
         self.doors[rank] = door
-        receive_connections(door, self.got[rank].append)
+        receive_connections(door, rank, self.got[rank].append)
         return welcome
 
     def open(self) -> socket.socket:

@@ -29,9 +29,9 @@ class Board:
         path = folder / _FILE
         if is_new:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        self._all = np.memmap(path, np.float64, "r+" if not is_new else "w+", shape=shape)
-        self._own_row = 0 if front is None else 1 + front
-        self._own = self._all[self._own_row]
+        mapped = np.memmap(path, np.float64, "w+" if is_new else "r+", shape=shape)
+        self._all = np.asarray(mapped)  # whose items cost a fraction of a memmap's
+        self._own = self._all[0 if front is None else 1 + front]
 
     # --- what this process says of itself
 

@@ -28,6 +28,7 @@ _FILE = "connections.sock"
 _PER_TURN = 64  # connections accepted before other tasks get their turn
 _RETRY_S = 0.05  # when no front can take one, or no more descriptors are to be had
 _MOST_WELCOME_BYTES = 1 << 16
+_RANK_BYTES = 2
 _HERE = b"\0"  # a packet needs a byte beside the descriptor
 
 
@@ -55,6 +56,7 @@ class ConnectionGiver:
         self._listener = listener
         self._welcome = welcome
         self._door: socket.socket | None = None  # where fronts come to
+        self._coming: set[socket.socket] = set()  # fronts that do not serve yet
         self._fronts: dict[int, socket.socket] = {}
         self._num_given: dict[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,22 +79,34 @@ class ConnectionGiver:
         if self._door is not None:
             self._loop.remove_reader(self._door)
             self._door.close()
-        for front in self._fronts.values():
+        for front in self._coming:
+            self._loop.remove_reader(front)
+        for front in (*self._coming, *self._fronts.values()):
             front.close()
-        self._fronts = {}
+        self._fronts, self._coming = {}, set()
         self._door = self._loop = None
 
     def _let_in(self) -> None:
         assert self._door is not None and self._loop is not None
         with contextlib.suppress(BlockingIOError):
             front, _ = self._door.accept()
-            front.settimeout(1.0)  # it has sent its rank before we know of it
-            rank = int.from_bytes(front.recv(8))
-            front.send(msgspec.json.encode(self._welcome))
             front.setblocking(False)
-            if not self._fronts:
-                self._loop.add_reader(self._listener, self._accept)
-            self._fronts[rank], self._num_given[rank] = front, 0
+            front.send(msgspec.json.encode(self._welcome))
+            self._coming.add(front)
+            self._loop.add_reader(front, self._begin, front)
+
+    def _begin(self, front: socket.socket) -> None:
+        """It says its rank when it can serve, and nothing else; from then on it gets connections."""
+        assert self._loop is not None
+        self._loop.remove_reader(front)
+        self._coming.discard(front)
+        rank = front.recv(_RANK_BYTES)
+        if not rank:  # it has died
+            front.close()
+            return
+        if not self._fronts:
+            self._loop.add_reader(self._listener, self._accept)
+        self._fronts[int.from_bytes(rank)], self._num_given[int.from_bytes(rank)] = front, 0
 
     def _accept(self) -> None:
         for _ in range(_PER_TURN):
@@ -132,18 +146,17 @@ class ConnectionGiver:
         return False
 
 
-def connect(folder: Path, rank: int) -> tuple[socket.socket, Welcome]:
+def connect(folder: Path) -> tuple[socket.socket, Welcome]:
     """A front's way to the main process, and what it is told there. Blocks until then."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     door.connect(str(folder / _FILE))
-    door.send(rank.to_bytes(8))
     welcome = msgspec.json.decode(door.recv(_MOST_WELCOME_BYTES), type=Welcome)
     door.setblocking(False)
     return door, welcome
 
 
-def receive_connections(door: socket.socket, take: Callable[[socket.socket], None]) -> None:
-    """From now on, on the running loop, `take` is given each connection."""
+def receive_connections(door: socket.socket, rank: int, take: Callable[[socket.socket], None]) -> None:
+    """From now on, on the running loop, `take` is given each connection of the front with this rank."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:
@@ -161,3 +174,4 @@ def receive_connections(door: socket.socket, take: Callable[[socket.socket], Non
                 take(connection)
 
     loop.add_reader(door, read)
+    door.send(rank.to_bytes(_RANK_BYTES))

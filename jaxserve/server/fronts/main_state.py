@@ -31,7 +31,7 @@ from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 logger = logging.getLogger(__name__)
 
 # How late fronts may learn of what changes by itself. Whoever changes something by a control request waits until they know.
-_TELL_EVERY_S = 0.02
+_TELL_EVERY_S = 0.05
 # A front that does not take it in for so long is stuck; the others, and whoever asked, go on.
 _PATIENCE_S = 10.0
 

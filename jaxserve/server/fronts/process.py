@@ -30,7 +30,7 @@ class _Front:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._rank = context.address.rank
-        self._door, welcome = connect(context.paths.folder, self._rank)
+        self._door, welcome = connect(context.paths.folder)
         self._started_s = welcome.started_s
         self._args = welcome.with_keys(context.args)
         self._shutdown = asyncio.Event()
@@ -64,7 +64,7 @@ class _Front:
 
         with unix_listener(place.socket_of(self._rank)) as own_door:
             serving = asyncio.create_task(http.serve(sockets=[own_door]))
-            receive_connections(self._door, adopt)
+            receive_connections(self._door, self._rank, adopt)
             try:
                 await asyncio.to_thread(manager.load_tokenizer, hide_torch=True)
                 manager.say_ready()
