@@ -20,18 +20,24 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from benchmarks.timed_device import MAX_ROWS
 from jaxserve.demo import demo_model_path
+from jaxserve.messages import DETOKENIZER, FRONT, SCHEDULER, WorkerAddress
 
 _STALL_TIMEOUT_S = 3.0  # so that clients that never read are met within a run
 _PROCESSES = ("main", "scheduler", "detokenizer")
+_KINDS = {
+    "jaxserve.server.fronts.process": FRONT,
+    "jaxserve.server.detokenizer": DETOKENIZER,
+    "benchmarks.timed_device": SCHEDULER,
+}
 
 
 class TimedServer:
@@ -53,17 +59,27 @@ class TimedServer:
             try:
                 self.get("/ready")
                 return
-            except (urllib.error.URLError, ConnectionError):
+            except OSError:  # nobody listens, it is not ready, or too busy to say so
                 if self._process.poll() is not None:
                     raise RuntimeError("the server ended before it was ready") from None
                 time.sleep(0.05)
 
     def processes(self) -> dict[str, psutil.Process]:
+        """The main process as "main", and the workers, each by its kind and, from the second of a kind on, its rank."""
         found = {"main": self.main}
         for child in self.main.children():
-            command = " ".join(child.cmdline())
-            found["detokenizer" if "detokenizer" in command else "scheduler"] = child
+            module, _folder, _parent, rank, _start = child.cmdline()[-5:]
+            found[str(WorkerAddress(_KINDS[module], int(rank)))] = child
         return found
+
+    @property
+    def folder(self) -> Path:
+        """The server's private folder."""
+        return Path(self.main.children()[0].cmdline()[-4])
+
+    def cpu_s(self) -> dict[str, float]:
+        """What each process has taken since it began."""
+        return {name: sum(process.cpu_times()[:2]) for name, process in self.processes().items()}
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -80,13 +96,17 @@ def serving(step_s: float, **options: Any) -> Iterator[TimedServer]:
         server.stop()
 
 
+def start_clients(server: TimedServer, **load: Any) -> subprocess.Popen[str]:
+    """A process of `benchmarks.streaming_client`, which prints its numbers as one line of JSON."""
+    command = [sys.executable, "-m", "benchmarks.streaming_client", json.dumps({"port": server.port, **load})]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
 def measure(server: TimedServer, **load: Any) -> dict[str, Any]:
     """The clients' numbers, and CPU seconds of every process meanwhile."""
-    processes = server.processes()
-    command = [sys.executable, "-m", "benchmarks.streaming_client", json.dumps({"port": server.port, **load})]
-    before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
-    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    result["cpu_s"] = {name: sum(process.cpu_times()[:2]) - before[name] for name, process in processes.items()}
+    before = server.cpu_s()
+    result: dict[str, Any] = json.loads(start_clients(server, **load).communicate()[0])
+    result["cpu_s"] = {name: cpu_s - before[name] for name, cpu_s in server.cpu_s().items()}
     result["cpu_s"]["client"] = result["client_cpu_s"]
     return result
 

@@ -86,7 +86,10 @@ def main() -> int:
     args, scheduler = ServerArgs(**json.loads(sys.argv[2])), WorkerCommand.of_module(SCHEDULER, "benchmarks.timed_device")
     commands = (
         *(dataclasses.replace(scheduler, rank=rank) for rank in range(args.dp_size)),
-        WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
+        *(
+            WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer", rank)
+            for rank in range(args.detokenizer_worker_num)
+        ),
     )
     return launch_server(args, commands)
 

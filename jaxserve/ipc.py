@@ -34,7 +34,7 @@ LONGEST_SOCKET_PATH = 103
 MOST_BYTES_TOGETHER = 256 * 1024
 # How long a closing sender waits for its last messages to leave.
 LINGER_MS = 2000
-_LONGEST_NAMES = (WorkerAddress(DETOKENIZER), WorkerAddress(SCHEDULER, 99, 999))
+_LONGEST_NAMES = (WorkerAddress(DETOKENIZER, 99), WorkerAddress(SCHEDULER, 99, 999))
 _PREFIX = "jaxserve-"
 _LOCK = "lock"
 
@@ -65,10 +65,6 @@ class IpcPaths:
         """Of a worker that is started again not that of the one before, for which messages may still be on their way."""
         start = f"-{worker.start}" if worker.start else ""
         return f"ipc://{self.folder / f'{worker.kind}-{worker.rank}{start}.ipc'}"
-
-    @property
-    def detokenizer(self) -> str:
-        return self.of(WorkerAddress(DETOKENIZER))
 
     @property
     def tokenizer(self) -> str:

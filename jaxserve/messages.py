@@ -1,6 +1,7 @@
 """Every message that crosses a process border, and the sockets it crosses by.
 
-Three kinds of processes, one direction per group; there is a scheduler for each replica:
+Three kinds of processes, one direction per group; there is a scheduler for each replica, and there may be several detokenizers
+and several TokenizerManagers:
 
     TokenizerManager --SchedulerInput--> Scheduler --DetokenizerInput--> Detokenizer --TokenizerInput--> TokenizerManager
           |                                  `-----------TokenizerInput (control replies)----------------------^
@@ -45,8 +46,20 @@ class WorkerAddress(NamedTuple):
 
 SCHEDULER = "scheduler"
 DETOKENIZER = "detokenizer"
-TOKENIZER = "tokenizer"  # the TokenizerManager, in the main process
+TOKENIZER = "tokenizer"  # the TokenizerManager in the main process
+FRONT = "front"  # a TokenizerManager in a front process
 HOST = "host"  # the one worker of a host that follows another
+
+
+class Route(NamedTuple):
+    """The way of a request's outputs from its scheduler to whoever asked."""
+
+    detokenizer: int = 0  # rank of the detokenizer that makes its texts, all of them
+    front: int | None = None  # rank of the front process that waits for them; None: the main process
+
+    @property
+    def reader(self) -> WorkerAddress:
+        return WorkerAddress(TOKENIZER) if self.front is None else WorkerAddress(FRONT, self.front)
 
 
 # --- control, to and from any worker --------------------------------------------------------------------------------------
@@ -99,6 +112,7 @@ class TokenizedGenerateReqInput(Message):
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
     thinking: Thinking | None = None  # the output thinks first, and is not held to its grammar meanwhile
     logit_rules: LogitRules | None = None  # of its logit processors
+    route: Route = Route()
     more_samples: list[Sample] = []
 
     def sequences(self) -> Iterator[TokenizedGenerateReqInput]:
@@ -122,7 +136,7 @@ class AbortReq(Message):
 
 
 class ShutdownReq(Message):
-    """No more requests follow: a scheduler finishes what it holds, passes this on to the detokenizer and exits 0; the
+    """No more requests follow: a scheduler finishes what it holds, passes this on to every detokenizer and exits 0; a
     detokenizer exits when it has one of every replica. For one that does not run, the TokenizerManager sends it."""
 
 
@@ -169,7 +183,8 @@ PROMPT_TAIL_LEN = 5
 
 
 class BatchTokenIDOut(Message):
-    """New tokens of many requests. Row i of every array belongs to rids[i]; token ids are concatenated in that order."""
+    """New tokens of many requests with one route. Row i of every array belongs to rids[i]; token ids are concatenated in that
+    order."""
 
     rids: list[str]
     token_ids: np.ndarray  # int32 [sum(token_counts)], tokens not sent before
@@ -179,6 +194,7 @@ class BatchTokenIDOut(Message):
     completion_tokens: np.ndarray  # int32 [n], so far
     cached_tokens: np.ndarray  # int32 [n]
     source: WorkerAddress = WorkerAddress(SCHEDULER)  # the scheduler that runs them
+    route: Route = Route()
     weight_version: str = ""  # of the weights that all of this was computed with
     finished: dict[int, FinishReason] = {}  # by index; a request that appears here is never sent again
     logprobs: dict[int, TokenLogprobs] = {}  # of the new tokens

@@ -27,12 +27,12 @@ CONTEXT_LEN = 512
 EOS = 2046  # a special token, far from what tests look at
 
 
-def commands(num_replicas: int = 1) -> tuple[WorkerCommand, ...]:
-    """So many of this scheduler, and the real detokenizer."""
+def commands(num_replicas: int = 1, num_detokenizers: int = 1) -> tuple[WorkerCommand, ...]:
+    """So many of this scheduler, and of the real detokenizer."""
     argv = (sys.executable, str(Path(__file__).resolve()))
     return (
         *(WorkerCommand(SCHEDULER, argv, rank) for rank in range(num_replicas)),
-        WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
+        *(WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer", rank) for rank in range(num_detokenizers)),
     )
 
 

@@ -12,4 +12,4 @@ from jaxserve.server.launch import launch_server
 
 if __name__ == "__main__":
     args = ServerArgs(**json.loads(sys.argv[1]))
-    sys.exit(launch_server(args, fake_scheduler.commands(args.dp_size)))
+    sys.exit(launch_server(args, fake_scheduler.commands(args.dp_size, args.detokenizer_worker_num)))

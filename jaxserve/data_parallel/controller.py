@@ -2,18 +2,19 @@
 
     dispatch(prompt, ...) -> a Ticket per sequence -> ticket.first_token() -> ended(ticket, tokens)
 
-Its counts are exact, not reported: whoever sends all requests and sees all ends knows. It asks a policy
+Its counts are exact, not reported: whoever sends all requests and sees all ends knows. Where several processes send requests,
+each has a controller, which is told what the others' count and where they sent which prompts. It asks a policy
 (`jaxserve.data_parallel.policies`) unless the request names a rank, or would rather go where its session went.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxserve.data_parallel.policies import LoadBalancePolicy
 from jaxserve.data_parallel.prompt import Prompt
-from jaxserve.data_parallel.replica import Replica, ReplicaState, Ticket
+from jaxserve.data_parallel.replica import Load, Replica, ReplicaState, Ticket
 
 # How long outputs are before any has ended, and how much each that ends counts towards the mean.
 _FIRST_MEAN_OUTPUT, _WEIGHT_OF_NEWEST = 128.0, 0.02
@@ -24,8 +25,19 @@ class ReplicaUnavailableError(Exception):
 
 
 class DataParallelController:
-    def __init__(self, policy: LoadBalancePolicy, num_replicas: int) -> None:
+    def __init__(
+        self,
+        policy: LoadBalancePolicy,
+        num_replicas: int,
+        *,
+        others_loads: Callable[[], Sequence[Load]] | None = None,
+        tell_others: Callable[[int, Prompt], None] | None = None,
+    ) -> None:
+        """`others_loads`: what other controllers have sent to each replica; `tell_others` of a rank that got a prompt. None:
+        there are no others."""
         self._policy = policy
+        self._others_loads = others_loads
+        self._tell_others = tell_others
         self._mean_output = _FIRST_MEAN_OUTPUT
         self._dispatches = itertools.count()
         self.replicas = [Replica(rank) for rank in range(num_replicas)]
@@ -58,6 +70,10 @@ class DataParallelController:
 
     # --- requests
 
+    def others_dispatched(self, rank: int, prompt: Prompt) -> None:
+        """Another controller sent the replica a prompt."""
+        self._policy.dispatched(self.replicas[rank], prompt)
+
     def dispatch(
         self,
         prompt: Prompt,
@@ -75,6 +91,8 @@ class DataParallelController:
         replica = self._choose(prompt, rank, preferred, is_probe)
         replica.last_dispatch = next(self._dispatches)
         missing = prompt.length - self._policy.dispatched(replica, prompt)
+        if self._tell_others is not None and len(self.replicas) > 1:
+            self._tell_others(replica.rank, prompt)
         tickets = []
         for limit in max_new_tokens:
             expected = self._mean_output if limit is None else min(self._mean_output, limit)
@@ -100,4 +118,9 @@ class DataParallelController:
         candidates = self.up
         if not candidates:
             raise ReplicaUnavailableError("No replica is serving at the moment.")
-        return candidates[0] if len(candidates) == 1 else self._policy.choose(candidates, prompt)
+        if len(candidates) == 1:
+            return candidates[0]
+        if self._others_loads is not None:
+            more = self._others_loads()
+            candidates = [replica.with_more(more[replica.rank]) for replica in candidates]
+        return self.replicas[self._policy.choose(candidates, prompt).rank]

@@ -23,6 +23,13 @@ class Prompt:
         self._namespace = namespace
         self._hashes: list[int] | None = None
 
+    @staticmethod
+    def of_hashes(hashes: np.ndarray) -> Prompt:
+        """As another process sees it, which sent its `hashes`."""
+        prompt = Prompt(np.zeros(0, np.int32))
+        prompt.length, prompt._hashes = len(hashes) * BLOCK_TOKENS, hashes.tolist()
+        return prompt
+
     @property
     def hashes(self) -> list[int]:
         """Entry i is of the first (i + 1) * BLOCK_TOKENS tokens. Equal ones are, but for accidents, those of equal tokens: good

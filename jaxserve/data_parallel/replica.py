@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import NamedTuple
 
 
 class ReplicaState(enum.Enum):
     JOINING = "joining"  # started, and not up to date yet: only probes go there
     UP = "up"
     DOWN = "down"
+
+
+class Load(NamedTuple):
+    """What it has to do, see Replica."""
+
+    num_sequences: float = 0
+    num_tokens: float = 0
+    pending_prefill_tokens: float = 0
+    pending_output_tokens: float = 0.0
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -21,6 +31,15 @@ class Replica:
     pending_prefill_tokens: int = 0  # of prompts, cached ones left out, of which no output has come yet
     pending_output_tokens: float = 0.0  # that those sequences are expected to generate
     last_dispatch: int = -1  # number of the newest request it was sent
+
+    @property
+    def load(self) -> Load:
+        return Load(self.num_sequences, self.num_tokens, self.pending_prefill_tokens, self.pending_output_tokens)
+
+    def with_more(self, more: Load) -> Replica:
+        """As it is if it has that to do as well."""
+        summed = Load(*map(sum, zip(self.load, more, strict=True)))
+        return dataclasses.replace(self, **summed._asdict())
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -11,9 +11,10 @@ from jaxserve.metrics.registry import (
     Series,
     Snapshot,
     count_process,
+    merged,
 )
 
 __all__ = [
     "FAMILIES", "OTHER", "PREFIX", "Counter", "Family", "FamilySnapshot", "Gauge", "Histogram", "Kind", "Registry", "Series",
-    "Snapshot", "Source", "count_process",
+    "Snapshot", "Source", "count_process", "merged",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """Every metric there is, in one table: name, kind, what it means, labels, buckets. docs/metrics.md is checked against it.
 
 Names are SGLang's where it has the metric, behind `jaxserve:` in place of `sglang:`. All have the label `model_name` and those
-of --extra-metric-labels; what a worker counts also has `engine_type` and `dp_rank`, and what is counted per request the labels
-of --tokenizer-metrics-allowed-custom-labels.
+of --extra-metric-labels; what a worker counts also has `engine_type` and `dp_rank` (and all detokenizers but the first a
+`detokenizer_rank`), and what is counted per request the labels of --tokenizer-metrics-allowed-custom-labels.
 """
 
 from __future__ import annotations

@@ -43,6 +43,25 @@ class Snapshot(msgspec.Struct):
     families: list[FamilySnapshot]
 
 
+def merged(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """The sums of what processes with the same families have counted; as old as the first."""
+    families: dict[str, FamilySnapshot] = {}
+    sums: dict[str, dict[Labels, Series]] = {}
+    for snapshot in snapshots:
+        for family in snapshot.families:
+            families.setdefault(family.name, family)
+            known = sums.setdefault(family.name, {})
+            for series in family.series:
+                labels = tuple(series.labels)
+                other = known.get(labels)
+                if other is not None:
+                    counts = [a + b for a, b in zip(other.counts, series.counts, strict=True)]
+                    series = Series(series.labels, other.value + series.value, counts)
+                known[labels] = series
+    summed = [msgspec.structs.replace(family, series=list(sums[name].values())) for name, family in families.items()]
+    return Snapshot(snapshots[0].taken_s, summed)
+
+
 class _Accumulator:
     __slots__ = ("_values", "family")
 

@@ -62,6 +62,7 @@ class Intake:
             arrival=next(self._arrivals),
             stream=message.stream,
             extra_key=message.extra_key,
+            route=message.route,
             input_embeds=message.input_embeds,
             prompt_tail=prompt_tail,
             own_stop_ids=own_stop_ids,

@@ -1,18 +1,19 @@
 """OutputSender: what goes to the detokenizer, and when.
 
 Running requests are looked at as rows of NumPy arrays: a row is due when it has as many outputs as its interval says. Requests
-that end are snapshots taken while their tokens are still in the row table. One message per processed step carries both. Python
-work per request is done only for its first message, for logprobs, and at its end.
+that end are snapshots taken while their tokens are still in the row table. One message per processed step carries both; where
+requests have several routes, one for each. Python work per request is done only for its first message, for logprobs, and at its
+end.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxserve.messages import SCHEDULER, BatchTokenIDOut, HiddenStates, InputLogprobs, TokenLogprobs, WorkerAddress
+from jaxserve.messages import SCHEDULER, BatchTokenIDOut, HiddenStates, InputLogprobs, Route, TokenLogprobs, WorkerAddress
 from jaxserve.scheduler.req import NO_TOKENS, Req
 from jaxserve.scheduler.rows import RowFlag, RowTable, decode_flags
 from jaxserve.timeline import RequestTimes
@@ -26,6 +27,7 @@ class _Ended:
     """The last message of one request."""
 
     rid: str
+    route: Route
     token_ids: np.ndarray
     decode_flags: int
     prompt_len: int
@@ -66,6 +68,7 @@ class OutputSender:
         self._ended.append(
             _Ended(
                 rid=req.rid,
+                route=req.route,
                 token_ids=output_ids[sent_len:].copy(),
                 decode_flags=decode_flags(req),
                 prompt_len=req.prompt_len,
@@ -79,18 +82,18 @@ class OutputSender:
             )
         )
 
-    def add_rejected(self, rid: str, prompt_len: int, reason: FinishReason) -> None:
+    def add_rejected(self, rid: str, prompt_len: int, reason: FinishReason, route: Route) -> None:
         """A message that never became a request."""
         now = self._wall_clock()
         times = RequestTimes(queue_entry_s=now, finished_s=now)
-        self._ended.append(_Ended(rid, NO_TOKENS, 0, prompt_len, 0, 0, reason, times))
+        self._ended.append(_Ended(rid, route, NO_TOKENS, 0, prompt_len, 0, 0, reason, times))
 
     def flush(self) -> None:
         """Sends what ended outside of a step's result."""
         self.publish(NO_TOKENS)
 
     def publish(self, rows: np.ndarray) -> None:
-        """One message for those of `rows` (live, with new tokens) that are due and for all that ended."""
+        """One message, for each route, for those of `rows` (live, with new tokens) that are due and for all that ended."""
         table = self._table
         due = rows
         if len(rows):
@@ -99,12 +102,29 @@ class OutputSender:
             due = rows if is_due.all() else rows[is_due]
         if not len(due) and not self._ended:
             return
-        message = self._message_of_rows(due)
-        if self._ended:
-            self._append_ended(message)
-        self._send(message)
+        ended, self._ended = self._ended, []
+        for route, rows_there, ended_there in self._by_route(due, ended):
+            message = self._message_of_rows(rows_there, route)
+            if ended_there:
+                _append_ended(message, ended_there)
+            self._send(message)
 
-    def _message_of_rows(self, rows: np.ndarray) -> BatchTokenIDOut:
+    def _by_route(self, due: np.ndarray, ended: list[_Ended]) -> Iterator[tuple[Route, np.ndarray, list[_Ended]]]:
+        """What goes where."""
+        ended_of: dict[Route, list[_Ended]] = {}
+        for last in ended:
+            ended_of.setdefault(last.route, []).append(last)
+        routes = self._table.routes
+        if len(routes) == 1 and len(due):
+            yield routes[0], due, ended_of.pop(routes[0], [])
+        elif len(due):
+            of_row = self._table.route[due]
+            for number in np.flatnonzero(np.bincount(of_row)).tolist():
+                yield routes[number], due[of_row == number], ended_of.pop(routes[number], [])
+        for route, others in ended_of.items():
+            yield route, NO_TOKENS, others
+
+    def _message_of_rows(self, rows: np.ndarray, route: Route) -> BatchTokenIDOut:
         table, rids = self._table, self._table.rids
         prompt_len, known_len = table.prompt_len[rows], table.known_len[rows]
         output_len = known_len - prompt_len
@@ -118,6 +138,7 @@ class OutputSender:
             completion_tokens=output_len,
             cached_tokens=table.cached_len[rows],
             source=self._source,
+            route=route,
             weight_version=self.weight_version,
         )
         table.sent_len[rows] = output_len
@@ -134,29 +155,6 @@ class OutputSender:
                 message.hidden_states[i] = states
         return message
 
-    def _append_ended(self, message: BatchTokenIDOut) -> None:
-        ended, self._ended = self._ended, []
-        first = len(message.rids)
-        for i, last in enumerate(ended, first):
-            message.rids.append(last.rid)
-            message.finished[i] = last.reason
-            message.times[i] = last.times
-            if last.logprobs is not None:
-                message.logprobs[i] = last.logprobs
-            if last.hidden_states is not None:
-                message.hidden_states[i] = last.hidden_states
-            if last.unannounced is not None:
-                _announce(last.unannounced, i, message)
-        message.token_ids = np.concatenate([message.token_ids, *(last.token_ids for last in ended)])
-        for field, dtype, values in (
-            ("token_counts", np.int32, [len(last.token_ids) for last in ended]),
-            ("decode_flags", np.uint8, [last.decode_flags for last in ended]),
-            ("prompt_tokens", np.int32, [last.prompt_len for last in ended]),
-            ("completion_tokens", np.int32, [last.output_len for last in ended]),
-            ("cached_tokens", np.int32, [last.cached_len for last in ended]),
-        ):
-            setattr(message, field, np.concatenate([getattr(message, field), np.array(values, dtype)]))
-
     def _times(self, req: Req) -> RequestTimes:
         verify_steps, accepted_drafts = req.verify_steps, req.accepted_drafts
         if req.lease is not None:
@@ -166,6 +164,29 @@ class OutputSender:
         times.verify_steps, times.accepted_drafts = verify_steps, accepted_drafts
         times.proposed_drafts = verify_steps * self._drafts_per_step
         return times
+
+
+def _append_ended(message: BatchTokenIDOut, ended: list[_Ended]) -> None:
+    first = len(message.rids)
+    for i, last in enumerate(ended, first):
+        message.rids.append(last.rid)
+        message.finished[i] = last.reason
+        message.times[i] = last.times
+        if last.logprobs is not None:
+            message.logprobs[i] = last.logprobs
+        if last.hidden_states is not None:
+            message.hidden_states[i] = last.hidden_states
+        if last.unannounced is not None:
+            _announce(last.unannounced, i, message)
+    message.token_ids = np.concatenate([message.token_ids, *(last.token_ids for last in ended)])
+    for field, dtype, values in (
+        ("token_counts", np.int32, [len(last.token_ids) for last in ended]),
+        ("decode_flags", np.uint8, [last.decode_flags for last in ended]),
+        ("prompt_tokens", np.int32, [last.prompt_len for last in ended]),
+        ("completion_tokens", np.int32, [last.output_len for last in ended]),
+        ("cached_tokens", np.int32, [last.cached_len for last in ended]),
+    ):
+        setattr(message, field, np.concatenate([getattr(message, field), np.array(values, dtype)]))
 
 
 def _announce(req: Req, index: int, message: BatchTokenIDOut) -> None:

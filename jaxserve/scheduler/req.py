@@ -15,6 +15,7 @@ import numpy as np
 from jaxserve.cache.manager import Lease
 from jaxserve.grammar import Matcher, ThinkingMatcher
 from jaxserve.logit_processors import TokenRules
+from jaxserve.messages import Route
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.stops import StopMatcher
 from jaxserve.timeline import RequestTimes
@@ -51,6 +52,7 @@ class Req:
     arrival: int = 0  # counts the requests of this scheduler
     stream: bool = False
     extra_key: str | None = None
+    route: Route = dataclasses.field(default_factory=Route)  # of its outputs
     input_embeds: np.ndarray | None = None  # float32 [prompt_len, E]: what stands for the prompt's ids, which are NO_TOKEN_ID
     prompt_tail: list[int] = dataclasses.field(default_factory=list)  # ids whose text the outputs' text goes on from
     priority: int = 0  # as the user gave it (or its default); for the cache's priority eviction

@@ -97,7 +97,7 @@ class Requests:
 
     def _reject(self, message: TokenizedGenerateReqInput, reason: FinishReason) -> None:
         self._counters.num_aborted += 1
-        self._outputs.add_rejected(message.rid, len(message.input_ids), reason)
+        self._outputs.add_rejected(message.rid, len(message.input_ids), reason, message.route)
 
     def _refusal(self, message: TokenizedGenerateReqInput) -> FinishReason | None:
         if self.is_closed:

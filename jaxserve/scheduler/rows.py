@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.messages import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, SPACES_BETWEEN_SPECIAL_TOKENS
+from jaxserve.messages import NO_STOP_TRIM, SKIP_SPECIAL_TOKENS, SPACES_BETWEEN_SPECIAL_TOKENS, Route
 from jaxserve.scheduler.req import Req
 from jaxserve.types import MAX_STOP_TOKEN_IDS
 
@@ -75,6 +75,8 @@ class RowTable:
         self.send_at_len = np.zeros(max_rows, np.int32)  # output tokens at which the next message is due
         self.send_every = np.zeros(max_rows, np.int32)
         self.decode_flags = np.zeros(max_rows, np.uint8)  # as in BatchTokenIDOut
+        self.routes: list[Route] = []  # all that requests had so far: they are few
+        self.route = np.zeros(max_rows, np.int32)  # which of `routes`
         self.flags = np.zeros(max_rows, np.uint16)  # RowFlag bits
         self.masks_from = np.zeros(max_rows, np.int32)  # with RowFlag.RULES: shorter sequences may go on with any token
         self.ignores_eos = np.zeros(max_rows, bool)
@@ -104,6 +106,9 @@ class RowTable:
         is_first_streamed = req.stream and not req.sent_len
         self.send_at_len[row] = 1 if is_first_streamed else req.sent_len + self.send_every[row]
         self.decode_flags[row] = decode_flags(req)
+        if req.route not in self.routes:
+            self.routes.append(req.route)
+        self.route[row] = self.routes.index(req.route)
         self.flags[row] = _row_flags(req, self.thinks_ahead)
         if req.rules is not None:
             self.masks_from[row] = req.rules.free_len(self.tokens[row, :fill_len])

@@ -2,7 +2,8 @@
 
 It keeps, per unfinished sequence, what its decoder needs to go on and, where there are stop strings or patterns, a filter.
 Everything else in a message passes through untouched. It learns of a request from the first message about it and forgets it
-with the last one; it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq.
+with the last one; it knows nothing of HTTP or models. It ends when every scheduler has passed on a ShutdownReq. There may be
+several: a request's route says which one makes its texts, and who reads them.
 
 A sequence whose text cannot be made ends here, with an error and without the others noticing. The scheduler learns of it by
 way of the TokenizerManager; what it sends about the sequence until then is dropped.
@@ -20,12 +21,14 @@ from typing import Any
 
 import zmq
 
+from jaxserve.config import ServerArgs
 from jaxserve.ipc import Receiver, Sender
 from jaxserve.messages import (
     DETOKENIZER,
     NO_STOP_TRIM,
     SKIP_SPECIAL_TOKENS,
     SPACES_BETWEEN_SPECIAL_TOKENS,
+    TOKENIZER,
     BatchStrOut,
     BatchTokenIDOut,
     ControlRequest,
@@ -40,7 +43,8 @@ from jaxserve.metrics import Registry, Snapshot, count_process
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.garbage import settle_garbage_collector
-from jaxserve.server.host_spans import HostSpans
+from jaxserve.server.host_spans import HostSpans, next_in_chain
+from jaxserve.server.output_routes import fronts_of
 from jaxserve.server.stops import StopFilter, cut_at, stop_filter
 from jaxserve.server.tokenizer import TextDecoder
 from jaxserve.server.worker_process import WorkerContext, run_worker
@@ -64,19 +68,20 @@ class SequenceState:
 
 
 class Detokenizer:
-    """Of all schedulers. Two of them may use the same rid: one that has died, and the one that its client turned to then."""
+    """Of all schedulers and all readers. Two schedulers may use the same rid: one that has died, and the one that its client
+    turned to then. So may two readers, of which the scheduler refuses one."""
 
     def __init__(self, decoder: TextDecoder, max_sequences: int = MAX_SEQUENCES) -> None:
         self._decoders = {flags: _incremental(decoder, flags) for flags in range(_DECODE_FLAGS + 1)}
         self._max_sequences = max_sequences
-        self._of_schedulers: dict[WorkerAddress, SequenceTexts] = {}
+        self._texts: dict[tuple[WorkerAddress, WorkerAddress], SequenceTexts] = {}  # by scheduler and reader
         self._metrics = Registry("detokenizer")
         self._seconds = self._metrics.counter("detokenizer_seconds_total")
         self._tokens = self._metrics.counter("detokenizer_tokens_total")
 
     @property
     def num_sequences(self) -> int:
-        return sum(len(texts) for texts in self._of_schedulers.values())
+        return sum(len(texts) for texts in self._texts.values())
 
     def metrics_snapshot(self) -> Snapshot:
         self._metrics.gauge("detokenizer_sequences").set(self.num_sequences)
@@ -85,23 +90,24 @@ class Detokenizer:
 
     def process(self, out: BatchTokenIDOut) -> BatchStrOut:
         began_s = time.perf_counter()
-        message = self._texts_of(out.source).process(out)
+        message = self._texts_of(out.source, out.route.reader).process(out)
         self._seconds.inc(time.perf_counter() - began_s)
         self._tokens.inc(len(out.token_ids))
         return message
 
-    def _texts_of(self, scheduler: WorkerAddress) -> SequenceTexts:
-        texts = self._of_schedulers.get(scheduler)
+    def _texts_of(self, scheduler: WorkerAddress, reader: WorkerAddress) -> SequenceTexts:
+        texts = self._texts.get((scheduler, reader))
         if texts is None:
             # Of one that was there before nobody waits for anything.
-            for other in [other for other in self._of_schedulers if other[:2] == scheduler[:2] and other < scheduler]:
-                del self._of_schedulers[other]
-            texts = self._of_schedulers[scheduler] = SequenceTexts(self._decoders, self._max_sequences)
+            for other, its_reader in list(self._texts):
+                if other[:2] == scheduler[:2] and other < scheduler:
+                    del self._texts[other, its_reader]
+            texts = self._texts[scheduler, reader] = SequenceTexts(self._decoders, self._max_sequences)
         return texts
 
 
 class SequenceTexts:
-    """The texts of one scheduler's sequences."""
+    """The texts of one scheduler's sequences, for one reader."""
 
     def __init__(self, decoders: Mapping[int, IncrementalDecoder], max_sequences: int) -> None:
         """`decoders`: by decode flags."""
@@ -284,21 +290,36 @@ def _last_text(text: str, stops: StopFilter | None, reason: FinishReason, *, tri
 def work(context: WorkerContext) -> None:
     detokenizer = Detokenizer(wait_for_decoder(context.paths.folder, context.args))
     with zmq.Context() as zmq_context:
-        receiver = Receiver(zmq_context, context.paths.detokenizer, DetokenizerInput)
-        sender = Sender(zmq_context, context.paths.tokenizer)
+        receiver = Receiver(zmq_context, context.paths.of(context.address), DetokenizerInput)
+        senders = {other: Sender(zmq_context, context.paths.of(other)) for other in receivers_of(context.address, context.args)}
+        to_main = senders[WorkerAddress(TOKENIZER)]
         try:
-            sender.send(WorkerReady(worker=context.address))
+            to_main.send(WorkerReady(worker=context.address))
             settle_garbage_collector()
-            serve(detokenizer, receiver, sender, ControlDesk(detokenizer, context.address, sender.send), context.args.dp_size)
+            control = ControlDesk(detokenizer, context.address, to_main.send)
+            serve(context.address, context.args, detokenizer, receiver, senders, control)
         finally:
             receiver.close()
-            sender.close()
+            for sender in senders.values():
+                sender.close()
 
 
-def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender, control: ControlDesk, num_replicas: int = 1) -> None:
-    """Until of every replica it was said that it ends."""
-    num_ended, spans = 0, HostSpans()
-    while num_ended < num_replicas:
+def receivers_of(worker: WorkerAddress, args: ServerArgs) -> set[WorkerAddress]:
+    """Who gets messages from this detokenizer: those who read its texts, and who hears of profiles from it."""
+    return {WorkerAddress(TOKENIZER), *fronts_of(args), next_in_chain(worker, args)}
+
+
+def serve(
+    worker: WorkerAddress,
+    args: ServerArgs,
+    detokenizer: Detokenizer,
+    receiver: Receiver,
+    senders: Mapping[WorkerAddress, Sender],
+    control: ControlDesk,
+) -> None:
+    """Until of every replica it was said that it ends. `senders`: to the `receivers_of` this worker."""
+    num_ended, spans, next_told = 0, HostSpans(), senders[next_in_chain(worker, args)]
+    while num_ended < args.dp_size:
         receiver.wait(timeout_s=WAITING_CONTROL_POLL_S if control else 60.0)
         for message in receiver.receive():
             if isinstance(message, ShutdownReq):
@@ -307,13 +328,13 @@ def serve(detokenizer: Detokenizer, receiver: Receiver, sender: Sender, control:
                 control.receive(message)
             elif isinstance(message, ProfileBegan):
                 spans.begin(message)
-                sender.send(message)
+                next_told.send(message)
             elif isinstance(message, ProfileEnded):
-                message.spans["detokenizer"] = spans.end(message)
-                sender.send(message)
+                message.spans[str(worker)] = spans.end(message)
+                next_told.send(message)
             else:
                 with spans("detokenize", len(message.rids)):
-                    sender.send(detokenizer.process(message))
+                    senders[message.route.reader].send(detokenizer.process(message))
         control.serve()
 
 

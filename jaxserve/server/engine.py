@@ -81,6 +81,11 @@ class Engine:
                 f"An Engine is host 0; got node_rank {server_args.node_rank}. On the others Engine.follow() takes the same "
                 "options and returns when the Engine has ended."
             )
+        if server_args.tokenizer_worker_num > 1:
+            raise ValueError(
+                f"tokenizer_worker_num is of servers, whose port several processes share; an Engine has no port. Got "
+                f"{server_args.tokenizer_worker_num}."
+            )
         self.server_args = located(server_args)
         self._pipeline = Pipeline(self.server_args, worker_commands)
         manager = self._pipeline.manager

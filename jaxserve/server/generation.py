@@ -27,15 +27,18 @@ from jaxserve.messages import (
     BatchStrOut,
     BatchTokenizedGenerateReqInput,
     Message,
+    Route,
     Sample,
     TokenizedGenerateReqInput,
 )
 from jaxserve.namespaces import cache_namespace
 from jaxserve.runner import NO_TOKEN_ID
+from jaxserve.server.fronts.shared import Shared
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.live_requests import CallFacts, LiveCall, LiveSequence, LiveTable
 from jaxserve.server.logit_processors import RulePlan, plan_all, rules_of
 from jaxserve.server.metrics import ServerMetrics, header_labels
+from jaxserve.server.output_routes import Routes
 from jaxserve.server.request_checks import (
     ModelLimits,
     check_patterns,
@@ -72,11 +75,12 @@ _ABORTED = FinishReason.abort("The request was aborted.")
 
 @dataclasses.dataclass(frozen=True)
 class _PromptPlan:
-    """What was found out about a prompt."""
+    """What was found out, or decided, about a prompt."""
 
     room: int  # for so many new tokens
     rule_plan: RulePlan
     rules: LogitRules | None
+    route: Route  # of all its sequences
 
 
 class Generation:
@@ -88,21 +92,27 @@ class Generation:
         journal: Journal,
         metrics: ServerMetrics | None = None,
         tracer: Tracer | None = None,
+        shared: Shared | None = None,
+        routes: Routes | None = None,
     ) -> None:
         """`send` reaches the scheduler of a rank; what it is given arrives in that order. `metrics`, `tracer`: None where
-        nobody counts, or traces."""
+        nobody counts, or traces. `shared`: None in a server's only process of this kind. `routes`: None where there is one
+        detokenizer, and no front process."""
+        self._shared = shared
         self._lanes = lanes
         self._controller = controller
         self._send = send
         self._journal = journal
         self._metrics = metrics
         self._tracer = tracer
+        self._routes = routes or Routes()
         self.timelines = Timelines()
         if metrics is not None:
             self.timelines.observers.append(metrics.observe)
-        self._live = LiveTable(self.timelines.observe, controller.ended)
+        free_rid = (lambda rid: None) if shared is None else shared.free_rid
+        self._live = LiveTable(self.timelines.observe, controller.ended, free_rid)
         self._embeds_bytes = 0  # of requests that have not ended
-        self._most_embeds_bytes = psutil.virtual_memory().total // 4
+        self._most_embeds_bytes = psutil.virtual_memory().total // 4 // (1 if shared is None else shared.num_processes)
         self.sessions = Sessions()
 
     @property
@@ -131,7 +141,8 @@ class Generation:
         facts = self._facts(req, received_s)
         facts.trace = None if self._tracer is None else self._tracer.begin(req)
         call = LiveCall(sink, req.num_sequences, facts)
-        sequences = [LiveSequence(rid, index, facts, call) for index, rid in enumerate(rids)]
+        is_named = req.rids is not None
+        sequences = [LiveSequence(rid, index, facts, call, is_named) for index, rid in enumerate(rids)]
         gaps = self._metrics.token_gaps.buffer(facts.labels) if self._metrics is not None and facts.is_observed else None
         for sequence in sequences:
             sequence.gaps = gaps
@@ -154,7 +165,8 @@ class Generation:
             self._journal.accepted(sink)
             text_tail = [] if tokenizer is None else tokenizer.text_tail
             facts.sent_s = time.time()
-            await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules)], text_tail)
+            routes = [self._routes.next() for _ in rooms]
+            await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules, routes)], text_tail)
             yield
         finally:
             self._embeds_bytes -= kept_bytes
@@ -235,12 +247,14 @@ class Generation:
         bases = req.rids if req.rids is not None else _draw_rids(req)
         n = req.num_samples
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
-        taken = next((rid for rid in rids if rid in self._live), None)
-        if taken is not None:
-            raise RequestError(f"Duplicate request ID: rid {taken!r} belongs to a request that is still running.", param="rid")
         if len(set(rids)) < len(rids):
             twice = next(rid for rid, count in Counter(rids).items() if count > 1)
             raise RequestError(f"Duplicate request ID: the rids of a request must differ, {twice!r} comes twice.", param="rid")
+        taken = next((rid for rid in rids if rid in self._live), None)
+        if taken is None and self._shared is not None and req.rids is not None:
+            taken = self._shared.take_rids(rids)
+        if taken is not None:
+            raise RequestError(f"Duplicate request ID: rid {taken!r} belongs to a request that is still running.", param="rid")
         return rids
 
     def _with_sessions(
@@ -391,6 +405,7 @@ def _to_scheduler_form(
         ),
         thinking=req.thinking,
         logit_rules=plan.rules,
+        route=plan.route,
         more_samples=[
             Sample(sequence.rid, params.sampling_seed) for sequence, params in zip(sequences[1:], others, strict=True)
         ],

@@ -1,8 +1,8 @@
 """HostSpans: what a process without JAX does while a profile is taken, and how that comes into the trace.
 
-Scheduler, detokenizer and main process are told of a profile's begin and end in the order of their work (`ProfileBegan`,
-`ProfileEnded`). The last of them puts what was noted beside the scheduler's trace, into a file for Perfetto. Several replicas
-take profiles of their own, maybe at the same time.
+Scheduler, detokenizers, front processes and main process are told of a profile's begin and end in the order of their work
+(`ProfileBegan`, `ProfileEnded`): each tells the `next_in_chain`. The last of them puts what was noted beside the scheduler's
+trace, into a file for Perfetto. Several replicas take profiles of their own, maybe at the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from jaxserve.messages import HostSpan, ProfileBegan, ProfileEnded, WorkerAddress
+from jaxserve.config import ServerArgs
+from jaxserve.messages import DETOKENIZER, TOKENIZER, HostSpan, ProfileBegan, ProfileEnded, WorkerAddress
+from jaxserve.server.output_routes import fronts_of
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,14 @@ _CLOCK = re.compile(rb'"ts":([0-9.]+),"dur":[0-9.]+,"name":"clock","args":\{"uni
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _METADATA = re.compile(rb'"metadata"\s*:\s*\{[^{}]*\}\s*,')  # Perfetto does not like it
 _FIRST_PID = 1_000_001  # far from those of the trace
+
+
+def next_in_chain(worker: WorkerAddress, args: ServerArgs) -> WorkerAddress:
+    """Who hears of a profile from a detokenizer or a front process: all detokenizers by rank, all front processes, and then the
+    main process."""
+    detokenizers = [WorkerAddress(DETOKENIZER, rank) for rank in range(args.detokenizer_worker_num)]
+    chain = [*detokenizers, *fronts_of(args), WorkerAddress(TOKENIZER)]
+    return chain[chain.index(worker) + 1]
 
 
 class HostSpans:

@@ -31,7 +31,8 @@ _OWN_OPTIONS = frozenset(
     ("model_path", "tokenizer_path", "served_model_name", "download_dir", "compilation_cache_dir", "device", "node_rank",
      "host", "port", "api_key", "api_key_file", "admin_api_key", "admin_api_key_file", "ssl_keyfile", "ssl_certfile",
      "ssl_ca_certs", "ssl_keyfile_password", "log_level", "log_level_http", "dist_secret_file", "dist_init_addr",
-     "dist_timeout", "max_queued_requests", "max_reply_numbers", "crash_dump_folder", "profile_dir")
+     "dist_timeout", "tokenizer_worker_num", "detokenizer_worker_num", "max_queued_requests", "max_reply_numbers",
+     "crash_dump_folder", "profile_dir")
 )  # fmt: skip
 
 

@@ -17,20 +17,24 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from jaxserve.config import ServerArgs
 from jaxserve.progress import terminal_columns
+from jaxserve.server.elsewhere import http_socket
 from jaxserve.server.following import serve_following
+from jaxserve.server.fronts.connections import ConnectionGiver, Welcome
+from jaxserve.server.fronts.managers import MainManager
 from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.http.keys import with_keys
 from jaxserve.server.located import located
 from jaxserve.server.logs import configure_logging, log_lines
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.worker_process import SHOW_STACKS
-from jaxserve.server.workers import WorkerCommand, WorkerDiedError
+from jaxserve.server.workers import WorkerCommand, WorkerDiedError, default_commands, front_commands
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +98,12 @@ class _Server:
     def __init__(self, args: ServerArgs, listener: socket.socket, commands: Sequence[WorkerCommand] | None) -> None:
         self._args = args
         self._listener = listener
-        self._pipeline = Pipeline(args, commands, hide_torch=True)
+        if commands is None:
+            commands = default_commands(args)
+        fronts = front_commands(args)
+        self._pipeline = Pipeline(args, (*commands, *fronts), hide_torch=True)
+        # None: connections are served here.
+        self._giver = ConnectionGiver(listener, Welcome.of(args)) if fronts else None
         self._stop = asyncio.Event()  # the first signal
         self._hurry = asyncio.Event()  # the second
         self._signal = 0
@@ -107,17 +116,21 @@ class _Server:
         # Our own stacks come at once, also if the loop hangs; then it is the loop's turn.
         faulthandler.register(SHOW_STACKS, all_threads=True, chain=True)
         try:
-            await self._pipeline.start()
+            await self._pipeline.start(self._open_giver)
             # Here and not above: importing FastAPI takes a second that the workers need not wait for.
             with importing():
-                from jaxserve.server.http.uvicorn_server import make_http_server
+                from jaxserve.server.http.uvicorn_server import make_http_server, unix_listener
 
             http = make_http_server(self._pipeline.manager, self._args)
+            if self._giver is not None:  # what concerns the whole server is asked for by the fronts
+                listener = unix_listener(http_socket(self._pipeline.folder, None))
+            else:
+                listener = self._listener
         except (ValueError, OSError) as error:
             log_lines(logger, logging.ERROR, str(error))
             await self._pipeline.close()
             return 1
-        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
         logger.info("Listening on %s", self._url(*self._listener.getsockname()[:2]))
         try:
             return await self._serve()
@@ -125,9 +138,16 @@ class _Server:
             log_lines(logger, logging.ERROR, str(error))
             return 1
         finally:
+            if self._giver is not None:
+                self._giver.close()
             await self._pipeline.close()
             http.should_exit = True
             await serving
+
+    def _open_giver(self, folder: Path) -> None:
+        manager = self._pipeline.manager
+        if self._giver is not None and isinstance(manager, MainManager):
+            self._giver.open(folder, manager.board)
 
     async def _serve(self) -> int:
         """Until a signal or a failure. Raises WorkerDiedError, or ValueError for what the user can mend."""

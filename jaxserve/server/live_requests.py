@@ -78,6 +78,7 @@ class LiveSequence:
     index: int  # in its request
     facts: CallFacts
     call: LiveCall | None  # None: nobody waits any more, the terminal message is still to come
+    is_named: bool = False  # its rid is its client's choice
     ticket: Ticket | None = None  # of the replica that it was sent to
     aborted: bool = False  # before it was sent
     turn: Turn | None = None  # of a session
@@ -116,10 +117,13 @@ class LiveTable:
         self,
         observe: Callable[[RequestTimeline], None] = lambda timeline: None,
         give_back: Callable[[Ticket, int], None] = lambda ticket, num_outputs: None,
+        free_rid: Callable[[str], None] = lambda rid: None,
     ) -> None:
-        """`observe` is given the time line of each sequence that has ended, `give_back` its ticket and how long it became."""
+        """`observe` is given the time line of each sequence that has ended, `give_back` its ticket and how long it became,
+        `free_rid` the rid of each that its client named."""
         self._observe = observe
         self._give_back = give_back
+        self._free_rid = free_rid
         self._live: dict[str, LiveSequence] = {}
         self._held: dict[LiveCall, ChunkMerger] = {}  # chunks that wait for `release`
 
@@ -137,6 +141,8 @@ class LiveTable:
         """Of a sequence that the scheduler never heard of."""
         if self.holds(sequence):
             del self._live[sequence.rid]
+            if sequence.is_named:
+                self._free_rid(sequence.rid)
         if sequence.turn is not None:
             sequence.turn.discard()
 
@@ -225,6 +231,8 @@ class LiveTable:
         self, sequence: LiveSequence, timeline: RequestTimeline, times: RequestTimes | None, reason: FinishReason
     ) -> dict[str, Any]:
         """Completes its time line. Returns what its reply says of it."""
+        if sequence.is_named:
+            self._free_rid(sequence.rid)
         if sequence.ticket is not None:
             self._give_back(sequence.ticket, sequence.completion_tokens)
         timeline.answered_s, timeline.scheduler = time.time(), times

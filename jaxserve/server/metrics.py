@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 
 from jaxserve.config import METRIC_BUCKETS, ServerArgs
-from jaxserve.messages import TOKENIZER, WorkerAddress
-from jaxserve.metrics import OTHER, Registry, Snapshot, count_process
+from jaxserve.messages import FRONT, SCHEDULER, TOKENIZER, WorkerAddress
+from jaxserve.metrics import OTHER, Registry, Snapshot, count_process, merged
 from jaxserve.scheduler.control.get_metrics import GetMetricsReqOutput
 from jaxserve.server.live_requests import GapBuffer
 from jaxserve.server.requests import RequestError
@@ -75,6 +75,13 @@ class CustomLabels:
             return self.of(json.loads(value)) if self.names else self.none
         except (ValueError, RecursionError):
             return self.none
+
+
+def _rank_labels(worker: WorkerAddress) -> dict[str, str]:
+    """`dp_rank` names a replica: a worker that is none, and not the first of its kind, has a label of its own."""
+    if worker.kind == SCHEDULER or not worker.rank:
+        return {"dp_rank": str(worker.rank)}
+    return {"dp_rank": "0", f"{worker.kind}_rank": str(worker.rank)}
 
 
 def _text(value: object) -> str:
@@ -188,13 +195,16 @@ class ServerMetrics:
         # Here and not above: workers are started behind this module's import, and need not wait for prometheus_client.
         from jaxserve.metrics.exposition import Labelled, render
 
-        parts = [Labelled(self._own(gauges), self._labels)]
+        of_fronts = [snapshot for worker, snapshot in self._snapshots.items() if worker.kind == FRONT]
+        # Of a request it makes no difference which of them served it.
+        parts = [Labelled(merged([self.snapshot(TOKENIZER, gauges), *of_fronts]), self._labels)]
         for worker, snapshot in sorted(self._snapshots.items()):
-            labels = {**self._labels, "engine_type": "unified", "dp_rank": str(worker.rank)}
-            parts.append(Labelled(snapshot, labels))
+            if worker.kind != FRONT:
+                parts.append(Labelled(snapshot, {**self._labels, "engine_type": "unified", **_rank_labels(worker)}))
         return await asyncio.to_thread(render, parts, accept)
 
-    def _own(self, gauges: Gauges) -> Snapshot:
+    def snapshot(self, process: str, gauges: Gauges) -> Snapshot:
+        """What this process has counted. `process`: what it is."""
         now_s = time.time()
         self.token_gaps.settle(1)
         for name, value in gauges.items():
@@ -203,8 +213,9 @@ class ServerMetrics:
         self.registry.gauge("startup_time_seconds").set(self.startup_s)
         ages = self.registry.gauge("snapshot_age_seconds")
         for worker, snapshot in self._snapshots.items():
-            ages.set(max(0.0, now_s - snapshot.taken_s), (worker.kind, str(worker.rank)))
-        count_process(self.registry, TOKENIZER)
+            component, replica = (worker.kind, worker.rank) if worker.kind == SCHEDULER else (str(worker), 0)
+            ages.set(max(0.0, now_s - snapshot.taken_s), (component, str(replica)))
+        count_process(self.registry, process)
         return self.registry.snapshot(now_s)
 
     async def _ask(self) -> None:

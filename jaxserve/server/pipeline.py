@@ -13,14 +13,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths
-from jaxserve.messages import SCHEDULER, WorkerAddress
+from jaxserve.messages import FRONT, SCHEDULER, WorkerAddress
 from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput
 from jaxserve.server.decoder_handover import hand_over
+from jaxserve.server.fronts.managers import MainManager
 from jaxserve.server.probes import generate_one_token
 from jaxserve.server.requests import RequestError
 from jaxserve.server.restarts import Restarts
@@ -34,8 +36,9 @@ logger = logging.getLogger(__name__)
 ABORT_GRACE_S = 10.0
 # After a ShutdownReq: how long the workers may take to end.
 EXIT_GRACE_S = 15.0
+# After everything failed: how long fronts may take to tell their clients.
+FRONT_GRACE_S = 8.0
 _POLL_S = 0.02
-_SHOWN_REQUESTS = 100  # of those that are live, when somebody asks
 
 
 class Pipeline:
@@ -43,7 +46,9 @@ class Pipeline:
         """`commands`: other workers than jaxserve's own, for tests. `hide_torch`: this process is all ours."""
         self.args = args
         self.workers = WorkerGroup(commands if commands is not None else default_commands(args))
-        self.manager = TokenizerManager(args, self.workers.addresses, self.workers.receive)
+        has_fronts = any(worker.kind == FRONT for worker in self.workers.addresses)
+        make = MainManager if has_fronts else TokenizerManager
+        self.manager = make(args, self.workers.addresses, self.workers.receive)
         self.death: WorkerDiedError | None = None  # of the worker that ended too early
         self._restarts = Restarts(self.workers, self.manager, is_on=args.restart_workers)
         self._hide_torch = hide_torch
@@ -51,15 +56,23 @@ class Pipeline:
         self._info: dict[WorkerAddress, dict[str, Any]] = {}
 
     @property
+    def folder(self) -> Path:
+        """The private folder of this engine."""
+        assert self._paths is not None, "start comes first"
+        return self._paths.folder
+
+    @property
     def worker_info(self) -> dict[str, dict[str, Any]]:
         """What each worker said about itself when it became ready, by its name."""
         return {str(worker): info for worker, info in self._info.items()}
 
-    async def start(self) -> None:
-        """Starts the processes, then loads the tokenizer beside them. Raises ValueError for what a user can mend."""
+    async def start(self, before_workers: Callable[[Path], None] = lambda folder: None) -> None:
+        """Starts the processes; `before_workers` is given the private folder before it does. Raises ValueError for what a user
+        can mend."""
         self._paths = IpcPaths.create()
         write_args(self._paths.folder, self.args)
         self.manager.open(self._paths)
+        before_workers(self._paths.folder)
         self.workers.start(self._paths)
 
     async def wait_ready(self) -> None:
@@ -102,8 +115,9 @@ class Pipeline:
             death.cancel()
 
     async def _probe_all(self) -> None:
-        ranks = range(self.args.dp_size)
-        await asyncio.gather(*(generate_one_token(self.manager, rank, before_ready=True) for rank in ranks))
+        num_replicas = self.args.dp_size
+        probes = range(max(num_replicas, self.args.detokenizer_worker_num))  # which have detokenizers in turn, as any requests
+        await asyncio.gather(*(generate_one_token(self.manager, i % num_replicas, before_ready=True) for i in probes))
 
     async def watch(self) -> WorkerDiedError:
         """Returns when a worker has ended without which the server cannot go on: from then on every request gets an error."""
@@ -118,11 +132,7 @@ class Pipeline:
 
     def show_state(self, reason: str) -> None:
         """To the log: the stacks of the workers and what they run; to the crash dump, if there is one: the requests."""
-        live = self.manager.live_requests()
-        logger.warning("%s: %d live requests; the stacks of all processes follow.", reason, len(live))
-        for rid, age_s in live[:_SHOWN_REQUESTS]:
-            logger.warning("Live request: rid=%r, %.3f s", rid, age_s)
-        self.manager.journal.dump_for_crash(reason)
+        self.manager.log_live_requests(reason)
         self.workers.show_stacks()
 
     async def drain(self, timeout_s: float) -> bool:
@@ -131,6 +141,7 @@ class Pipeline:
         Returns whether all of them ended by themselves, without an error. Raises WorkerDiedError if one ended too early.
         """
         self.manager.status = "draining"
+        await self.manager.others_told()
         on_their_way = self._restarts.close()
         await self.workers.kill(only=on_their_way)
         for worker in on_their_way:
@@ -177,9 +188,14 @@ class Pipeline:
     async def close(self) -> None:
         """Ends whatever is left, and cleans up. Every waiting request gets an error."""
         self._restarts.close()
-        await self.workers.kill()
         if self.manager.status != "failed":
             self.manager.fail("The server was shut down.")
+        fronts = [worker for worker in self.workers.alive if worker.kind == FRONT]
+        if fronts:  # whose clients are to read why
+            await self.manager.others_told()
+            self.manager.send_fronts_shutdown()
+            await self.workers.wait_exits(fronts, FRONT_GRACE_S)
+        await self.workers.kill()
         self.manager.close()
         if self._paths is not None:
             self._paths.remove()

@@ -23,7 +23,18 @@ from jaxserve.hosts import BroadcastRunner
 from jaxserve.ipc import Receiver, Sender
 from jaxserve.logit_processors import ProcessorHost
 from jaxserve.logit_processors.base import load_dill
-from jaxserve.messages import SCHEDULER, DetokenizerInput, Message, SchedulerInput, TokenizerInput, WorkerReady
+from jaxserve.messages import (
+    DETOKENIZER,
+    SCHEDULER,
+    BatchTokenIDOut,
+    DetokenizerInput,
+    Message,
+    SchedulerInput,
+    ShutdownReq,
+    TokenizerInput,
+    WorkerAddress,
+    WorkerReady,
+)
 from jaxserve.runner import Runner, RunnerSpec
 from jaxserve.scheduler.loop import SchedulerLoop
 from jaxserve.scheduler.scheduler import Scheduler
@@ -44,9 +55,10 @@ _LONGEST_WAIT_S = 60.0
 class IpcTransport:
     """The scheduler's Transport over the sockets."""
 
-    def __init__(self, receiver: Receiver, to_detokenizer: Sender, to_tokenizer: Sender) -> None:
+    def __init__(self, receiver: Receiver, to_detokenizers: Sequence[Sender], to_tokenizer: Sender) -> None:
+        """`to_detokenizers`: by rank."""
         self._receiver = receiver
-        self._to_detokenizer = to_detokenizer
+        self._to_detokenizers = to_detokenizers
         self._to_tokenizer = to_tokenizer
 
     def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
@@ -59,7 +71,13 @@ class IpcTransport:
         return messages
 
     def send_output(self, message: DetokenizerInput) -> None:
-        self._to_detokenizer.send(message)
+        if isinstance(message, BatchTokenIDOut):
+            self._to_detokenizers[message.route.detokenizer].send(message)
+        elif isinstance(message, ShutdownReq):
+            for sender in self._to_detokenizers:
+                sender.send(message)
+        else:
+            self._to_detokenizers[0].send(message)  # which passes it on: see `host_spans`
 
     def send_reply(self, message: TokenizerInput) -> None:
         self._to_tokenizer.send(message)
@@ -126,9 +144,10 @@ def serve(
     """Until a ShutdownReq. `args` are the resolved options. The publisher is closed at the end."""
     with zmq.Context() as zmq_context:
         receiver = Receiver(zmq_context, context.paths.of(context.address), SchedulerInput)
-        to_detokenizer = Sender(zmq_context, context.paths.detokenizer)
+        detokenizers = [WorkerAddress(DETOKENIZER, rank) for rank in range(args.detokenizer_worker_num)]
+        to_detokenizers = [Sender(zmq_context, context.paths.of(worker)) for worker in detokenizers]
         to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
-        transport = IpcTransport(receiver, to_detokenizer, to_tokenizer)
+        transport = IpcTransport(receiver, to_detokenizers, to_tokenizer)
         watchdog = Watchdog(
             args.watchdog_timeout,
             lambda reason: _give_up(context, reason),
@@ -166,8 +185,8 @@ def serve(
             if publisher is not None:
                 publisher.close()
             receiver.close()
-            to_detokenizer.close()
-            to_tokenizer.close()
+            for sender in (*to_detokenizers, to_tokenizer):
+                sender.close()
 
 
 def _grammar_compiler(args: ServerArgs, spec: RunnerSpec, tokenizer_json: str | None) -> GrammarCompiler:

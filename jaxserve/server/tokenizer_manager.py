@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,15 +22,20 @@ from typing import Any, Literal
 import msgspec
 
 from jaxserve.config import ServerArgs
+from jaxserve.data_parallel import Prompt
 from jaxserve.dispatcher import Dispatcher
 from jaxserve.ipc import IpcPaths
 from jaxserve.messages import (
     DETOKENIZER,
+    FRONT,
+    TOKENIZER,
     BatchStrOut,
     ControlReply,
+    Message,
     ProfileBegan,
     ProfileEnded,
     ShutdownReq,
+    TokenizerInput,
     WorkerAddress,
     WorkerFailed,
     WorkerProgress,
@@ -43,10 +49,12 @@ from jaxserve.scheduler.control.get_metrics import GetMetricsReq, GetMetricsReqO
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.control.client import ControlClient
+from jaxserve.server.fronts.shared import Shared
 from jaxserve.server.generation import Generation
 from jaxserve.server.host_spans import HostSpans, merge
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.metrics import ServerMetrics
+from jaxserve.server.output_routes import Routes
 from jaxserve.server.probes import generate_one_token, is_alive
 from jaxserve.server.replicas import Replicas
 from jaxserve.server.reply_limits import ReplyLimits
@@ -62,6 +70,10 @@ from jaxserve.server.worker_link import WorkerLink
 from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason
 
+logger = logging.getLogger(__name__)
+
+_SHOWN_REQUESTS = 100  # of those that are live, when somebody asks
+
 # restarting: no replica is left, but some are being started again.
 Status = Literal["starting", "ready", "restarting", "draining", "failed"]
 
@@ -72,8 +84,16 @@ class TokenizerManager:
         args: ServerArgs,
         workers: Sequence[WorkerAddress],
         on_worker_event: Callable[[WorkerReady | WorkerFailed], None],
+        *,
+        own: WorkerAddress = WorkerAddress(TOKENIZER),
+        receives: Any = TokenizerInput,
+        shared: Shared | None = None,
     ) -> None:
+        """`own`: where messages come to, of the kinds that it `receives`. `shared`: with other processes of this server that
+        have a TokenizerManager; None: it is alone."""
         self.args = args
+        self._shared = shared
+        self._on_worker_event = on_worker_event
         self.status: Status = "starting"
         self._programs_missing: dict[WorkerAddress, int] = {}  # of workers that serve and are still warming up
         self.is_paused = False  # generation, by pause_generation
@@ -84,43 +104,57 @@ class TokenizerManager:
         self.generation_defaults: dict[str, float | int] = {}  # of the model, under SamplingParams' names
         self.resolved_options: dict[str, Any] = {}  # options that were None or auto, as the scheduler chose them
         self._tokenizer: Tokenizer | None = None
+        self._model: dict[str, Any] | None = None  # what schedulers said of it
         self._limits: ModelLimits | None = None
-        self._link = WorkerLink(workers, self._deliver, self._end_turn)
-        self.replicas = Replicas(args, self._link)
+        self._link = WorkerLink(workers, self._deliver, self._end_turn, own=own, kinds=receives)
+        self.replicas = Replicas(args, self._link, shared, self._prompt_dispatched)
         self.lanes = TextLanes()
         self.template_arguments = TemplateArguments.of(args)
         self.journal = Journal(args, self._decode_prompt)
         self.tracer = Tracer.of(args)
         self.metrics = ServerMetrics(args, self._ask_for_metrics) if args.enable_metrics else None
         self._generation = Generation(
-            self.replicas.controller, self.replicas.send, self.lanes, self.journal, self.metrics, self.tracer
+            self.replicas.controller,
+            self.replicas.send,
+            self.lanes,
+            self.journal,
+            self.metrics,
+            self.tracer,
+            shared,
+            Routes(own.rank if own.kind == FRONT else None, args.tokenizer_worker_num, args.detokenizer_worker_num),
         )
         self.timelines = self._generation.timelines
         if args.enable_request_time_stats_logging:
             self.timelines.observers.append(log_times)
         self._controls = ControlClient(self, self._link)
         self._spans = HostSpans()
-        self._dispatch = Dispatcher(
-            {
-                BatchStrOut: self._receive_texts,
-                ControlReply: self._controls.receive,
-                ProfileBegan: self._spans.begin,
-                ProfileEnded: self._complete_trace,
-                WorkerReady: on_worker_event,
-                WorkerProgress: self._on_progress,
-                WorkerFailed: on_worker_event,
-            }
-        )
+        self._dispatch = Dispatcher(self._handlers())
+
+    def _handlers(self) -> dict[type[Message], Callable[[Any], None]]:
+        """What is done with what arrives."""
+        return {
+            BatchStrOut: self._receive_texts,
+            ControlReply: self._controls.receive,
+            ProfileBegan: self._spans.begin,
+            ProfileEnded: self._complete_trace,
+            WorkerReady: self._on_worker_event,
+            WorkerProgress: self._on_progress,
+            WorkerFailed: self._on_worker_event,
+        }
 
     # --- life
 
     def open(self, paths: IpcPaths) -> None:
         """Opens the sockets and reads them on the running loop."""
+        if self._shared is not None:
+            self._shared.open(paths.folder)
         self._link.open(paths)
 
     def close(self) -> None:
         """Ends the sockets; what the workers have not read by now is dropped."""
         self._link.close()
+        if self._shared is not None:
+            self._shared.close()
         self.lanes.close()
         self.journal.close()
         if self.tracer is not None:
@@ -145,6 +179,12 @@ class TokenizerManager:
 
     def _end_turn(self) -> None:
         self._generation.release()
+        self._share()
+
+    def _share(self) -> None:
+        """Lets the other processes know what this one has to do."""
+        if self._shared is not None:
+            self._shared.write(self._generation.num_live, self.replicas.controller.replicas)
 
     def load_tokenizer(self, *, hide_torch: bool) -> Tokenizer | None:
         """Blocking; may run in a thread. Raises ValueError with a sentence for the user. None: there is to be none."""
@@ -167,6 +207,11 @@ class TokenizerManager:
         scheduler_info["max_total_tokens"] = min(info["max_total_tokens"] for info in infos.values())
         for worker, info in infos.items():
             self.replicas.serves(worker, info["max_total_tokens"])
+        self._set_limits(scheduler_info)
+
+    def _set_limits(self, scheduler_info: dict[str, Any]) -> None:
+        """What follows from the model, and from how a scheduler serves it."""
+        self._model = scheduler_info
         hidden_size = scheduler_info["hidden_size"] if self.args.enable_return_hidden_states else 0  # else none are shown
         self._limits = ModelLimits.of(
             scheduler_info,
@@ -225,18 +270,29 @@ class TokenizerManager:
         """No replica has anything cached."""
         self.replicas.controller.forget_caches()
 
+    def _prompt_dispatched(self, rank: int, prompt: Prompt) -> None:
+        """Whoever else sends requests is to know."""
+
     # --- what has been going on
 
     def _decode_prompt(self, ids: list[int]) -> str:
         return "" if self._tokenizer is None else self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def live_requests(self) -> list[tuple[str, float]]:
-        """The rids of what has not ended, the oldest first, and for how many seconds each has been here."""
-        return self._generation.ages()
+    def log_live_requests(self, reason: str) -> None:
+        """What runs, when somebody asks; also to the crash dump, if there is one."""
+        live = self._generation.ages()
+        logger.warning("%s: %d live requests; the stacks of all processes follow.", reason, len(live))
+        for rid, age_s in live[:_SHOWN_REQUESTS]:
+            logger.warning("Live request: rid=%r, %.3f s", rid, age_s)
+        self.journal.dump_for_crash(reason)
 
-    def recent_requests(self) -> list[RequestTimeline]:
-        """Time lines of the newest requests that have ended, and of all that have not."""
+    def own_recent_requests(self) -> list[RequestTimeline]:
+        """Time lines of the newest requests that have ended, and of all that have not: those of this process."""
         return self._generation.recent_requests()
+
+    async def recent_requests(self) -> list[RequestTimeline]:
+        """Of all processes."""
+        return self.own_recent_requests()
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """The metrics of all processes, in a form that `accept` names, and their content type."""
@@ -263,11 +319,19 @@ class TokenizerManager:
         self._generation.end_all(FinishReason.abort(message, 500, "InternalServerError"))
         self._controls.fail_all(message)
 
+    async def others_told(self) -> None:
+        """Returns when the server's other processes of this kind go by what holds now."""
+
+    def send_fronts_shutdown(self) -> None:
+        """They flush what their clients have not read, and end."""
+
     def send_shutdown(self) -> None:
-        """To every scheduler, and in place of one that is gone to who waits for it to say so."""
+        """To all workers that have no more to do; in place of a scheduler that is gone to those who wait for it to say so."""
+        self.send_fronts_shutdown()
         for rank, state in enumerate(self.replicas.states):
             if state == "down":
-                self._link.send(WorkerAddress(DETOKENIZER), ShutdownReq())
+                for detokenizer in range(self.args.detokenizer_worker_num):
+                    self._link.send(WorkerAddress(DETOKENIZER, detokenizer), ShutdownReq())
             else:
                 self.replicas.send(rank, ShutdownReq())
 
@@ -291,11 +355,11 @@ class TokenizerManager:
     @property
     def num_live(self) -> int:
         """Sequences whose terminal message has not come."""
-        return self._generation.num_live
+        return self._generation.num_live if self._shared is None else self._shared.num_live(self._generation.num_live)
 
     @property
     def num_live_by_rank(self) -> list[int]:
-        return [replica.num_sequences for replica in self.replicas.controller.replicas]
+        return self.replicas.num_sequences
 
     @property
     def replica_states(self) -> list[str]:

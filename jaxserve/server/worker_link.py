@@ -1,4 +1,4 @@
-"""WorkerLink: the main process's sockets to and from its workers, on one asyncio loop.
+"""WorkerLink: a TokenizerManager's sockets to and from workers, on one asyncio loop.
 
 It delivers what arrives to one function and knows nothing of what the messages mean.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import zmq
 
 from jaxserve.ipc import IpcPaths, Receiver, Sender
-from jaxserve.messages import BatchStrOut, Message, TokenizerInput, WorkerAddress
+from jaxserve.messages import TOKENIZER, BatchStrOut, Message, TokenizerInput, WorkerAddress
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,19 @@ _BEHIND_MESSAGES = 3
 
 
 class WorkerLink:
-    def __init__(self, workers: Sequence[WorkerAddress], deliver: Callable[[Any], None], end_turn: Callable[[], None]) -> None:
-        """`end_turn` is called when all messages that were read together have been delivered."""
+    def __init__(
+        self,
+        workers: Sequence[WorkerAddress],
+        deliver: Callable[[Any], None],
+        end_turn: Callable[[], None],
+        *,
+        own: WorkerAddress = WorkerAddress(TOKENIZER),
+        kinds: Any = TokenizerInput,
+    ) -> None:
+        """`end_turn` is called when all messages that were read together have been delivered. `own`: where messages come to,
+        of these `kinds`."""
+        self._own = own
+        self._kinds = kinds
         self.workers = tuple(workers)  # that serve
         # time.monotonic() of the last message about requests of each scheduler: its part of the pipeline works
         self.heartbeats_s: dict[WorkerAddress, float] = {}
@@ -43,7 +54,7 @@ class WorkerLink:
         """Opens the sockets and reads them on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
-        self._receiver = Receiver(self._context, paths.tokenizer, TokenizerInput)
+        self._receiver = Receiver(self._context, paths.of(self._own), self._kinds)
         self._paths = paths
         for worker in self.workers:
             self.connect(worker)

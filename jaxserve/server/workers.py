@@ -25,9 +25,10 @@ from typing import Any
 
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths
-from jaxserve.messages import DETOKENIZER, SCHEDULER, WorkerAddress, WorkerFailed, WorkerReady
+from jaxserve.messages import DETOKENIZER, FRONT, SCHEDULER, WorkerAddress, WorkerFailed, WorkerReady
 from jaxserve.progress import CLEAR_LINE, for_workers
 from jaxserve.server.logs import escaped_output, log_lines
+from jaxserve.server.output_routes import fronts_of
 from jaxserve.server.replica_devices import replica_environment
 from jaxserve.server.worker_process import SHOW_STACKS
 
@@ -87,8 +88,16 @@ def default_commands(args: ServerArgs) -> tuple[WorkerCommand, ...]:
             dataclasses.replace(scheduler, rank=rank, env=replica_environment(args, rank, os.environ))
             for rank in range(args.dp_size)
         ),
-        WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer"),
+        *(
+            WorkerCommand.of_module(DETOKENIZER, "jaxserve.server.detokenizer", rank)
+            for rank in range(args.detokenizer_worker_num)
+        ),
     )
+
+
+def front_commands(args: ServerArgs) -> tuple[WorkerCommand, ...]:
+    """None if the main process is the only one with HTTP."""
+    return tuple(WorkerCommand.of_module(FRONT, "jaxserve.server.fronts.process", front.rank) for front in fronts_of(args))
 
 
 class _Worker:
@@ -254,13 +263,17 @@ class WorkerGroup:
                 return
             await asyncio.sleep(0.01)
 
-    async def stop(self, timeout_s: float) -> bool:
-        """Waits for all to end by themselves and kills the rest after `timeout_s`. Returns whether all ended with status 0."""
-        waits = [asyncio.create_task(event.wait()) for event in self._exits.values()]
+    async def wait_exits(self, workers: Collection[WorkerAddress], timeout_s: float) -> None:
+        """Returns when they have ended by themselves, or the time is over."""
+        waits = [asyncio.create_task(self._exits[worker].wait()) for worker in workers]
         if waits:
             _, late = await asyncio.wait(waits, timeout=timeout_s)
             for task in late:
                 task.cancel()
+
+    async def stop(self, timeout_s: float) -> bool:
+        """Waits for all to end by themselves and kills the rest after `timeout_s`. Returns whether all ended with status 0."""
+        await self.wait_exits(list(self._exits), timeout_s)
         await self.kill(f"did not end within {timeout_s:g} s")
         failed = [worker for worker in self._workers.values() if worker.process.returncode]
         for worker in failed:

@@ -129,8 +129,25 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
-# A fixture's parameters: one host, and in the full matrices two, with half of the devices each.
-ONE_HOST_OR_TWO = [1, pytest.param(2, marks=pytest.mark.matrix, id="2 hosts")]
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """How a server is spread, whatever it serves."""
+
+    num_hosts: int = 1
+    num_fronts: int = 1
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        detokenizers = ("--detokenizer-worker-num", "2") if self.num_fronts > 1 else ()
+        return ("--tp-size", str(self.num_hosts), "--tokenizer-worker-num", str(self.num_fronts), *detokenizers)
+
+
+# A fixture's parameters: one host and one front process, and in the full matrices two, with half of the devices each, or three.
+DEPLOYMENTS = [
+    pytest.param(Deployment(), id="1"),
+    pytest.param(Deployment(num_hosts=2), marks=pytest.mark.matrix, id="2 hosts"),
+    pytest.param(Deployment(num_fronts=3), marks=pytest.mark.matrix, id="3 fronts"),
+]
 
 
 def follower_log(log: pathlib.Path, rank: int) -> pathlib.Path:

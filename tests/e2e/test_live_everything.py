@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from live_server import ONE_HOST_OR_TWO, LiveServer, environment, running
+from live_server import DEPLOYMENTS, LiveServer, environment, running
 from safetensors.torch import load_file
 
 from jaxserve.demo import demo_model_path
@@ -263,15 +263,15 @@ REQUESTS |= {
 }
 
 
-@pytest.fixture(scope="module", params=ONE_HOST_OR_TWO)
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compilation_cache: str
 ) -> Iterator[LiveServer]:
     words = [word for name, value in OPTIONS.items() for word in (f"--{name}", value) if word is not None]
     log: Path = tmp_path_factory.mktemp("everything") / "server.log"
     options = ["--model-path", demo_model_path(), "--compilation-cache-dir", compilation_cache, *words]
-    options += ["--tp-size", str(request.param)]
-    with running(log, *options, env=environment(), num_hosts=request.param) as live:
+    options += request.param.options
+    with running(log, *options, env=environment(), num_hosts=request.param.num_hosts) as live:
         yield live
 
 

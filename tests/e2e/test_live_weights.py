@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
-from live_server import ONE_HOST_OR_TWO, LiveServer, running
+from live_server import DEPLOYMENTS, LiveServer, running
 from safetensors.numpy import load_file, save_file
 
 PROMPTS = [[3 + (seed * 31 + i * 7) % 290 for i in range(6 + 5 * seed)] for seed in range(6)]
@@ -28,15 +28,15 @@ def folders(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     return {"old": checkpoint("qwen3"), "new": make_checkpoint("qwen3", tmp_path_factory.mktemp("new"), seed=1)}
 
 
-@pytest.fixture(scope="module", params=ONE_HOST_OR_TWO)
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
 def server(
     request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory, compilation_cache: str
 ) -> Iterator[LiveServer]:
     options = ["--model-path", str(folders["old"]), "--weight-version", "old", "--max-running-requests", "4"]
     options += ["--chunked-prefill-size", "64", "--page-size", "16", "--max-total-tokens", "2048"]
     options += ["--decode-row-buckets", "4", "--compilation-cache-dir", compilation_cache]
-    options += ["--tp-size", str(request.param)]
-    with running(tmp_path_factory.mktemp("weights") / "server.log", *options, num_hosts=request.param) as live:
+    options += request.param.options
+    with running(tmp_path_factory.mktemp("weights") / "server.log", *options, num_hosts=request.param.num_hosts) as live:
         yield live
 
 

@@ -26,6 +26,7 @@ from jaxserve.messages import (
     Message,
     ProfileBegan,
     ProfileEnded,
+    Route,
     ShutdownReq,
     TokenizedGenerateReqInput,
     TokenizerInput,
@@ -81,6 +82,7 @@ class Answer:
     stops: list[str] | None = None
     stop_patterns: list[str] | None = None
     prompt_tail: list[int] | None = None
+    route: Route | None = None
 
 
 class MemoryTransport:
@@ -125,6 +127,8 @@ class MemoryTransport:
         for i, rid in enumerate(message.rids):
             answer = self.answers.setdefault(rid, Answer())
             assert answer.finish is None, f"{rid} got another message after its end"
+            assert answer.route in (None, message.route), f"{rid} has two routes"
+            answer.route = message.route
             new = message.token_ids[ends[i] - message.token_counts[i] : ends[i]].tolist()
             assert (i in message.prompt_tails) == (not answer.message_sizes) or not message.prompt_tokens[i] or not new
             answer.token_ids += new
@@ -208,6 +212,7 @@ class Harness:
         thinking: Thinking | None = None,
         logit_rules: LogitRules | None = None,
         embeds: np.ndarray | bool = False,
+        route: Route = Route(),
         **sampling: Any,
     ) -> str:
         """`embeds`: what the prompt is given as, instead of its tokens; True: as what the fake runner takes for them."""
@@ -229,6 +234,7 @@ class Harness:
             extra_key=extra_key,
             thinking=thinking,
             logit_rules=logit_rules,
+            route=route,
         )
         self.sent.setdefault(rid, message)
         if input_embeds is not None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness
 
+from jaxserve.messages import Route
 from jaxserve.runner import KVGroup
 from jaxserve.scheduler import prefill_adder
 from jaxserve.scheduler.control.block_input import BlockInputReqInput
@@ -67,6 +68,7 @@ def submit_random(harness: Harness, rng: random.Random, bases: list[list[int]]) 
         extra_key=rng.choice([None, None, None, "other"]),
         return_logprob=rng.random() < 0.2,
         top_logprobs_num=rng.randint(0, 4),
+        route=Route(len(harness.sent) % (1 + len(bases[0]) % 3)),
         **sampling,
     )
 
@@ -131,6 +133,7 @@ def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Ran
         assert set(harness.transport.answers) == set(harness.sent)
         for rid, answer in harness.transport.answers.items():
             assert answer.finish is not None, f"{rid} has no terminal message"
+            assert answer.route == harness.sent[rid].route
             expected = harness.expected(rid)
             if answer.finish.type == "abort":
                 assert rid in aborted or rid in refused, f"{rid}: {answer.finish}"

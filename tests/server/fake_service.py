@@ -157,7 +157,7 @@ class FakeService:
             raise RequestError("/metrics needs a server without --no-enable-metrics.", 404, "NotFoundError")
         return await self.metrics.scrape(accept, {})
 
-    def recent_requests(self) -> list[RequestTimeline]:
+    async def recent_requests(self) -> list[RequestTimeline]:
         return self.timelines
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:

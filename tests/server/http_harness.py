@@ -17,6 +17,7 @@ import pytest
 from fake_service import FakeService
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.elsewhere import Place
 from jaxserve.server.http.app import create_app
 from jaxserve.server.http.connection_limits import ConnectionLimits
 from jaxserve.server.http.uvicorn_server import make_http_server
@@ -33,13 +34,22 @@ async def app_client(service: FakeService, **options: Any) -> AsyncIterator[http
 
 
 @contextlib.asynccontextmanager
-async def live_server(service: FakeService, limits: ConnectionLimits | None = None, **options: Any) -> AsyncIterator[str]:
-    """The URL of a real HTTP server on this loop."""
-    server = make_http_server(service, ServerArgs(**{"model_path": MODEL, **options}), limits)
+async def live_server(
+    service: FakeService,
+    limits: ConnectionLimits | None = None,
+    place: Place | None = None,
+    inside: Path | None = None,
+    **options: Any,
+) -> AsyncIterator[str]:
+    """The URL of a real HTTP server on this loop. `inside`: where it listens for other processes of the server, too."""
+    server = make_http_server(service, ServerArgs(**{"model_path": MODEL, **options}), limits, place)
     server.config.timeout_graceful_shutdown = 2
-    with socket.socket() as listener:
+    with socket.socket() as listener, socket.socket(socket.AF_UNIX) as inner:
         listener.bind(("127.0.0.1", 0))
-        task = asyncio.create_task(server.serve(sockets=[listener]))
+        if inside is not None:
+            inner.bind(str(inside))
+        listeners = [listener] if inside is None else [listener, inner]
+        task = asyncio.create_task(server.serve(sockets=listeners))
         while not server.started:  # noqa: ASYNC110 (uvicorn offers no event)
             await asyncio.sleep(0.005)
         try:

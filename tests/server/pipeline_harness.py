@@ -24,7 +24,7 @@ from jaxserve.types import SamplingParams
 async def running(**options: Any) -> AsyncIterator[Pipeline]:
     """A ready pipeline; at the end nothing of it may be left."""
     args = ServerArgs(**{"model_path": demo_model_path(), **options})
-    pipeline = Pipeline(args, fake_scheduler.commands(args.dp_size))
+    pipeline = Pipeline(args, fake_scheduler.commands(args.dp_size, args.detokenizer_worker_num))
     try:
         await pipeline.start()
         await asyncio.wait_for(pipeline.wait_ready(), 120)

@@ -14,13 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_tokenizers import byte_level
 
+from jaxserve.config import ServerArgs
 from jaxserve.messages import (
     DETOKENIZER,
+    FRONT,
     NO_STOP_TRIM,
     SKIP_SPECIAL_TOKENS,
+    TOKENIZER,
     BatchStrOut,
     BatchTokenIDOut,
     ControlRequest,
+    ProfileBegan,
+    ProfileEnded,
+    Route,
     ShutdownReq,
     TokenLogprobs,
     WorkerAddress,
@@ -29,7 +35,7 @@ from jaxserve.messages import (
 )
 from jaxserve.scheduler.control.desk import ControlDesk
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, TokenPieces
-from jaxserve.server.detokenizer import Detokenizer, serve
+from jaxserve.server.detokenizer import Detokenizer, receivers_of, serve
 from jaxserve.server.scheduler_process import TailDecoder
 from jaxserve.server.stops import StopStringFilter, stop_filter
 from jaxserve.server.tokenizer import RustDecoder
@@ -366,8 +372,54 @@ class Inbox:
 def test_it_ends_with_the_last_scheduler_and_answers_control_requests() -> None:
     box = Inbox(ShutdownReq(), ControlRequest(request_id="c", name="pause_generation"), message({"r": [7]}), ShutdownReq())
     detokenizer, worker = new_detokenizer(), WorkerAddress(DETOKENIZER, 1)
-    serve(detokenizer, box, box, ControlDesk(detokenizer, worker, box.send), num_replicas=2)  # type: ignore[arg-type]
+    args, senders = ServerArgs(dp_size=2, detokenizer_worker_num=2), {WorkerAddress(TOKENIZER): box}
+    serve(worker, args, detokenizer, box, senders, ControlDesk(detokenizer, worker, box.send))  # type: ignore[arg-type]
     reply, texts = box.sent
     assert (reply.worker, reply.status_code) == (worker, 404)
     assert reply.error == "The detokenizer 1 has no control request 'pause_generation'."
     assert texts.rids == ["r"]
+
+
+def test_texts_go_to_their_readers_and_profiles_along_the_chain() -> None:
+    main, first, second = WorkerAddress(TOKENIZER), WorkerAddress(FRONT, 0), WorkerAddress(FRONT, 1)
+    args, worker = ServerArgs(tokenizer_worker_num=2, detokenizer_worker_num=3), WorkerAddress(DETOKENIZER, 1)
+    following = WorkerAddress(DETOKENIZER, 2)
+    assert receivers_of(worker, args) == {main, first, second, following}
+    assert receivers_of(following, args) == {main, first, second}
+    inbox = Inbox(
+        ProfileBegan(),
+        message({"a": [7]}, route=Route(1)),
+        message({"b": [7]}, route=Route(1, 0)),
+        message({"c": [7]}, route=Route(1, 1)),
+        ProfileEnded(folder="f", ended_ns=1, spans={"detokenizer": []}),
+        ShutdownReq(),
+    )
+    boxes = {other: Inbox() for other in receivers_of(worker, args)}
+    detokenizer = new_detokenizer()
+    serve(worker, args, detokenizer, inbox, boxes, ControlDesk(detokenizer, worker, inbox.send))  # type: ignore[arg-type]
+    assert [[out.rids for out in boxes[reader].sent] for reader in (main, first, second)] == [[["a"]], [["b"]], [["c"]]]
+    began, ended = boxes[following].sent
+    assert isinstance(began, ProfileBegan) and isinstance(ended, ProfileEnded)
+    assert {name: len(spans) for name, spans in ended.spans.items()} == {"detokenizer": 0, "detokenizer 1": 3}
+
+
+def test_readers_may_use_the_same_rid() -> None:
+    """The scheduler refuses the second: that is no end for the first."""
+    detokenizer, rocket = new_detokenizer(), ids_of("🚀")
+    texts = detokenizer.process(message({"r": rocket[:1]}, route=Route(0, 0))).texts
+    refused = detokenizer.process(message({"r": []}, route=Route(0, 1), finished={0: FinishReason.abort("in use")}))
+    assert refused.texts == [""]
+    texts += detokenizer.process(
+        message({"r": rocket[1:]}, route=Route(0, 0), finished={0: FinishReason.length_limit(4)})
+    ).texts
+    assert "".join(texts) == "🚀" and len(rocket) == 2
+    assert detokenizer.num_sequences == 0
+
+
+def test_a_scheduler_that_is_started_again_is_another_for_all_readers() -> None:
+    detokenizer = new_detokenizer()
+    for front in (None, 0, 1):
+        detokenizer.process(message({"r": [7]}, route=Route(0, front)))
+    assert detokenizer.num_sequences == 3
+    detokenizer.process(message({"r": [7]}, route=Route(0, 1), source=WorkerAddress("scheduler", 0, 1)))
+    assert detokenizer.num_sequences == 1

@@ -40,6 +40,9 @@ class FakeWire:
         self.written: list[bytes] = []
         self._on_writable: Callable[[], None] = lambda: None
 
+    def prepare(self) -> None:
+        pass
+
     def open(self, first: bytes, on_writable: Callable[[], None]) -> None:
         self.is_writable, self._on_writable = True, on_writable
         if first:

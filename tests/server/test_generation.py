@@ -11,10 +11,11 @@ import pytest
 
 from jaxserve.config import ServerArgs
 from jaxserve.data_parallel import DataParallelController, make_policy
-from jaxserve.messages import AbortReq, BatchStrOut, BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
+from jaxserve.messages import AbortReq, BatchStrOut, BatchTokenizedGenerateReqInput, Route, TokenizedGenerateReqInput
 from jaxserve.runner import NO_TOKEN_ID
 from jaxserve.server.generation import SEQUENCES_PER_PART, Generation
 from jaxserve.server.journal.journal import Journal
+from jaxserve.server.output_routes import Routes
 from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptEmbeds, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
@@ -27,11 +28,11 @@ LIMITS = ModelLimits(
 
 
 class Flow:
-    def __init__(self) -> None:
+    def __init__(self, routes: Routes | None = None) -> None:
         self.sent: list[Any] = []
         controller = DataParallelController(make_policy("auto", 1), 1)
         controller.set_up(0)
-        self.generation = Generation(controller, self._send, TextLanes(), Journal(ServerArgs(), str))
+        self.generation = Generation(controller, self._send, TextLanes(), Journal(ServerArgs(), str), routes=routes)
 
     def _send(self, rank: int, message: Any) -> None:
         assert rank == 0
@@ -84,6 +85,32 @@ async def test_one_entry_per_prompt_whatever_n_is() -> None:
     flow.end([sequence.rid for sequence in sequences], FinishReason.length_limit(0))
     assert len(await task) == 6
     assert flow.generation.num_live == 0
+
+
+async def test_the_sequences_of_a_prompt_have_one_route() -> None:
+    flow = Flow(Routes(num_detokenizers=3))
+    tasks = [await flow.start([[1], [2], [3], [4]], n=2), await flow.start([[1]], rids=["last"])]
+    await flow.until_sent(2)
+    batch, last = flow.sent
+    assert [[sequence.route.detokenizer for sequence in one.sequences()] for one in batch.batch] == [
+        [0] * 2,
+        [1] * 2,
+        [2] * 2,
+        [0] * 2,
+    ]
+    assert last.route == Route(1)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_the_parts_of_a_prompt_have_one_route() -> None:
+    flow = Flow(Routes(num_detokenizers=2))
+    task = await flow.start([[1]], n=2 * SEQUENCES_PER_PART + 1)
+    await flow.until_sent(3)
+    assert [message.route for message in flow.sent] == [Route(0)] * 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def embeddings() -> PromptEmbeds:

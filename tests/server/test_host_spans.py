@@ -6,8 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
-from jaxserve.messages import SCHEDULER, HostSpan, ProfileBegan, ProfileEnded, WorkerAddress
-from jaxserve.server.host_spans import HostSpans, merge
+from jaxserve.config import ServerArgs
+from jaxserve.messages import DETOKENIZER, FRONT, SCHEDULER, TOKENIZER, HostSpan, ProfileBegan, ProfileEnded, WorkerAddress
+from jaxserve.server.host_spans import HostSpans, merge, next_in_chain
 
 NOW_NS = 1_795_458_524_000_000_000
 
@@ -26,6 +27,21 @@ def test_nothing_is_noted_while_no_profile_is_taken() -> None:
     with spans("c", 3):
         pass
     assert [span.name for span in spans.end(ProfileEnded(folder="", ended_ns=0, source=second))] == ["b", "c"]
+
+
+def chain_of(args: ServerArgs) -> list[str]:
+    chain = [WorkerAddress(DETOKENIZER)]
+    while chain[-1].kind != TOKENIZER:
+        chain.append(next_in_chain(chain[-1], args))
+    return [str(worker) for worker in chain]
+
+
+def test_every_process_hears_of_a_profile() -> None:
+    assert chain_of(ServerArgs()) == ["detokenizer", "tokenizer"]
+    assert chain_of(ServerArgs(detokenizer_worker_num=3)) == ["detokenizer", "detokenizer 1", "detokenizer 2", "tokenizer"]
+    chain = chain_of(ServerArgs(detokenizer_worker_num=2, tokenizer_worker_num=2))
+    assert chain == ["detokenizer", "detokenizer 1", "front", "front 1", "tokenizer"]
+    assert next_in_chain(WorkerAddress(FRONT, 1), ServerArgs(tokenizer_worker_num=2)) == WorkerAddress(TOKENIZER)
 
 
 def test_merging_on_one_clock(tmp_path: Path) -> None:

@@ -193,6 +193,16 @@ async def test_http_1_0_gets_no_chunks() -> None:
     assert events_of(body.decode())[-1]["text"] == "abcdefgh"
 
 
+async def test_http_1_0_gets_a_refusal_whole() -> None:
+    async with live_server(FakeService()) as url:
+        reader, writer = await asyncio.open_connection(urlsplit(url).hostname, urlsplit(url).port)
+        writer.write(raw_request("/generate", {**EIGHT, "text": "x" * 200}).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert b" 400 " in head.splitlines()[0]
+    assert "limit 100" in json.loads(body)["message"]
+
+
 async def test_pipelined_streams_answer_in_turn() -> None:
     service = FakeService()
     service.step_s = 0.001

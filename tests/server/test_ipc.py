@@ -23,8 +23,13 @@ from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
 from jaxserve.ipc import MOST_BYTES_TOGETHER, IpcPaths, Receiver, Sender, send_once
 from jaxserve.messages import (
+    DETOKENIZER,
     SCHEDULER,
     AbortReq,
+    BatchTokenIDOut,
+    DetokenizerInput,
+    ProfileBegan,
+    Route,
     SchedulerInput,
     ShutdownReq,
     TokenizedGenerateReqInput,
@@ -228,7 +233,7 @@ def test_dispatch_is_by_type_and_unknown_types_are_logged(caplog: pytest.LogCapt
 def test_the_schedulers_transport(paths: IpcPaths, context: zmq.Context[Any]) -> None:
     transport = IpcTransport(
         Receiver(context, paths.of(WorkerAddress(SCHEDULER)), SchedulerInput),
-        Sender(context, paths.detokenizer),
+        [Sender(context, paths.of(WorkerAddress(DETOKENIZER, rank))) for rank in range(3)],
         Sender(context, paths.tokenizer),
     )
     assert transport.recv_messages(0.0) == []
@@ -236,6 +241,27 @@ def test_the_schedulers_transport(paths: IpcPaths, context: zmq.Context[Any]) ->
     sender = Sender(context, paths.of(WorkerAddress(SCHEDULER)))
     threading.Timer(0.05, sender.send, [ShutdownReq()]).start()
     assert transport.recv_messages(None) == [ShutdownReq()]
+    none = np.zeros(0, np.int32)
+    for rank in (2, 0, 2):
+        transport.send_output(
+            BatchTokenIDOut(
+                rids=[], token_ids=none, token_counts=none, decode_flags=none, prompt_tokens=none, completion_tokens=none,
+                cached_tokens=none, route=Route(rank, 1),
+            )
+        )  # fmt: skip
+    transport.send_output(ProfileBegan())
     transport.send_output(ShutdownReq())
-    to_detokenizer = Receiver(context, paths.detokenizer, ShutdownReq)
-    assert to_detokenizer.wait(5)
+    received: list[list[Any]] = []
+    for rank in range(3):
+        receiver = Receiver(context, paths.of(WorkerAddress(DETOKENIZER, rank)), DetokenizerInput)
+        received.append([])
+        while not received[rank] or not isinstance(received[rank][-1], ShutdownReq):
+            assert receiver.wait(5)
+            received[rank] += receiver.receive()
+    kinds = [[type(message).__name__ for message in messages] for messages in received]
+    assert kinds == [
+        ["BatchTokenIDOut", "ProfileBegan", "ShutdownReq"],
+        ["ShutdownReq"],
+        ["BatchTokenIDOut", "BatchTokenIDOut", "ShutdownReq"],
+    ]
+    assert received[2][0].route == Route(2, 1)

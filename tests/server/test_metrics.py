@@ -14,7 +14,7 @@ import pytest
 from fake_service import FakeService, counting
 from http_harness import app_client
 from pipeline_harness import collect, request, running, until
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import of, parsed, scraped
 
 from jaxserve.config import ServerArgs
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
@@ -22,30 +22,6 @@ from jaxserve.server.http.app import create_app
 from jaxserve.server.metrics import SCRAPE_WAIT_S, CustomLabels, TokenGaps
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.timeline import RequestTimeline, RequestTimes
-
-Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
-
-
-def parsed(text: str) -> Samples:
-    """Value by name and labels, without the one that all have."""
-    found: Samples = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in ("model_name", "engine_type")))
-            found.setdefault(sample.name.removeprefix("jaxserve:"), {})[labels] = sample.value
-    return found
-
-
-async def scraped(pipeline: Pipeline) -> Samples:
-    text, _ = await pipeline.manager.scrape("")
-    return parsed(text.decode())
-
-
-def of(samples: Samples, name: str, **labels: str) -> float:
-    """The sum over series with these labels, of those there are."""
-    series = [value for key, value in samples[name].items() if set(labels.items()) <= set(key)]
-    assert series, f"{name} has no series with {labels}"
-    return sum(series)
 
 
 async def test_requests_are_counted_in_every_process(pipeline: Pipeline) -> None:
@@ -71,6 +47,7 @@ async def test_requests_are_counted_in_every_process(pipeline: Pipeline) -> None
     steps = gained("step_seconds_count", kind="decode") + gained("step_seconds_count", kind="prefill")
     assert steps == gained("num_steps_total")
     assert gained("detokenizer_tokens_total") == 45 and gained("detokenizer_seconds_total") > 0
+    assert list(after["detokenizer_tokens_total"]) == [(("dp_rank", "0"),)]
     stages = {
         stage: gained("scheduler_stage_seconds_total", stage=stage) for stage in ("schedule", "launch", "process", "idle")
     }

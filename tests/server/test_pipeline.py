@@ -55,7 +55,7 @@ async def test_observers_get_the_time_line_of_each_sequence(pipeline: Pipeline, 
         moments += [one.first_text_s, one.answered_s]
         assert moments == sorted(moments) and moments[0] > 0
         assert (one.finish, one.completion_tokens, one.num_samples, one.is_stream) == ("length", 8, 2, True)
-    assert seen == manager.recent_requests()[-2:]
+    assert seen == (await manager.recent_requests())[-2:]
     assert len([line for line in caplog.messages if "could not be observed" in line]) == 2
     lines = [line for line in caplog.messages if line.startswith("Request times: rid='seen_0'")]
     assert len(lines) == 1 and "queue_time=" in lines[0] and "decode=" in lines[0]
@@ -63,17 +63,17 @@ async def test_observers_get_the_time_line_of_each_sequence(pipeline: Pipeline, 
 
 async def test_who_leaves_is_observed_and_probes_are_not(pipeline: Pipeline) -> None:
     manager = pipeline.manager
-    before = len(manager.recent_requests())
+    before = len(await manager.recent_requests())
     chunks = manager.generate(request(ignore_eos=True, max_new_tokens=100, rids=["left"]))
     await anext(chunks)
-    (live,) = [one for one in manager.recent_requests() if one.rid == "left"]
+    (live,) = [one for one in await manager.recent_requests() if one.rid == "left"]
     assert live.answered_s == 0 and live.completion_tokens > 0 and live.first_text_s > 0
     await chunks.aclose()
     await until(lambda: not manager.num_live)
-    (left,) = [one for one in manager.recent_requests() if one.rid == "left"]
+    (left,) = [one for one in await manager.recent_requests() if one.rid == "left"]
     assert left.finish == "abort" and left.status_code is None and left.answered_s > left.first_text_s
     await generate_one_token(manager, 0)
-    assert len(manager.recent_requests()) == before + 1
+    assert len(await manager.recent_requests()) == before + 1
 
 
 async def test_text_and_its_ids_are_the_same_request(pipeline: Pipeline) -> None:

@@ -18,9 +18,9 @@ import pytest
 
 from jaxserve.config import ServerArgs
 from jaxserve.ipc import IpcPaths, Receiver
-from jaxserve.messages import TokenizerInput, WorkerAddress
+from jaxserve.messages import DETOKENIZER, SCHEDULER, TokenizerInput, WorkerAddress
 from jaxserve.server.worker_process import write_args
-from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup, exit_text
+from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup, default_commands, exit_text
 
 SCRIPT = """
 import os, sys, time, signal
@@ -146,6 +146,12 @@ async def test_watch_names_the_worker_that_was_killed(tmp_path: Path) -> None:
         os.kill(group.pids()[WorkerAddress("b")], signal.SIGSEGV)
         death = await asyncio.wait_for(watch, 10)
         assert "The b process was ended by SIGSEGV" in str(death)
+
+
+def test_a_command_for_each_replica_and_each_detokenizer() -> None:
+    workers = [command.address for command in default_commands(ServerArgs(device="cpu", dp_size=2, detokenizer_worker_num=3))]
+    replicas, detokenizers = [(SCHEDULER, 0), (SCHEDULER, 1)], [(DETOKENIZER, 0), (DETOKENIZER, 1), (DETOKENIZER, 2)]
+    assert workers == [WorkerAddress(*one) for one in (*replicas, *detokenizers)]
 
 
 def test_exit_text_of_odd_codes() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from jaxserve.messages import SCHEDULER, TOKENIZER
+from jaxserve.messages import FRONT, SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 if TYPE_CHECKING:
@@ -53,6 +53,6 @@ CONTROL = Control(
     name="abort_request",
     request=AbortRequest,
     reply=AbortRequestOutput,
-    handlers={TOKENIZER: abort_unsent, SCHEDULER: abort},
+    handlers={TOKENIZER: abort_unsent, FRONT: abort_unsent, SCHEDULER: abort},
     route=Route("/abort_request", render=lambda replies: ""),
 )

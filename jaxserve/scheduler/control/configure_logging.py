@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from jaxserve.config import LOG_LEVELS
-from jaxserve.messages import DETOKENIZER, SCHEDULER, TOKENIZER
+from jaxserve.messages import DETOKENIZER, FRONT, SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 _PACKAGE = "jaxserve"
@@ -71,7 +71,7 @@ CONTROL = Control(
     name="configure_logging",
     request=ConfigureLoggingReq,
     reply=ConfigureLoggingReqOutput,
-    handlers={TOKENIZER: configure, SCHEDULER: configure_worker, DETOKENIZER: configure_worker},
+    handlers={TOKENIZER: configure, FRONT: configure, SCHEDULER: configure_worker, DETOKENIZER: configure_worker},
     lasting="each",
     route=Route("/configure_logging", ("POST", "GET"), render=as_text),
 )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from jaxserve.messages import DETOKENIZER, SCHEDULER, TOKENIZER
+from jaxserve.messages import DETOKENIZER, FRONT, SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route
 
 
@@ -36,7 +36,7 @@ CONTROL = Control(
     name="freeze_gc",
     request=FreezeGCReq,
     reply=FreezeGCReqOutput,
-    handlers={TOKENIZER: freeze, SCHEDULER: freeze, DETOKENIZER: freeze},
+    handlers={TOKENIZER: freeze, FRONT: freeze, SCHEDULER: freeze, DETOKENIZER: freeze},
     lasting="each",
     route=Route("/freeze_gc", ("POST", "GET"), render=as_text),
 )

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from jaxserve.messages import DETOKENIZER, SCHEDULER
+from jaxserve.messages import DETOKENIZER, FRONT, SCHEDULER
 from jaxserve.metrics import Snapshot
 from jaxserve.scheduler.control.declaration import Control, ControlStruct
 
@@ -31,5 +31,5 @@ CONTROL = Control(
     name="get_metrics",
     request=GetMetricsReq,
     reply=GetMetricsReqOutput,
-    handlers={SCHEDULER: get_metrics, DETOKENIZER: get_metrics},
+    handlers={SCHEDULER: get_metrics, DETOKENIZER: get_metrics, FRONT: get_metrics},
 )

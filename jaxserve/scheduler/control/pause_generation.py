@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from jaxserve.messages import SCHEDULER, TOKENIZER
+from jaxserve.messages import FRONT, SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route
 from jaxserve.scheduler.pace import PauseMode
 
@@ -58,7 +58,7 @@ CONTROL = Control(
     name="pause_generation",
     request=PauseGenerationReqInput,
     reply=PauseGenerationReqOutput,
-    handlers={TOKENIZER: note_pause, SCHEDULER: pause},
+    handlers={TOKENIZER: note_pause, FRONT: note_pause, SCHEDULER: pause},
     lasting="each",
     route=Route("/pause_generation"),
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from jaxserve.messages import TOKENIZER
+from jaxserve.messages import FRONT, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 
@@ -51,6 +51,6 @@ CONTROL = Control(
     name="set_trace_level",
     request=SetTraceLevelReq,
     reply=SetTraceLevelReqOutput,
-    handlers={TOKENIZER: set_trace_level},
+    handlers={TOKENIZER: set_trace_level, FRONT: set_trace_level},
     route=Route("/set_trace_level", ("POST", "GET"), fields_from="query", render=as_text),
 )

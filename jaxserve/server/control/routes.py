@@ -94,6 +94,6 @@ async def loads(request: Request, include: str | None = None, dp_rank: int | Non
 @router.get("/recent_requests")
 async def recent_requests(request: Request, limit: int = Query(100, ge=1, le=_MOST_RECENT)) -> Response:
     """When things happened to the newest requests, live ones among them; nothing of what they asked or got."""
-    timelines = sorted(service_of(request).recent_requests(), key=lambda timeline: timeline.received_s)
+    timelines = sorted(await service_of(request).recent_requests(), key=lambda timeline: timeline.received_s)
     body = msgspec.json.encode({"now_s": time.time(), "requests": timelines[-limit:]})
     return Response(body, media_type="application/json")

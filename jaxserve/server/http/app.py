@@ -1,6 +1,6 @@
 """The HTTP server as an ASGI app: routers, middlewares and error handlers around one GenerationService.
 
-    web pages -> CORS -> API keys -> JSON -> body limit -> router -> route -> service
+    web pages -> CORS -> API keys -> JSON -> body limit (-> another process) -> router -> route -> service
 
 Everything a route needs hangs on `app.state`; there is no module state, so tests and several servers can live side by side.
 Starting the app starts nothing else: whoever calls `create_app` owns the service and its life.
@@ -21,6 +21,7 @@ from jaxserve.server.anthropic import protocol as anthropic_protocol
 from jaxserve.server.anthropic import routes as anthropic
 from jaxserve.server.control import routes as control
 from jaxserve.server.control.endpoints import control_routers, documented_bodies
+from jaxserve.server.elsewhere import Place
 from jaxserve.server.http import health, metrics
 from jaxserve.server.http.auth import OPEN_PREFIXES, AuthMiddleware
 from jaxserve.server.http.browsers import BrowserGuard, BrowserPolicy
@@ -28,6 +29,7 @@ from jaxserve.server.http.content_type import JsonBodyMiddleware
 from jaxserve.server.http.docs import DocumentedApp
 from jaxserve.server.http.errors import install_error_handlers
 from jaxserve.server.http.limits import BodyLimitMiddleware
+from jaxserve.server.http.pass_on import PassOnMiddleware
 from jaxserve.server.http.root_path import RootPathMiddleware
 from jaxserve.server.http.routed_rank import RoutedRankMiddleware
 from jaxserve.server.http.service import GenerationService
@@ -65,7 +67,8 @@ _BODIES: tuple[type[msgspec.Struct], ...] = (
 )
 
 
-def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAPI:
+def create_app(tokenizer_manager: GenerationService, args: ServerArgs, place: Place | None = None) -> FastAPI:
+    """`place`: of a front process, which passes on what other processes answer; None: of the process that answers all."""
     admin_router, control_router = control_routers()
     bodies = (*_BODIES, *documented_bodies())
     app = DocumentedApp(
@@ -83,12 +86,12 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
         tokenizer_manager,
         args,
         app.state.token_texts,
-        started_s=int(time.time()),
+        started_s=int(time.time()) if place is None else place.started_s,
         inline_system=InlineSystem(tokenizer_manager),
         message_format=message_format(args.reasoning_parser, args.tool_call_parser),
         completion_template=chosen_format(args.completion_template),
     )
-    app.state.responses = ResponseStore(args.max_stored_responses)
+    app.state.responses = ResponseStore(args.max_stored_responses, place)
     app.state.started_monotonic_s = time.monotonic()
     routers = (
         health.router,
@@ -115,6 +118,10 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs) -> FastAP
     install_error_handlers(app)
     admin_paths = [route.path for route in admin_router.routes if isinstance(route, APIRoute)]
     # The last one added is the outermost.
+    if place is not None:
+        of_server = (metrics.router, control.router, control_router, admin_router)
+        main_paths = [route.path for router in of_server for route in router.routes if isinstance(route, APIRoute)]
+        app.add_middleware(PassOnMiddleware, place=place, main_paths=main_paths, root_path=args.fastapi_root_path or "")
     app.add_middleware(RoutedRankMiddleware)
     app.add_middleware(BodyLimitMiddleware, max_body_size_mb=args.max_body_size_mb)
     app.add_middleware(JsonBodyMiddleware)

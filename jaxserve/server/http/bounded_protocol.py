@@ -7,16 +7,21 @@ a size. Once a request is whole no clock runs: its client may wait for the reply
 is of it (`stall`). A refusal is an ordinary reply where one can still be sent, and the end of the connection.
 
 Requests that ask for another protocol (`Upgrade:`) are served as if they had not asked, as RFC 9110 has it.
+
+What comes over a Unix socket has been passed on by another process of this server (`pass_on`), which limits and logs it.
 """
 
 from __future__ import annotations
 
 import enum
+import socket
 from asyncio import Transport
+from collections.abc import Callable
 from typing import Any
 
 import httptools
 import msgspec
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from jaxserve.server.http.connection_limits import Admission
@@ -30,6 +35,12 @@ _HEAD_SLICE_BYTES = 16 << 10
 _FRAMING_PER_BYTE = 16
 # After a refusal the client has so long to read it: a connection closed while data comes in would lose the reply.
 _LINGER_S = 1.0
+_PASSED_ON = "jaxserve.passed_on"
+
+
+def was_passed_on(scope: Scope) -> bool:
+    """Whether the request came from another process of this server. Not told by `client`: proxies' headers fill that."""
+    return _PASSED_ON in scope.get("extensions", {})
 
 
 class _Phase(enum.Enum):
@@ -39,8 +50,10 @@ class _Phase(enum.Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    def __init__(self, admission: Admission, **kwargs: Any) -> None:
+    def __init__(self, admission: Admission, *, ended: Callable[[], None] | None = None, **kwargs: Any) -> None:
+        """`ended` is called once, when the connection is over."""
         super().__init__(**kwargs)
+        self._ended = ended
         self._admission = admission
         self._limits = admission.limits
         self._phase = _Phase.BETWEEN
@@ -56,6 +69,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._is_inside = _is_unix(transport)
+        if self._is_inside:
+            self._limits = self._limits.passed_on()
+            self.access_log = False  # each request has one line
         self._stall = StallWatch(self.loop, transport, self._limits.stall_timeout_s)
         if self._admission.admit(self):
             self._start_clock(self._limits.head_timeout_s, self._on_late_head)
@@ -63,6 +80,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_error(503, "The server has all the connections it can take; try again later."), linger_s=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.end_once()
         self._is_over = True
         self._stop_clock()
         self._stall.stop()
@@ -70,6 +88,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._tell_disconnected(self._answered)  # uvicorn tells the request that came last
         self._answered = None
         super().connection_lost(exc)
+
+    def end_once(self) -> None:
+        """Tells whoever wants to know that the connection is over."""
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()
 
     def make_room(self) -> None:
         if self._phase is _Phase.BETWEEN:
@@ -167,6 +191,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) == self._limits.num_pipelined:
             raise _error(400, f"At most {self._limits.num_pipelined} requests may wait on one connection.")
         super().on_headers_complete()  # raises at targets that cannot be read
+        if self._is_inside:
+            self.scope["extensions"] = {_PASSED_ON: {}}
         self._stop_clock()
         self._phase = _Phase.BODY
         self._unparsed_bytes = self._body_bytes = self._raw_body_bytes = 0
@@ -296,6 +322,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
+
+
+def _is_unix(transport: Transport) -> bool:
+    connection = transport.get_extra_info("socket")
+    return connection is not None and connection.family == socket.AF_UNIX
 
 
 def _error(status: int, message: str) -> RequestError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from typing import Any, Protocol
 
@@ -33,6 +34,17 @@ class ConnectionLimits:
     body_window_bytes: int = 16 << 10
     stall_timeout_s: float = 60.0  # a reader that takes nothing for so long of what waits for it
     make_room_after_s: float = 1.0  # a connection that has brought no whole request for so long may have to make room
+
+    def passed_on(self) -> ConnectionLimits:
+        """For what another process of this server passes on. It has checked the head, which may have grown since; who reads
+        the reply, and how fast, is its matter."""
+        return dataclasses.replace(
+            self,
+            head_bytes=2 * self.head_bytes,
+            target_bytes=2 * self.target_bytes,
+            num_headers=2 * self.num_headers,
+            stall_timeout_s=math.inf,
+        )
 
 
 class Connection(Protocol):

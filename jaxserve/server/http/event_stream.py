@@ -18,9 +18,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from jaxserve.server.elsewhere import AnsweredElsewhere
 from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.errors import as_request_error, error_response
-from jaxserve.server.http.wire import Wire, prepare_wire
+from jaxserve.server.http.wire import Wire, wire_of
 from jaxserve.server.requests import GenerationChunk, RequestError
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 
@@ -55,7 +56,8 @@ class EventReply(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
-    async def _begin(self, send: Send) -> None:
+    async def _begin(self, wire: Wire, send: Send) -> None:
+        wire.prepare()
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
 
@@ -70,15 +72,17 @@ class EventStream(EventReply):
         self._open_stream = open_stream
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = prepare_wire(scope, send)
+        wire = wire_of(scope, send)
         delivery = _Delivery(self._writer, wire)
         try:
             async with self._open_stream(delivery):
                 await delivery.begun.wait()
                 first = delivery.take()  # it may be an error: then the head is another
-                await self._begin(send)
+                await self._begin(wire, send)
                 delivery.open(first)
                 await delivery.done.wait()
+        except AnsweredElsewhere:
+            raise
         except Exception as error:
             delivery.fail(error)
         if not delivery.is_open:

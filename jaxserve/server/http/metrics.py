@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from jaxserve.server.http.bounded_protocol import was_passed_on
 from jaxserve.server.http.service import service_of
 from jaxserve.server.metrics import ServerMetrics, header_labels
 
@@ -45,6 +46,11 @@ class HttpMetricsMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._custom.names:
+            header_labels.set(self._custom.of_header(Headers(scope=scope).get(self._header, "")))
+        if was_passed_on(scope):  # who has passed it on counts it
+            await self._app(scope, receive, send)
+            return
         method = scope["method"] if scope["method"] in _METHODS else _UNKNOWN
         labels = (self._endpoint(scope["path"]), method)
         self._requests.inc(1, labels)
@@ -55,8 +61,6 @@ class HttpMetricsMiddleware:
                 self._responses.inc(1, (*labels, str(message["status"])))
             await send(message)
 
-        if self._custom.names:
-            header_labels.set(self._custom.of_header(Headers(scope=scope).get(self._header, "")))
         try:
             await self._app(scope, receive, counted)
         finally:

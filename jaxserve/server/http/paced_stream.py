@@ -8,7 +8,6 @@ connection cannot take more, are merged.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -16,9 +15,10 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from jaxserve.server.elsewhere import AnsweredElsewhere
 from jaxserve.server.http.errors import as_request_error, error_response
 from jaxserve.server.http.event_stream import EventReply, EventWriter
-from jaxserve.server.http.wire import Wire, prepare_wire
+from jaxserve.server.http.wire import Outlet, wire_of
 from jaxserve.server.long_json import blocks_of
 from jaxserve.server.requests import GenerationChunk
 from jaxserve.server.text_lanes import CHARS_PER_NUMBER, TextLanes
@@ -40,18 +40,20 @@ class PacedStream(EventReply):
         self._lanes = lanes
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire, outlet = prepare_wire(scope, send), None
+        wire, outlet = wire_of(scope, send), None
         try:
             async with aclosing(self._chunks) as chunks:
                 async for chunk in chunks:
                     weight = self._parts.num_numbers(chunk) * CHARS_PER_NUMBER
                     blocks = await self._lanes.run(weight, functools.partial(self._blocks, chunk))
                     if outlet is None:
-                        await self._begin(send)
-                        outlet = _Outlet(wire)
+                        await self._begin(wire, send)
+                        outlet = Outlet(wire)
                     for block in blocks:
                         await outlet.write(block)
             last_words = self._writer.end()
+        except AnsweredElsewhere:
+            raise
         except Exception as error:
             told = as_request_error(error)
             if outlet is None:
@@ -63,19 +65,3 @@ class PacedStream(EventReply):
 
     def _blocks(self, chunk: GenerationChunk) -> list[bytes]:
         return blocks_of(self._parts.parts(chunk))
-
-
-class _Outlet:
-    """Of an open wire."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
-        self._writable = asyncio.Event()
-        wire.open(b"", self._writable.set)
-
-    async def write(self, data: bytes) -> None:
-        await asyncio.sleep(0)  # a turn for others: the connection may take one block after the other
-        while not self._wire.is_writable:
-            self._writable.clear()
-            await self._writable.wait()
-        self._wire.write(data)

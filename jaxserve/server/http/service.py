@@ -100,7 +100,7 @@ class GenerationService(Protocol):
         """The metrics of all processes, in a form that `accept` names, and their content type."""
         ...
 
-    def recent_requests(self) -> list[RequestTimeline]:
+    async def recent_requests(self) -> list[RequestTimeline]:
         """Time lines of the newest requests that have ended, and of all that have not."""
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import math
 import socket
 import sys
 import termios
@@ -22,7 +23,7 @@ class StallWatch:
         self._next_check: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        if self._next_check is None and self._transport.get_write_buffer_size():
+        if self._next_check is None and self._timeout_s < math.inf and self._transport.get_write_buffer_size():
             self._watch()
 
     def stop(self) -> None:

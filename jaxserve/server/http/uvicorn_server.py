@@ -8,12 +8,14 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
 from jaxserve.config import ServerArgs
+from jaxserve.server.elsewhere import Place
 from jaxserve.server.http.app import create_app
 from jaxserve.server.http.connection_limits import Admission, ConnectionLimits
 from jaxserve.server.http.service import GenerationService
@@ -54,27 +56,44 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's, with limits for each connection, the TLS handshake included."""
-        loop, tls = asyncio.get_running_loop(), self.config.ssl
-        times: dict[str, Any] = {}
-        if tls is not None:
-            times = {
-                "ssl_handshake_timeout": self.admission.limits.head_timeout_s,
-                "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
-            }
-        self.servers = [
-            await loop.create_server(self._new_protocol, sock=one, ssl=tls, backlog=self.config.backlog, **times)
-            for one in sockets or []
-        ]
+        loop, backlog = asyncio.get_running_loop(), self.config.backlog
+        self.servers = []
+        for one in sockets or []:
+            if one.family == socket.AF_UNIX:  # for other processes of this server
+                self.servers.append(await loop.create_unix_server(self._new_protocol, sock=one, backlog=backlog))
+            else:
+                self.servers.append(await loop.create_server(self._new_protocol, sock=one, backlog=backlog, **self._tls()))
         self.started = True
 
-    def _new_protocol(self) -> asyncio.Protocol:
-        return StreamingProtocol(self.admission, config=self.config, server_state=self.server_state, app_state={})
+    async def adopt(self, connection: socket.socket, ended: Callable[[], None]) -> None:
+        """Serves a connection that somebody else accepted; `ended` is called once, when it is over."""
+        loop = asyncio.get_running_loop()
+        protocol = self._new_protocol(ended)
+        try:
+            await loop.connect_accepted_socket(lambda: protocol, connection, **self._tls())
+        except (OSError, TimeoutError):  # it was gone already, or did not speak TLS
+            connection.close()
+            protocol.end_once()
+
+    def _tls(self) -> dict[str, Any]:
+        if self.config.ssl is None:
+            return {}
+        return {
+            "ssl": self.config.ssl,
+            "ssl_handshake_timeout": self.admission.limits.head_timeout_s,
+            "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
+        }
+
+    def _new_protocol(self, ended: Callable[[], None] | None = None) -> StreamingProtocol:
+        return StreamingProtocol(self.admission, ended=ended, config=self.config, server_state=self.server_state, app_state={})
 
 
-def make_http_server(service: GenerationService, args: ServerArgs, limits: ConnectionLimits | None = None) -> HttpServer:
-    """Raises ValueError with a sentence if the TLS files cannot be used."""
+def make_http_server(
+    service: GenerationService, args: ServerArgs, limits: ConnectionLimits | None = None, place: Place | None = None
+) -> HttpServer:
+    """`place`: of a front process. Raises ValueError with a sentence if the TLS files cannot be used."""
     config = uvicorn.Config(
-        create_app(service, args),
+        create_app(service, args, place),
         log_config=None,
         log_level=args.log_level_http or "warning",
         access_log=args.log_level_http in ("debug", "info"),
@@ -114,6 +133,14 @@ class _Without(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         values = record.args
         return not (isinstance(values, tuple) and len(values) > 2 and str(values[2]).startswith(self._prefixes))
+
+
+def unix_listener(path: Path) -> socket.socket:
+    """Where the server's other processes ask."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.setblocking(False)
+    return listener
 
 
 def max_connections(wanted: int | None) -> int:

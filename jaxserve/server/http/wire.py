@@ -26,6 +26,9 @@ class Wire(Protocol):
 
     is_writable: bool
 
+    def prepare(self) -> None:
+        """To be called before the head of a reply that is written to it is sent."""
+
     def open(self, first: bytes, on_writable: Callable[[], None]) -> None:
         """The reply's head has been sent; `first`, if not empty, follows."""
 
@@ -36,8 +39,8 @@ class Wire(Protocol):
         """From here on ordinary sends go on with the reply."""
 
 
-def prepare_wire(scope: Scope, send: Send) -> Wire:
-    """To be called before the reply's head is sent."""
+def wire_of(scope: Scope, send: Send) -> Wire:
+    """That of a request, whose reply may also turn out to be one that needs none."""
     direct = scope.get("extensions", {}).get(_EXTENSION)
     return AsgiWire(send) if direct is None else direct()
 
@@ -50,10 +53,14 @@ class DirectWire:
         self._protocol = protocol
         self._transport = protocol.transport
         self._on_writable: Callable[[], None] | None = None
-        cycle = cycle_of()
-        assert cycle is not None, "a wire is asked for after its request"
-        self._is_chunked = cycle.scope["http_version"] != "1.0"
-        if not self._is_chunked:
+        self._cycle_of = cycle_of
+        self._is_chunked = True
+
+    def prepare(self) -> None:
+        cycle = self._cycle_of()
+        assert cycle is not None, "a wire is prepared after its request"
+        if cycle.scope["http_version"] == "1.0":
+            self._is_chunked = False
             cycle.chunked_encoding = False  # uvicorn would send chunks to HTTP/1.0; the end of the connection ends the body
 
     def open(self, first: bytes, on_writable: Callable[[], None]) -> None:
@@ -97,7 +104,8 @@ class StreamingProtocol(BoundedProtocol):
         if self.cycle is not None and self.cycle.scope is self.scope:
             # Weak: else each request would be a cycle of references, left to the garbage collector.
             wire = functools.partial(DirectWire, self, weakref.ref(self.cycle))
-            self.scope["extensions"] = cast(dict[str, Any], {_EXTENSION: wire})
+            extensions = cast(dict[str, Any], self.scope.setdefault("extensions", {}))
+            extensions[_EXTENSION] = wire
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -126,6 +134,9 @@ class AsgiWire:
         self._on_writable: Callable[[], None] | None = None
         self._sending: asyncio.Task[None] | None = None
 
+    def prepare(self) -> None:
+        pass
+
     def open(self, first: bytes, on_writable: Callable[[], None]) -> None:
         self._on_writable = on_writable
         self.is_writable = True
@@ -146,3 +157,22 @@ class AsgiWire:
         if self._on_writable is not None:
             self.is_writable = True
             self._on_writable()
+
+
+class Outlet:
+    """Opens a wire, for whoever waits until it can be written to."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._writable = asyncio.Event()
+        wire.open(b"", self._writable.set)
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    async def write(self, data: bytes) -> None:
+        await asyncio.sleep(0)  # a turn for others: the connection may take one block after the other
+        while not self._wire.is_writable:
+            self._writable.clear()
+            await self._writable.wait()
+        self._wire.write(data)

@@ -22,8 +22,8 @@ from jaxserve.server.openai.responses.foreign_fields import REQUEST
 from jaxserve.server.openai.responses.job import ResponseEvents, ResponseJob
 from jaxserve.server.openai.responses.protocol import ResponsesRequest
 from jaxserve.server.openai.responses.request import chat_request, new_items, num_pieces
-from jaxserve.server.openai.responses.store import ID_PREFIX, Kept, ResponseStore
-from jaxserve.server.requests import RequestError, new_rid
+from jaxserve.server.openai.responses.store import Kept, ResponseStore
+from jaxserve.server.requests import RequestError
 
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ResponsesRequest)
@@ -83,7 +83,7 @@ async def _plan(request: Request, body: ResponsesRequest, store: ResponseStore) 
     items = [*kept, *new_items(body)]
     count = num_pieces(items, body.tools)
     check_count("input", count, context.service.context_len)  # before anything is done for each of them
-    convert = functools.partial(chat_request, body, kept, context.inline_system.is_rendered, f"{ID_PREFIX}{new_rid()}")
+    convert = functools.partial(chat_request, body, kept, context.inline_system.is_rendered, store.new_id())
     chat = await plan(await context.service.lanes.run(count * CHARS_PER_PIECE, convert), context)
     # As OpenAI's: what the context has no room for is no error.
     chat.generate.sampling_params[0].max_new_tokens, chat.generate.cuts_new_tokens = body.max_output_tokens, True
