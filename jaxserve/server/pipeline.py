@@ -192,7 +192,7 @@ class Pipeline:
             self.manager.fail("The server was shut down.")
         fronts = [worker for worker in self.workers.alive if worker.kind == FRONT]
         if fronts:  # whose clients are to read why
-            await self.manager.others_told()
+            await self.manager.others_told(fronts)
             self.manager.send_fronts_shutdown()
             await self.workers.wait_exits(fronts, FRONT_GRACE_S)
         await self.workers.kill()

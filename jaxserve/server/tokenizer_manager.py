@@ -319,8 +319,8 @@ class TokenizerManager:
         self._generation.end_all(FinishReason.abort(message, 500, "InternalServerError"))
         self._controls.fail_all(message)
 
-    async def others_told(self) -> None:
-        """Returns when the server's other processes of this kind go by what holds now."""
+    async def others_told(self, fronts: Sequence[WorkerAddress] | None = None) -> None:
+        """Returns when all front processes, or these, go by what holds now."""
 
     def send_fronts_shutdown(self) -> None:
         """They flush what their clients have not read, and end."""

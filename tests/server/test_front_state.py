@@ -50,10 +50,10 @@ class Heard:
 
 async def test_each_change_is_told_once_and_whole() -> None:
     heard = Heard()
-    await heard.teller.told()
-    await heard.teller.told()
+    await heard.teller.told(FRONTS)
+    await heard.teller.told(FRONTS)
     heard.state = msgspec.structs.replace(STATE, is_paused=True)
-    await heard.teller.told()
+    await heard.teller.told(FRONTS)
     assert [heard.numbers(front) for front in FRONTS] == [[1, 2], [1, 2]]
     assert heard.sent[0] == (FRONTS[0], msgspec.structs.replace(STATE, number=1))
 
@@ -61,7 +61,7 @@ async def test_each_change_is_told_once_and_whole() -> None:
 async def test_who_tells_waits_for_all() -> None:
     heard = Heard()
     heard.silent = {FRONTS[1]}
-    telling = asyncio.create_task(heard.teller.told())
+    telling = asyncio.create_task(heard.teller.told(FRONTS))
     await asyncio.sleep(0.05)
     assert not telling.done()
     heard.take(FRONTS[1])
@@ -72,8 +72,14 @@ async def test_a_front_that_hangs_is_not_waited_for_without_end() -> None:
     heard = Heard()
     heard.silent = {FRONTS[0]}
     began_s = time.monotonic()
-    await heard.teller.told(patience_s=0.2)
+    await heard.teller.told(FRONTS, patience_s=0.2)
     assert 0.2 <= time.monotonic() - began_s < 5
+
+
+async def test_a_front_that_is_gone_is_not_waited_for() -> None:
+    heard = Heard()
+    heard.silent = {FRONTS[0]}
+    await asyncio.wait_for(heard.teller.told(FRONTS[1:]), 1)
 
 
 async def test_what_changes_by_itself_is_told_soon() -> None:

@@ -310,6 +310,7 @@ def test_a_replica_comes_back_for_all_and_a_dead_front_ends_the_server(folder: P
                 futures = [pool.submit(events, client, [i + 1], 400) for i, client in enumerate(clients)]
                 wait_until(lambda: _live(server) == 2, "they do not run")
                 server.child("fronts.process").kill()
+                killed_s = time.monotonic()
                 ends = []
                 for future in futures:
                     try:
@@ -318,6 +319,7 @@ def test_a_replica_comes_back_for_all_and_a_dead_front_ends_the_server(folder: P
                         ends.append("broken off")
             assert sorted("process ended" in end for end in ends) == [False, True], ends
         assert server.exit_status() == 1
+        assert time.monotonic() - killed_s < 8, "it waits for the dead one"
         assert re.search(r"The front process was ended by SIGKILL", server.log), server.log
 
 

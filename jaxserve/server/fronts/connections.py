@@ -100,13 +100,16 @@ class ConnectionGiver:
         assert self._loop is not None
         self._loop.remove_reader(front)
         self._coming.discard(front)
-        rank = front.recv(_RANK_BYTES)
-        if not rank:  # it has died
+        said = b""
+        with contextlib.suppress(OSError):
+            said = front.recv(_RANK_BYTES)
+        if not said:  # it has died
             front.close()
             return
         if not self._fronts:
             self._loop.add_reader(self._listener, self._accept)
-        self._fronts[int.from_bytes(rank)], self._num_given[int.from_bytes(rank)] = front, 0
+        rank = int.from_bytes(said)
+        self._fronts[rank], self._num_given[rank] = front, 0
 
     def _accept(self) -> None:
         for _ in range(_PER_TURN):

@@ -120,16 +120,16 @@ class StateTeller:
         for front in self._taken:
             self._send(front, message)
 
-    async def told(self, patience_s: float = _PATIENCE_S) -> None:
-        """Returns when all fronts go by what holds now."""
+    async def told(self, fronts: Sequence[WorkerAddress], patience_s: float = _PATIENCE_S) -> None:
+        """Returns when these fronts go by what holds now."""
         self._tell_changes()
         number = self._number
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                while min(self._taken.values(), default=number) < number:
+                while any(self._taken[front] < number for front in fronts):
                     self._changed.clear()
                     await self._changed.wait()
 
     def taken(self, message: MainStateTaken) -> None:
-        self._taken[message.front] = max(self._taken.get(message.front, 0), message.number)
+        self._taken[message.front] = max(self._taken[message.front], message.number)
         self._changed.set()

@@ -129,8 +129,8 @@ class MainManager(_OneOfSeveral):
             num_cache_losses=self._num_cache_losses,
         )
 
-    async def others_told(self) -> None:
-        await self._teller.told()
+    async def others_told(self, fronts: Sequence[WorkerAddress] | None = None) -> None:
+        await self._teller.told(self._others if fronts is None else fronts)
 
     def send_fronts_shutdown(self) -> None:
         for front in self._others:
@@ -145,6 +145,10 @@ class MainManager(_OneOfSeveral):
     def replica_lost(self, worker: WorkerAddress, reason: str, *, restarts: bool) -> None:
         self._losses[worker.rank] = reason
         super().replica_lost(worker, reason, restarts=restarts)
+
+    async def replica_back(self, worker: WorkerAddress, info: dict[str, Any]) -> None:
+        await super().replica_back(worker, info)
+        await self.others_told()
 
     def forget_caches(self) -> None:
         super().forget_caches()
