@@ -261,13 +261,13 @@ def test_connections_are_limited_and_requests_aborted_in_the_end(folder: Path) -
     with serving(folder, step_s=0.05, tokenizer_worker_num=2, limit_concurrency=5, shutdown_timeout_s=0.5) as server:
         server.wait_for("/ready", 200)
         with connections(server, 4) as clients, running(server, clients) as futures:
-            with connections(server, 2) as more:  # three for each front
-                assert [client.get("/health").status_code for client in more] == [200, 200]
-                reply = httpx.get(server.url + "/health", timeout=30)
-                assert reply.status_code == 503 and "all the connections it can take" in reply.text
-            server.process.send_signal(signal.SIGTERM)
-            ends = [future.result()[-1]["meta_info"]["finish_reason"]["type"] for future in futures]
-            assert ends == ["abort"] * 4
+            with connections(server, 2) as more, concurrent.futures.ThreadPoolExecutor(2) as pool:  # three for each front
+                futures += [pool.submit(events, client, [70 + i], 400) for i, client in enumerate(more)]
+                wait_until(lambda: httpx.get(server.url + "/health", timeout=30).status_code == 503, "there is room")
+                assert "all the connections it can take" in httpx.get(server.url + "/health", timeout=30).text
+                server.process.send_signal(signal.SIGTERM)
+                ends = [future.result()[-1]["meta_info"]["finish_reason"]["type"] for future in futures]
+            assert ends == ["abort"] * 6
         assert server.exit_status() == 0, server.log
 
 
