@@ -48,6 +48,14 @@ class RunnerSpec:
     moves_logits: bool = False  # whether the host may read and change a step's logits before they are sampled
     counts_experts: bool = False  # whether it can record how many tokens go to each expert
     num_snapshots: int = 0  # of states behind cached pages, in models whose layers keep some; 0: nothing is kept of them
+    # Attention by data parallelism: rows are divided among so many shards, in order, each of which has pools and snapshots of
+    # its own, as many as said above.
+    num_shards: int = 1
+
+    @property
+    def rows_per_shard(self) -> int:
+        assert self.max_rows % self.num_shards == 0, f"{self.max_rows} rows over {self.num_shards} shards"
+        return self.max_rows // self.num_shards
 
     @property
     def max_pages_per_row(self) -> int:
@@ -70,8 +78,8 @@ class RunnerSpec:
 
     @property
     def max_total_tokens(self) -> int:
-        """What the pool of the first group holds."""
-        return self.kv_groups[0].num_pages * self.page_size
+        """What the pools of the first group hold."""
+        return self.num_shards * self.kv_groups[0].num_pages * self.page_size
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -100,7 +108,8 @@ class RowState:
 @dataclasses.dataclass(frozen=True)
 class PageUpdates:
     """New page-table entries: the `index`-th page of request row `row` in KV group `group` is `page`. Four int32 arrays of one
-    length. Behind the KV groups comes that of snapshots: there `page` is the snapshot of the state behind the page, or -1."""
+    length. Behind the KV groups comes that of snapshots: there `page` is the snapshot of the state behind the page, or -1.
+    Pages and snapshots are numbered within the row's shard."""
 
     rows: np.ndarray
     index: np.ndarray

@@ -335,6 +335,12 @@ class ServerArgs:
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
     tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")
+    attn_dp_size: int = arg(
+        1,
+        "Attention by data parallelism: so many groups of the --tp-size devices, each with requests and a KV cache of its own; "
+        "MLPs, experts and the vocabulary stay sharded over all devices.",
+    )
+    enable_dp_attention: bool = arg(False, "SGLang's older way to say it: --dp-size becomes --attn-dp-size.")
     ep_size: int | None = arg(
         None,
         "Groups of devices that a mixture's experts are dealt out to; those of a group share each expert's columns. "
@@ -371,6 +377,9 @@ class ServerArgs:
                 object.__setattr__(self, field.name, tuple(value))
             if choices and value is not None and value not in choices:
                 raise ValueError(f"{flag(field.name)} must be one of {', '.join(map(str, choices))}; got {value!r}.")
+        if self.enable_dp_attention and self.attn_dp_size == 1:
+            object.__setattr__(self, "attn_dp_size", self.dp_size)
+            object.__setattr__(self, "dp_size", 1)
         check(self)
 
     @staticmethod

@@ -35,6 +35,11 @@ def check(args: ServerArgs) -> None:
     _check_white_space(args)
     _check_labels(args)
     _check_hosts(args)
+    if args.tp_size % args.attn_dp_size:
+        raise ValueError(
+            f"--attn-dp-size {args.attn_dp_size} must divide --tp-size {args.tp_size}, which counts all devices"
+            f"{' (with --enable-dp-attention, --dp-size is --attn-dp-size)' if args.enable_dp_attention else ''}."
+        )
     if args.kv_events is not None and args.disable_radix_cache:
         raise ValueError("--kv-events-config needs the prefix cache, which --disable-radix-cache turns off.")
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
@@ -105,7 +110,7 @@ def _check_labels(args: ServerArgs) -> None:
 def _check_ranges(args: ServerArgs) -> None:
     at_least_one = (
         "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens", "prefill_max_requests",
-        "stream_interval", "tp_size", "ep_size", "dp_size", "scheduler_recv_interval", "decode_log_interval",
+        "stream_interval", "tp_size", "ep_size", "dp_size", "attn_dp_size", "scheduler_recv_interval", "decode_log_interval",
         "max_body_size_mb", "max_mamba_cache_size", "mamba_track_interval", "limit_concurrency", "max_reply_numbers",
         "speculative_ngram_min_match_window_size", "nnodes",
     )  # fmt: skip
