@@ -124,7 +124,7 @@ class PageUpdates:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, part: slice) -> PageUpdates:
+    def __getitem__(self, part: slice | np.ndarray) -> PageUpdates:
         return PageUpdates(self.rows[part], self.index[part], self.pages[part], self.groups[part])
 
 

@@ -393,6 +393,11 @@ class ServerArgs:
         return self.grammar_backend != "none" and not self.skip_tokenizer_init
 
     @property
+    def attn_tp_size(self) -> int:
+        """Devices over which attention is divided."""
+        return self.tp_size // self.attn_dp_size
+
+    @property
     def local_tp_size(self) -> int:
         """Devices of this host that the model runs on."""
         return self.tp_size // self.nnodes

@@ -66,7 +66,8 @@ class Blueprint:
     @staticmethod
     def draw(args: ServerArgs, config: ModelConfig, mesh: Mesh) -> Blueprint:
         """ValueError with the reason if the model cannot be split so, or if no attention backend serves it."""
-        config = config.replace(quantization=args.quantization, expert_placement=placement_of(args, config))
+        placement = placement_of(args, config)
+        config = config.replace(quantization=args.quantization, expert_placement=placement, attn_dp_size=args.attn_dp_size)
         config = config.for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
         _check_states(args, config)
@@ -79,7 +80,7 @@ class Blueprint:
         spec = AttentionSpec.of(
             config,
             chip=chip,
-            tp_size=args.tp_size,
+            tp_size=args.attn_tp_size,
             dtype=dtype,
             kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype],
             page_size=args.page_size,
@@ -120,6 +121,7 @@ class Blueprint:
             self.page_size,
             self.num_draft_tokens,
             len(self.config.kv_windows) + bool(self.num_snapshots),
+            self.args.attn_dp_size,
         )
 
     @property
@@ -158,7 +160,7 @@ class Blueprint:
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
-        """Per KV group: of one page in all its layers, on one device."""
+        """Per KV group: of one page in all its layers, on one device that holds it."""
         layer_bytes = sum(page.nbytes for page in jax.tree.leaves(self.backend.kv_pages()))
         return tuple(self.config.windows.count(window) * layer_bytes for window in self.config.kv_windows)
 
@@ -181,9 +183,9 @@ class Blueprint:
         return RunnerSpec(
             page_size=self.page_size,
             kv_groups=tuple(map(KVGroup, num_pages, self.config.kv_windows)),
-            max_rows=args.max_running_requests,
+            max_rows=args.attn_dp_size * self._rows_per_shard,
             context_len=args.context_length,
-            max_step_tokens=self.buckets.extend[-1].num_tokens,
+            max_step_tokens=self.buckets.extend[-1].total_tokens,
             vocab_size=self.config.vocab_size,
             hidden_size=self.config.hidden_size,
             eos_token_ids=self.config.eos_token_ids,
@@ -194,6 +196,7 @@ class Blueprint:
             moves_logits=args.enable_custom_logit_processor,
             counts_experts=self.counts_experts,
             num_snapshots=self.num_snapshots,
+            num_shards=args.attn_dp_size,
         )
 
     @functools.cached_property
@@ -214,7 +217,7 @@ class Blueprint:
     def kv_cache(self, num_pages: NumPages) -> KVCacheLayout:
         """The arrays that hold all pools, and the states."""
         total = max(pool.end for pool in self.pools(num_pages).values())
-        return KVCacheLayout(ArraysLayout(self.backend.kv_pages(), total, self.args.tp_size), self.states)
+        return KVCacheLayout(self._layout(self.backend.kv_pages(), total), self.states)
 
     @property
     def states(self) -> ArraysLayout | None:
@@ -222,22 +225,29 @@ class Blueprint:
         mixers = self.config.state_layers
         if not mixers:
             return None
-        arrays = state_arrays(mixers[0], jnp.dtype(self.args.dtype), self.args.tp_size)
-        return ArraysLayout(arrays, len(mixers) * self._num_state_lines, self.args.tp_size)
+        arrays = state_arrays(mixers[0], jnp.dtype(self.args.dtype), self.args.attn_tp_size)
+        return self._layout(arrays, len(mixers) * self._num_state_lines)
+
+    def _layout(self, arrays: Any, count: int) -> ArraysLayout:
+        return ArraysLayout(arrays, count, self.args.attn_tp_size, self.args.attn_dp_size)
+
+    @property
+    def _rows_per_shard(self) -> int:
+        assert self.args.max_running_requests
+        return -(-self.args.max_running_requests // self.args.attn_dp_size)
 
     @property
     def num_snapshots(self) -> int:
-        """Of states behind cached pages: what of --max-mamba-cache-size request rows leave."""
-        max_rows = self.args.max_running_requests
-        assert max_rows
+        """Of states behind cached pages, in each shard: what of --max-mamba-cache-size request rows leave."""
+        rows, asked = self._rows_per_shard, self.args.max_mamba_cache_size
         if not self.config.state_layers or self.args.disable_radix_cache:
             return 0
-        return (self.args.max_mamba_cache_size or STATES_PER_ROW * max_rows) - max_rows
+        states = STATES_PER_ROW * rows if asked is None else asked // self.args.attn_dp_size
+        return max(states - rows, 0)
 
     @property
     def _num_state_lines(self) -> int:
-        assert self.args.max_running_requests
-        return (self.args.max_running_requests + 1) * self.num_draft_tokens + self.num_snapshots
+        return (self._rows_per_shard + 1) * self.num_draft_tokens + self.num_snapshots
 
     def programs(self, num_pages: NumPages) -> StepPrograms:
         return StepPrograms(
@@ -246,6 +256,7 @@ class Blueprint:
                 self.backend,
                 self.pools(num_pages),
                 self.page_size,
+                self._rows_per_shard + 1,
                 counts_experts=self.counts_experts,
                 num_state_lines=self._num_state_lines,
                 states_per_row=self.num_draft_tokens,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxserve.executor.deal import Shards
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.runner import StepInput
 
@@ -31,7 +32,7 @@ def powers_up_to(first: int, factor: int, last: int) -> tuple[int, ...]:
 @dataclasses.dataclass(frozen=True)
 class Buckets:
     decode: tuple[Bucket, ...]  # by increasing rows
-    extend: tuple[Bucket, ...]  # by increasing tokens, then rows
+    extend: tuple[Bucket, ...]  # by increasing tokens of all shards; of as many, what is cheapest comes first
 
     @staticmethod
     def build(
@@ -40,33 +41,47 @@ class Buckets:
         page_size: int,
         num_draft_tokens: int = 1,
         num_kv_groups: int = 1,
+        num_shards: int = 1,
     ) -> Buckets:
-        """`token_sizes` must reach the largest prefill step, `row_sizes` the most rows."""
+        """`token_sizes` must reach the largest prefill step, `row_sizes` the most rows, of all shards together."""
+        row_sizes = tuple(dict.fromkeys(-(-rows // num_shards) for rows in row_sizes))
         max_rows = row_sizes[-1]
         new_pages = num_kv_groups * -(-num_draft_tokens // page_size)  # that a decode row can open in one step
-        decode = tuple(Bucket(rows * num_draft_tokens, rows, rows * new_pages, decode_only=True) for rows in row_sizes)
+        decode = tuple(
+            Bucket(rows * num_draft_tokens, rows, rows * new_pages, decode_only=True, num_shards=num_shards)
+            for rows in row_sizes
+        )
+
+        def of(tokens: int, rows: int, *, packs_tokens: bool = False) -> Bucket:
+            # Each row can open one page more than its tokens fill, and pages of a prefix hit come on top of that.
+            updates = num_kv_groups * (-(-tokens // page_size) + 2 * rows)
+            return Bucket(tokens, rows, updates, decode_only=False, num_shards=num_shards, packs_tokens=packs_tokens)
+
         extend = []
         for tokens in token_sizes:
-            row_counts = {min(FEW_ROWS, tokens, max_rows)}
+            each = -(-tokens // num_shards)
+            row_counts = {min(FEW_ROWS, each, max_rows)}
             if tokens >= MANY_ROWS_MIN_TOKENS or tokens == token_sizes[-1]:
-                row_counts.add(min(tokens, max_rows))
-            for rows in sorted(row_counts):
-                # Each row can open one page more than its tokens fill, and pages of a prefix hit come on top of that.
-                updates = num_kv_groups * (-(-tokens // page_size) + 2 * rows)
-                extend.append(Bucket(tokens, rows, updates, decode_only=False))
-        return Buckets(decode, tuple(sorted(extend)))
+                row_counts.add(min(each, max_rows))
+            extend += [of(each, rows) for rows in sorted(row_counts)]
+            if num_shards > 1:  # for steps whose tokens are one shard's, or nearly
+                total = each * num_shards
+                extend.append(of(total, min(total, max_rows), packs_tokens=True))
+        return Buckets(decode, tuple(dict.fromkeys(extend)))
 
     @property
     def all(self) -> tuple[Bucket, ...]:
         return self.extend + self.decode
 
-    def choose(self, step: StepInput) -> Bucket:
+    def choose(self, step: StepInput, shards: Shards) -> Bucket:
         """The smallest bucket the step fits in (page updates aside: what does not fit is written beforehand)."""
+        places = shards.fullest(step)
         if step.num_decode_rows == step.num_rows:
             for bucket in self.decode:
-                if step.num_rows <= bucket.num_rows:
+                if places.rows <= bucket.num_rows:
                     return bucket
         for bucket in self.extend:
-            if step.num_tokens <= bucket.num_tokens and step.num_rows <= bucket.num_rows:
+            tokens = step.num_tokens if bucket.packs_tokens else places.tokens
+            if tokens <= bucket.num_tokens and places.rows <= bucket.num_rows:
                 return bucket
         raise AssertionError(f"no bucket holds {step.num_rows} rows and {step.num_tokens} tokens: {self.all}")

@@ -93,7 +93,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
 def draw_blueprint(args: ServerArgs) -> Blueprint:
     """On this machine's devices, which JAX starts here if it has not yet."""
     select_devices(args.device, args.local_tp_size)
-    mesh = make_mesh(args.tp_size, dp_size=args.dp_size)
+    mesh = make_mesh(args.tp_size, attn_dp_size=args.attn_dp_size, dp_size=args.dp_size)
     return Blueprint.draw(args, ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args)), mesh)
 
 
@@ -200,7 +200,7 @@ def plan_memory(blueprint: Blueprint, folder: pathlib.Path, *, weights_loaded: b
     budget = memory_budget(blueprint, device, steps)
     pages = distributed.least(budget.num_pages[0])
     if pages < budget.num_pages[0]:  # another host has less room
-        args = blueprint.args.replace(max_total_tokens=pages * blueprint.page_size)
+        args = blueprint.args.replace(max_total_tokens=pages * blueprint.page_size * blueprint.args.attn_dp_size)
         budget = memory_budget(dataclasses.replace(blueprint, args=args), device, steps)
     distributed.check_alike("model or other options", blueprint.description(budget.num_pages))
     return budget

@@ -1,22 +1,22 @@
 """ForwardBatch: one step's input on the device, and the packed buffer it travels in.
 
-The host sends a step as ONE int32 buffer (a transfer costs more than its bytes do); floats travel as their bits. `pack`
+The host sends a step as ONE int32 buffer (a transfer costs more than its bytes do); floats travel as their bits. `Deal.pack`
 writes a StepInput into a fresh NumPy buffer, `unpack` slices it apart again inside the jitted step. Both walk the same
 `layout`, so a field is described once. Nothing else reaches the step but the weights and the state.
+
+With attention by data parallelism the buffer holds a batch for each shard, one behind the other; every device gets all of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
-from jaxserve.runner import PageUpdates, StepInput
 
 # Positions in the header.
 NUM_ROWS, NUM_DECODE_ROWS, HEADER_LEN = range(3)
@@ -24,14 +24,23 @@ NUM_ROWS, NUM_DECODE_ROWS, HEADER_LEN = range(3)
 NO_ROW = 1 << 30  # no page table has it: writes to it are dropped
 
 
+class Places(NamedTuple):
+    """Of a step: what one shard has to have room for."""
+
+    rows: int
+    tokens: int
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Bucket:
-    """The static shape of a compiled step."""
+    """The static shape of a compiled step, of each of its shards."""
 
     num_tokens: int  # T: token slots; of a step of decode rows only, K for each row
     num_rows: int  # R: row slots
     num_page_updates: int  # U: page-table entries one step can write
     decode_only: bool
+    num_shards: int = 1
+    packs_tokens: bool = False  # all shards together have at most T tokens: they are exchanged by PackAll
 
     @property
     def tokens_per_row(self) -> int:
@@ -39,10 +48,22 @@ class Bucket:
         return self.num_tokens // self.num_rows if self.decode_only else 1
 
     @property
+    def total_rows(self) -> int:
+        """Of all shards."""
+        return self.num_rows * self.num_shards
+
+    @property
+    def total_tokens(self) -> int:
+        """Most tokens of all shards."""
+        return self.num_tokens if self.packs_tokens else self.num_tokens * self.num_shards
+
+    @property
     def name(self) -> str:
+        shards = "" if self.num_shards == 1 else f" x{self.num_shards}{' packed' if self.packs_tokens else ''}"
         if not self.decode_only:
-            return f"extend T={self.num_tokens} R={self.num_rows}"
-        return f"decode R={self.num_rows}" if self.tokens_per_row == 1 else f"verify R={self.num_rows} K={self.tokens_per_row}"
+            return f"extend T={self.num_tokens} R={self.num_rows}{shards}"
+        drafts = "" if self.tokens_per_row == 1 else f" K={self.tokens_per_row}"
+        return f"{'verify' if drafts else 'decode'} R={self.num_rows}{drafts}{shards}"
 
 
 @jax.tree_util.register_dataclass
@@ -51,12 +72,12 @@ class ForwardBatch:
     """One step's rows and tokens, padded to a bucket of T tokens, R rows and U page updates (all int32)."""
 
     header: jax.Array  # [HEADER_LEN]
-    rows: jax.Array  # [R] request row; padding rows name the scratch row behind the last request row
+    rows: jax.Array  # [R] request row of the shard; padding rows name the row behind the last request row
     seq_lens: jax.Array  # [R] tokens in the cache after this step; 0 for padding; an upper bound for rows with drafts
     extend_lens: jax.Array  # [R] tokens this step adds; 0 for padding; an upper bound for rows with drafts
     sample: jax.Array  # [R] 1 where the row's next token is wanted
     row_params: jax.Array  # [R, NUM_ROW_PARAMS] sampling parameters, see row_params.py
-    page_updates: jax.Array  # [3, U] row of the page table, index, page; of padding NO_ROW
+    page_updates: jax.Array  # [3, U] row of the shard's page tables, index, page; of padding NO_ROW
     input_ids: jax.Array | None  # [T] decode slots are ignored; None if decode_only
 
 
@@ -78,56 +99,24 @@ def layout(bucket: Bucket) -> dict[str, tuple[int, ...]]:
 
 
 def packed_len(bucket: Bucket) -> int:
-    return sum(math.prod(shape) for shape in layout(bucket).values())
+    """Of all shards."""
+    return bucket.num_shards * sum(math.prod(shape) for shape in layout(bucket).values())
 
 
 def split_packed(buffer: Any, bucket: Bucket) -> dict[str, Any]:
-    """The fields of a packed buffer, NumPy (then they are views of it) or JAX."""
-    fields, start = {}, 0
+    """The fields of a packed buffer, each with all shards in front; of NumPy views of it, or of JAX."""
+    fields, start, by_shard = {}, 0, buffer.reshape(bucket.num_shards, -1)
     for name, shape in layout(bucket).items():
         end = start + math.prod(shape)
-        fields[name] = buffer[start:end].reshape(shape)
+        fields[name] = by_shard[:, start:end].reshape(-1, *shape)
         start = end
     return fields
 
 
 def unpack(buffer: jax.Array, bucket: Bucket) -> ForwardBatch:
-    """The inverse of `pack`, traced inside the step."""
+    """The inverse of `Deal.pack`, traced inside the step; all fields have the shards in front."""
     fields = split_packed(buffer, bucket)
     return ForwardBatch(**{"input_ids": None, **fields})
-
-
-def pack(step: StepInput, bucket: Bucket, row_params: np.ndarray, scratch_row: int) -> np.ndarray:
-    """Writes `step` into a new int32 buffer. `row_params` is int32 [R_live, NUM_ROW_PARAMS] for the step's rows.
-
-    The buffer is fresh each time: JAX on CPU may alias it instead of copying, so nobody may write to it afterwards.
-    """
-    live, R = step.num_rows, bucket.num_rows
-    assert live <= R and step.num_tokens <= bucket.num_tokens, f"{live} rows, {step.num_tokens} tokens exceed {bucket}"
-    assert len(step.page_updates) <= bucket.num_page_updates, f"{len(step.page_updates)} page updates exceed {bucket}"
-
-    buffer = np.zeros(packed_len(bucket), np.int32)
-    views = split_packed(buffer, bucket)
-
-    views["header"][:] = live, step.num_decode_rows
-    views["rows"][:live] = step.rows
-    views["rows"][live:] = scratch_row
-    views["seq_lens"][:live] = step.seq_lens
-    views["extend_lens"][:live] = step.extend_lens
-    views["sample"][:live] = step.sample
-    views["row_params"][:live] = row_params
-    views["page_updates"][:] = pack_page_updates(step.page_updates, bucket.num_page_updates, scratch_row)
-    if not bucket.decode_only:
-        views["input_ids"][step.num_decode_rows : step.num_tokens] = step.input_ids
-    return buffer
-
-
-def pack_page_updates(updates: PageUpdates, count: int, scratch_row: int) -> np.ndarray:
-    """int32 [3, count]: row of the page table, index, page. In the table each KV group has all rows, up to the scratch row."""
-    packed = np.zeros((3, count), np.int32)
-    packed[0] = NO_ROW
-    packed[:, : len(updates)] = updates.groups * (scratch_row + 1) + updates.rows, updates.index, updates.pages
-    return packed
 
 
 @jax.tree_util.register_dataclass

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.models import own_lines
 from jaxserve.runner import EmbeddedTokens
 
 # Lines of one call: 2 MiB at a hidden size of 4096.
@@ -20,9 +21,10 @@ EMBED_LINES = 128
 
 
 def write_embeds(hidden: jax.Array, first_slot: jax.Array, lines: jax.Array) -> jax.Array:
-    """Writes float32 [EMBED_LINES, E] into `hidden` [slots, E] from a slot, int32 [1], on. Lines behind the last embedding go
-    where no slot is, or one whose token has an id, or an embedding that is written later."""
-    slots = first_slot + jnp.arange(len(lines), dtype=jnp.int32)
+    """Writes float32 [EMBED_LINES, E] into `hidden` [slots, E] of the shard that has a slot, int32 [1] of those of all shards,
+    from there on. Lines behind the last embedding go where no slot is, or one whose token has an id, or an embedding that is
+    written later."""
+    slots = own_lines(first_slot, len(hidden)) + jnp.arange(len(lines), dtype=jnp.int32)
     return hidden.at[slots].set(lines.astype(hidden.dtype), mode="drop")
 
 

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from jaxserve.kernels.api import PageArray
-from jaxserve.models import TENSOR_AXIS
+from jaxserve.models import DATA_AXIS, TENSOR_AXIS
 
 
 class PagesAndStates(NamedTuple):
@@ -59,11 +59,12 @@ class KVCacheLayout:
 
 @dataclasses.dataclass(frozen=True)
 class ArraysLayout:
-    """A pytree of PageArray, `count` times (those of all layers), over `tp_size` shards."""
+    """A pytree of PageArray, `count` times (those of all layers), over `tp_size` devices; and as much for each shard."""
 
     arrays: Any
     count: int
-    tp_size: int
+    tp_size: int  # over which attention is divided
+    num_shards: int = 1
 
     def shapes(self) -> Any:
         """ShapeDtypeStruct per array, all shards together."""
@@ -77,11 +78,11 @@ class ArraysLayout:
         shape = list(page.shape)
         if page.head_axis is not None:
             shape[page.head_axis] *= self.tp_size
-        return jax.ShapeDtypeStruct((self.count, *shape), page.dtype)
+        return jax.ShapeDtypeStruct((self.num_shards * self.count, *shape), page.dtype)
 
 
 def _spec(page: PageArray) -> PartitionSpec:
-    axes: list[str | None] = [None] * (1 + len(page.shape))
+    axes: list[str | None] = [DATA_AXIS, *[None] * len(page.shape)]
     if page.head_axis is not None:
         axes[1 + page.head_axis] = TENSOR_AXIS
     return PartitionSpec(*axes)

@@ -30,7 +30,7 @@ class LogitsKey(NamedTuple):
 
     @staticmethod
     def all_of(buckets: Iterable[Bucket]) -> tuple[LogitsKey, ...]:
-        counts = sorted({bucket.num_rows * bucket.tokens_per_row for bucket in buckets})
+        counts = sorted({bucket.total_rows * bucket.tokens_per_row for bucket in buckets})
         return tuple(LogitsKey(count, writes) for count in counts for writes in (False, True))
 
 

@@ -100,7 +100,7 @@ class MemoryBudget:
     states: int  # of the request rows, in the layers that keep some
     steps: StepMemory | None  # None: not compiled
     page_bytes: tuple[int, ...]  # per KV group: of a page in all its layers
-    kv_groups: tuple[KVGroup, ...]  # with their pools
+    kv_groups: tuple[KVGroup, ...]  # with their pools, of this device's shard
     fitting_pages: int  # of the first group that there is room for; more than its own where request rows could not use them
 
     @property
@@ -159,7 +159,8 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
             fitting_pages = _alike(fitting_pages)
         first_pages = min(fitting_pages, useful_pages(spec, spec.kv_groups[0]))
         if blueprint.platform == "cpu":
-            first_pages = min(first_pages, max(fit(CPU_POOL_LIMIT_BYTES // blueprint.args.dp_size), 1))
+            pools = blueprint.args.dp_size * blueprint.args.attn_dp_size
+            first_pages = min(first_pages, max(fit(CPU_POOL_LIMIT_BYTES // pools), 1))
     return MemoryBudget(
         total=device.total,
         others=max(device.total - device.free - weights, 0),
@@ -234,9 +235,9 @@ def _num_bytes(shapes: Any) -> int:
 
 
 def _pages_asked_for(blueprint: Blueprint) -> int:
-    """0 where the device's memory decides."""
+    """0 where the device's memory decides. With attention by data parallelism of each shard."""
     asked = blueprint.args.max_total_tokens
-    return 0 if asked is None else max(asked // blueprint.page_size, 1)
+    return 0 if asked is None else max(asked // (blueprint.page_size * blueprint.args.attn_dp_size), 1)
 
 
 def _state_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, int, str]]:

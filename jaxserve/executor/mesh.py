@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxserve.models import TENSOR_AXIS
+from jaxserve.models import ALL_AXES
 
 # What brings JAX to a platform that it knows nothing of.
 _EXTRAS = {"cuda": "pip install 'jaxserve[cuda]'", "tpu": "pip install 'jaxserve[tpu]'"}
@@ -31,8 +31,9 @@ def select_devices(device: str, num_devices: int) -> None:
         os.environ[_SHARE_VARIABLES[0]] = str(GPU_MEMORY_SHARE)
 
 
-def make_mesh(tp_size: int, devices: list[jax.Device] | None = None, *, dp_size: int = 1) -> Mesh:
-    """A (1, tp_size) mesh over the first devices. ValueError if there are too few, or none of the platform that was selected.
+def make_mesh(tp_size: int, devices: list[jax.Device] | None = None, *, attn_dp_size: int = 1, dp_size: int = 1) -> Mesh:
+    """An (attn_dp_size, tp_size / attn_dp_size) mesh over the first devices. ValueError if there are too few, or
+    none of the platform that was selected.
 
     In JAX's order: XLA lays its rings by the devices' coordinates, whatever the mesh's order (tests/accelerator compare them).
     `dp_size`: as many replicas were given devices of their own by variables of the environment, this process one part.
@@ -44,7 +45,7 @@ def make_mesh(tp_size: int, devices: list[jax.Device] | None = None, *, dp_size:
         raise ValueError(
             f"--tp-size {tp_size} needs as many devices; {found}." if dp_size == 1 else _too_few(tp_size, dp_size, found)
         )
-    return Mesh(np.asarray(devices[:tp_size]).reshape(1, tp_size), ("data", TENSOR_AXIS))
+    return Mesh(np.asarray(devices[:tp_size]).reshape(attn_dp_size, -1), ALL_AXES)
 
 
 def _of_each_process(devices: list[jax.Device], count: int) -> list[jax.Device]:

@@ -22,8 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve.executor import profiling
 from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
+from jaxserve.executor.deal import Deal, Shards
 from jaxserve.executor.expert_record import ExpertRecord
-from jaxserve.executor.forward_batch import Bucket, pack, pack_page_updates
+from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.input_embeds import pack_embeds
 from jaxserve.executor.logit_lines import LogitsKey, padded, padded_logits, parts_of
 from jaxserve.executor.mesh import spans_processes
@@ -52,6 +53,21 @@ from jaxserve.types import ForwardMode
 
 _NOTHING = np.zeros(0, np.int32)
 _NO_PAGE_UPDATES = PageUpdates.of(_NOTHING, _NOTHING, _NOTHING)
+_NO_STEP = StepInput(
+    mode=ForwardMode.IDLE,
+    rows=_NOTHING,
+    seq_lens=_NOTHING,
+    extend_lens=_NOTHING,
+    num_decode_rows=0,
+    input_ids=_NOTHING,
+    sample=np.zeros(0, bool),
+    page_updates=_NO_PAGE_UPDATES,
+    new_rows=[],
+    needs_sampling=False,
+    needs_adjusting=False,
+    needs_logprobs=False,
+    needs_top_logprobs=False,
+)
 _SLOT, _NO_TOKEN = np.zeros(1, np.int32), np.full(1, NO_TOKEN_ID, np.int32)
 
 
@@ -64,6 +80,7 @@ class PendingStep:
     needs_logprobs: bool
     needs_top_logprobs: bool
     is_larger: bool  # its forward pass runs in a larger program than it would if all were there
+    deal: Deal  # which of the results are whose
     forwarded: Forwarded | None  # until it is sampled
     sampled: SampledTokens | None = None  # from then on
     score_query: ScoreQuery | None = None
@@ -100,8 +117,8 @@ class ModelRunner:
         self._counter = compile_counter
         self._commands = CommandThread(self, loader, model_path, load_format, expert_record)
         self._command: Future[None] | None = None  # the newest
-        self._scratch_row = spec.max_rows
-        self._row_params = np.zeros((spec.max_rows + 1, NUM_ROW_PARAMS), np.int32)
+        self._shards = Shards.of(spec)
+        self._row_params = np.zeros((spec.max_rows, NUM_ROW_PARAMS), np.int32)
         self._steps_in_larger_program = 0
         started_s = time.monotonic()
         self._forward_state, self._sampling_state = self._compiled["empty_state"]()
@@ -150,14 +167,14 @@ class ModelRunner:
     def _run_once(self, keys: list[ProgramKey]) -> None:
         """With padding alone. What an accelerator does at a program's first run (loading, allocating) should not happen in
         front of a request. On CPU the first run costs a few milliseconds, and running all programs took seconds."""
-        by_shape = {(bucket.num_rows, bucket.tokens_per_row): bucket for bucket in self._compiled if isinstance(bucket, Bucket)}
+        by_shape = {(key.total_rows, key.tokens_per_row): key for key in self._compiled if isinstance(key, Bucket)}
         for key in keys:
             match key:
                 case Bucket():
-                    self._forward(key, _padding_only(key, self._scratch_row))
+                    self._forward(key, self._padding_only(key))
                 case SamplingKey(num_rows, tokens_per_row):
                     bucket = by_shape[num_rows, tokens_per_row]
-                    self._sample(self._forward(bucket, _padding_only(bucket, self._scratch_row)), key, None)
+                    self._sample(self._forward(bucket, self._padding_only(bucket)), key, None)
                 case LogitsKey(num_lines, writes):
                     logits = jax.device_put(np.zeros((num_lines, self.spec.vocab_size), np.float32), self._on_all_devices)
                     if writes:
@@ -175,7 +192,7 @@ class ModelRunner:
                 case "row_tables":
                     self._write_row_tables([np.zeros(packed_row_shape(), np.int32)])
                 case "history":
-                    self._write_history(self._scratch_row, np.zeros(1, np.int32))
+                    self._write_history(self._shards.padding_row, np.zeros(1, np.int32))
 
     # --- Runner
 
@@ -184,37 +201,45 @@ class ModelRunner:
         for state in step.new_rows:
             self._row_params[state.row] = row_params_from_state(state)
             if needs_tables(state):
-                self._write_row_tables(pack_row(state, self.spec.vocab_size))
+                line = self._shards.line(state.row)
+                self._write_row_tables(pack_row(dataclasses.replace(state, row=line), self.spec.vocab_size))
             if self._drafts:
-                self._write_history(state.row, state.token_ids)
-        bucket = self._buckets.choose(step)
-        is_larger = self._later is not None and bucket != self._program_set.buckets.choose(step)
+                self._write_history(self._shards.line(state.row), state.token_ids)
+        bucket = self._buckets.choose(step, self._shards)
+        is_larger = self._later is not None and bucket != self._program_set.buckets.choose(step, self._shards)
         step = self._write_excess_page_updates(step, bucket)
+        deal = self._shards.deal(step, bucket)
         for embeds in step.embeds:
-            self._write_embeds(embeds)
+            (first_slot,) = deal.hidden_slots(np.array([embeds.first_slot], np.int32))
+            self._write_embeds(dataclasses.replace(embeds, first_slot=int(first_slot)))
         row_params = self._row_params[step.rows]
-        forwarded = self._forward(bucket, pack(step, bucket, row_params, self._scratch_row))
+        forwarded = self._forward(bucket, deal.pack(row_params))
         mode = _sampling_mode(step, row_params)
-        pending = PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, forwarded)
-        if step.score_query is not None:
-            pending.score_query = step.score_query
-            pending.scored = self._score(self._scoring_key(step.score_query), step.score_query)
+        pending = PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, deal, forwarded)
+        if (query := step.score_query) is not None:
+            pending.score_query = query
+            dealt = dataclasses.replace(query, slots=deal.hidden_slots(query.slots))
+            pending.scored = self._score(self._scoring_key(query), dealt)
         if step.hidden_slots is not None:
-            pending.num_hidden, pending.hidden = len(step.hidden_slots), self._copy_hidden(step.hidden_slots)
+            slots = deal.hidden_slots(step.hidden_slots)
+            pending.num_hidden, pending.hidden = len(slots), self._copy_hidden(slots)
         return pending
 
     def read_logits(self, handle: PendingStep, lines: np.ndarray) -> np.ndarray:
         assert handle.forwarded is not None, "logits are read before a step is sampled"
-        return self._read_logits(handle.forwarded.logits, lines)
+        return self._read_logits(handle.forwarded.logits, handle.deal.logit_lines(lines))
 
     def sample(self, handle: PendingStep, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         assert handle.forwarded is not None, "a step is sampled once"
         if changed is not None:
-            logits = self._write_logits(handle.forwarded.logits, changed)
+            lines = handle.deal.logit_lines(changed.lines)
+            logits = self._write_logits(handle.forwarded.logits, dataclasses.replace(changed, lines=lines))
             handle.forwarded = dataclasses.replace(handle.forwarded, logits=logits)
         mode = handle.mode if masks is None else handle.mode.with_masks
         key = self._key(handle.forwarded, mode)
         self._steps_in_larger_program += handle.is_larger or key.mode is not mode
+        if masks is not None:
+            masks = _for_all_rows(masks, key, handle.deal)
         handle.sampled = self._sample(handle.forwarded, key, masks)
         handle.forwarded = None
         if not self._on_cpu:
@@ -222,16 +247,16 @@ class ModelRunner:
                 array.copy_to_host_async()
 
     def fetch(self, handle: PendingStep) -> StepOutput:
-        sampled, live = handle.sampled, len(handle.sample)
+        sampled, lines = handle.sampled, handle.deal.lines
         assert sampled is not None, "a step is fetched after it was sampled"
         has_top = handle.needs_top_logprobs
         return StepOutput(
-            token_ids=np.asarray(sampled.token_ids)[:live],
-            num_tokens=np.asarray(sampled.num_tokens)[:live] if self._drafts else handle.sample.astype(np.int32),
-            logprobs=np.asarray(sampled.logprobs)[:live] if handle.needs_logprobs else None,
-            top_ids=np.asarray(sampled.top_ids)[:live] if has_top else None,
-            top_logprobs=np.asarray(sampled.top_logprobs)[:live] if has_top else None,
-            drafts=np.asarray(sampled.drafts)[:live] if self._drafts else None,
+            token_ids=np.asarray(sampled.token_ids)[lines],
+            num_tokens=np.asarray(sampled.num_tokens)[lines] if self._drafts else handle.sample.astype(np.int32),
+            logprobs=np.asarray(sampled.logprobs)[lines] if handle.needs_logprobs else None,
+            top_ids=np.asarray(sampled.top_ids)[lines] if has_top else None,
+            top_logprobs=np.asarray(sampled.top_logprobs)[lines] if has_top else None,
+            drafts=np.asarray(sampled.drafts)[lines] if self._drafts else None,
             scores=None if handle.score_query is None else unpack_scores(handle.score_query, handle.scored),
             hidden_states=unpack_hidden(handle.num_hidden, handle.hidden) if handle.num_hidden else None,
         )
@@ -311,7 +336,7 @@ class ModelRunner:
         words = None
         if key.mode.takes_masks:
             lines = key.num_rows * key.tokens_per_row
-            words = self._no_masks[lines] if masks is None else _padded(masks, key, self.spec.mask_words)
+            words = self._no_masks[lines] if masks is None else masks
         self._sampling_state, sampled = self._compiled[key](self._sampling_state, forwarded, words)
         return sampled
 
@@ -368,19 +393,24 @@ class ModelRunner:
             self._sampling_state = dataclasses.replace(self._sampling_state, history=history)
 
     def _write_page_table(self, updates: PageUpdates) -> None:
-        packed = pack_page_updates(updates, PAGE_UPDATE_CHUNK, self._scratch_row)
+        packed = self._shards.pack_page_updates(updates, PAGE_UPDATE_CHUNK)
         table = self._compiled["page_table"](self._forward_state.page_table, packed)
         self._forward_state = dataclasses.replace(self._forward_state, page_table=table)
 
     def _write_excess_page_updates(self, step: StepInput, bucket: Bucket) -> StepInput:
         """Long prefix hits bring more page-table entries than a step has room for: those go ahead of it."""
         updates = step.page_updates
-        excess = len(updates) - bucket.num_page_updates
-        if excess <= 0:
+        is_beyond = self._shards.beyond(updates, bucket.num_page_updates)
+        if is_beyond is None:
             return step
-        for start in range(0, excess, PAGE_UPDATE_CHUNK):
-            self._write_page_table(updates[start : min(start + PAGE_UPDATE_CHUNK, excess)])
-        return dataclasses.replace(step, page_updates=updates[excess:])
+        ahead = updates[is_beyond]
+        for start in range(0, len(ahead), PAGE_UPDATE_CHUNK):
+            self._write_page_table(ahead[start : start + PAGE_UPDATE_CHUNK])
+        return dataclasses.replace(step, page_updates=updates[~is_beyond])
+
+    def _padding_only(self, bucket: Bucket) -> np.ndarray:
+        """A packed step without a live row."""
+        return self._shards.deal(_NO_STEP, bucket).pack(np.zeros((0, NUM_ROW_PARAMS), np.int32))
 
 
 def _sampling_mode(step: StepInput, row_params: np.ndarray) -> SamplingMode:
@@ -391,29 +421,10 @@ def _sampling_mode(step: StepInput, row_params: np.ndarray) -> SamplingMode:
     )
 
 
-def _padded(masks: np.ndarray, key: SamplingKey, mask_words: int) -> np.ndarray:
+def _for_all_rows(masks: np.ndarray, key: SamplingKey, deal: Deal) -> np.ndarray:
     """int32 [R * K, W] of a program, from those of the step's rows [r, K, W]; padding rows may sample what they like."""
-    if len(masks) < key.num_rows:
-        nothing_forbidden = np.full((key.num_rows - len(masks), *masks.shape[1:]), -1, np.int32)
-        masks = np.concatenate([masks, nothing_forbidden])
-    return masks.reshape(-1, mask_words)
-
-
-def _padding_only(bucket: Bucket, scratch_row: int) -> np.ndarray:
-    """A packed step without a live row."""
-    step = StepInput(
-        mode=ForwardMode.IDLE,
-        rows=_NOTHING,
-        seq_lens=_NOTHING,
-        extend_lens=_NOTHING,
-        num_decode_rows=0,
-        input_ids=_NOTHING,
-        sample=np.zeros(0, bool),
-        page_updates=_NO_PAGE_UPDATES,
-        new_rows=[],
-        needs_sampling=False,
-        needs_adjusting=False,
-        needs_logprobs=False,
-        needs_top_logprobs=False,
-    )
-    return pack(step, bucket, np.zeros((0, NUM_ROW_PARAMS), np.int32), scratch_row)
+    if len(masks) < key.num_rows or deal.shards.count > 1:
+        of_all = np.full((key.num_rows, *masks.shape[1:]), -1, np.int32)
+        of_all[deal.lines] = masks
+        masks = of_all
+    return masks.reshape(-1, masks.shape[-1])

@@ -1,4 +1,4 @@
-"""How many pages the pool of each KV group gets: arithmetic over a RunnerSpec, whose own pools do not matter here.
+"""How many pages the pool of each KV group gets (in each shard): arithmetic over a RunnerSpec, whose own pools do not matter.
 
 The first group sees furthest, most often everything; the pools of the others, which see a window, follow from its size. They
 hold `swa_full_tokens_ratio` tokens for each of its tokens, but no more than request rows can use, and no less than one request
@@ -18,9 +18,9 @@ WINDOWS_PER_ROW = 8
 
 def useful_pages(spec: RunnerSpec, group: KVGroup) -> int:
     """What the request rows could use twice over: once running, once cached. Windows take less, so more of them are cached."""
-    twice = 2 * spec.max_rows * spec.max_pages_per_row
+    twice = 2 * spec.rows_per_shard * spec.max_pages_per_row
     kept = group.kept_tokens(spec.context_len, spec.page_size)
-    return min(_pages(WINDOWS_PER_ROW * spec.max_rows * kept + spec.max_step_tokens, spec), twice)
+    return min(_pages(WINDOWS_PER_ROW * spec.rows_per_shard * kept + spec.max_step_tokens, spec), twice)
 
 
 def pools_of(spec: RunnerSpec, swa_full_tokens_ratio: float, first_pages: int) -> tuple[int, ...]:

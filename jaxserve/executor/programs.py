@@ -21,9 +21,10 @@ from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.sampling import Continuation, Forwarded, SamplingState, sample_rows
 from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoringKey, copy_lines, score_lines
-from jaxserve.executor.step import ForwardState, Params, Step, write_page_table
+from jaxserve.executor.step import ForwardState, Params, Step, write_own_pages
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.native.zero_pages import zero_pages
+from jaxserve.models import DATA_AXIS
 from jaxserve.runner import RunnerSpec
 
 # Page-table entries written by one call of the program for what does not fit a step's own updates (long prefix hits).
@@ -32,7 +33,7 @@ PAGE_UPDATE_CHUNK = 1024
 # Tokens of a sequence written by one call of the program that brings a row's history to the device.
 HISTORY_CHUNK = 1024
 
-_WHOLE = PartitionSpec()
+_WHOLE, _BY_SHARD = PartitionSpec(), PartitionSpec(DATA_AXIS)
 
 
 class SamplingKey(NamedTuple):
@@ -49,19 +50,19 @@ class SamplingKey(NamedTuple):
 
     @staticmethod
     def of(bucket: Bucket, mode: SamplingMode) -> SamplingKey:
-        return SamplingKey(bucket.num_rows, bucket.tokens_per_row, mode)
+        return SamplingKey(bucket.total_rows, bucket.tokens_per_row, mode)
 
     @staticmethod
     def all_of(buckets: Iterable[Bucket], modes: Iterable[SamplingMode] = SamplingMode) -> list[SamplingKey]:
         """Those that steps of these buckets can need."""
-        shapes = sorted({(bucket.num_rows, bucket.tokens_per_row) for bucket in buckets})
+        shapes = sorted({(bucket.total_rows, bucket.tokens_per_row) for bucket in buckets})
         return [SamplingKey(*shape, mode) for shape in shapes for mode in modes]
 
     @staticmethod
     def largest_of(buckets: Iterable[Bucket]) -> SamplingKey:
         """The one that takes most memory."""
-        widest = max(buckets, key=lambda bucket: bucket.num_rows * bucket.tokens_per_row)
-        return SamplingKey(widest.num_rows, widest.tokens_per_row, SamplingMode.EVERYTHING)
+        widest = max(buckets, key=lambda bucket: bucket.total_rows * bucket.tokens_per_row)
+        return SamplingKey.of(widest, SamplingMode.EVERYTHING)
 
 
 # A step's forward half, its sampling half, what moves logits between them, what scores its tokens, or the name of what there is
@@ -91,7 +92,7 @@ class StepPrograms:
         self._mesh = mesh
         self._drafter = drafter
         counts = _WHOLE if step.counts_experts else None
-        self._state_specs = ForwardState(kv_cache.specs(), _WHOLE, _WHOLE, counts)  # type: ignore[arg-type]
+        self._state_specs = ForwardState(kv_cache.specs(), _BY_SHARD, _BY_SHARD, counts)  # type: ignore[arg-type]
 
     def lower(self, key: ProgramKey, params: Params) -> Any:
         """A jax.stages.Lowered. `params` may be shapes with shardings."""
@@ -114,13 +115,7 @@ class StepPrograms:
         def run(params: Params, state: ForwardState, continuation: Continuation, packed: jax.Array) -> Any:
             return self._step(params, state, continuation, packed, bucket)
 
-        sharded = jax.shard_map(
-            run,
-            mesh=self._mesh,
-            in_specs=(self._param_specs, self._state_specs, _WHOLE, _WHOLE),
-            out_specs=(self._state_specs, _WHOLE),
-            check_vma=False,
-        )
+        sharded = self._sharded(run, (self._param_specs, self._state_specs, _WHOLE, _WHOLE), (self._state_specs, _WHOLE))
         packed = self._whole((packed_len(bucket),))
         return self._jit(sharded, donated=1).lower(params, self._forward_state(), self._continuation(), packed)
 
@@ -160,21 +155,21 @@ class StepPrograms:
         def run(params: Params, hidden: jax.Array, packed: jax.Array) -> Any:
             return score_lines(decoder, params, hidden, packed, num_top)
 
-        sharded = jax.shard_map(
-            run, mesh=self._mesh, in_specs=(self._param_specs, _WHOLE, _WHOLE), out_specs=_WHOLE, check_vma=False
-        )
+        sharded = self._sharded(run, (self._param_specs, _BY_SHARD, _WHOLE), _WHOLE)
         packed = self._whole((key.num_lines, 2 + IDS_PER_LINE))
         return self._jit(sharded).lower(params, self._forward_state().hidden, packed)
 
     def lower_hidden_states(self) -> Any:
         """Of (hidden states, int32 [HIDDEN_LINES] slots) -> float32 [HIDDEN_LINES, hidden size]."""
-        return self._jit(copy_lines).lower(self._forward_state().hidden, self._whole((HIDDEN_LINES,)))
+        sharded = self._sharded(copy_lines, (_BY_SHARD, _WHOLE), _WHOLE)
+        return self._jit(sharded).lower(self._forward_state().hidden, self._whole((HIDDEN_LINES,)))
 
     def lower_input_embeds(self) -> Any:
         """Of (hidden states, int32 [1] slot, float32 [EMBED_LINES, hidden size]) -> hidden states."""
         hidden = self._forward_state().hidden
         lines = self._whole((EMBED_LINES, hidden.shape[1]), jnp.float32)
-        return self._jit(write_embeds, donated=0).lower(hidden, self._whole((1,)), lines)
+        sharded = self._sharded(write_embeds, (_BY_SHARD, _WHOLE, _WHOLE), _BY_SHARD)
+        return self._jit(sharded, donated=0).lower(hidden, self._whole((1,)), lines)
 
     def lower_history(self) -> Any:
         """Of (history, int32 [2 + HISTORY_CHUNK]: row, start, tokens) -> history. Only where drafts are looked up."""
@@ -183,7 +178,8 @@ class StepPrograms:
     def lower_page_table(self) -> Any:
         """Of (page table, int32 [3, PAGE_UPDATE_CHUNK]) -> page table."""
         updates = self._whole((3, PAGE_UPDATE_CHUNK))
-        return self._jit(write_page_table, donated=0).lower(self._forward_state().page_table, updates)
+        sharded = self._sharded(write_own_pages, (_BY_SHARD, _WHOLE), _BY_SHARD)
+        return self._jit(sharded, donated=0).lower(self._forward_state().page_table, updates)
 
     def lower_row_tables(self) -> Any:
         """Of (row tables, a packed row) -> row tables."""
@@ -206,8 +202,9 @@ class StepPrograms:
 
         def run() -> tuple[ForwardState, SamplingState]:
             page_table, hidden, counts = _zeros((forward.page_table, forward.hidden, forward.expert_counts))
-            if self._spec.num_snapshots:
-                page_table = page_table.at[-self._num_rows :].set(-1)  # no page has one
+            if self._spec.num_snapshots:  # no page has one
+                tables = page_table.reshape(self._spec.num_shards, self._spec.num_tables, -1)
+                page_table = tables.at[:, -1].set(-1).reshape(page_table.shape)
             return ForwardState(self._empty_pool(forward.kv), page_table, hidden, counts), _zeros(sampling)
 
         return jax.jit(run, out_shardings=jax.tree.map(lambda shape: shape.sharding, shapes)).lower()
@@ -220,15 +217,20 @@ class StepPrograms:
     def _jit(self, function: Any, *, donated: int | tuple[int, ...] = ()) -> Any:
         return jax.jit(function, donate_argnums=donated, compiler_options=self.compiler_options)
 
+    def _sharded(self, function: Any, in_specs: Any, out_specs: Any) -> Any:
+        return jax.shard_map(function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
     @property
     def _num_rows(self) -> int:
-        return self._spec.max_rows + 1
+        """Lines of what has one for each row: the request rows of each shard, and one behind them for padding."""
+        return self._spec.max_rows + self._spec.num_shards
 
     def _forward_state(self) -> ForwardState:
         kv = jax.tree.map(self._shape, self._kv_cache.shapes(), self._kv_cache.specs())
-        page_table = self._whole((self._spec.num_tables * self._num_rows, self._spec.max_pages_per_row))
+        page_table = self._by_shard((self._spec.num_tables * self._num_rows, self._spec.max_pages_per_row))
         step, spec = self._step, self._spec
-        hidden = self._whole((spec.max_slots, step.decoder.config.hidden_size), jnp.dtype(step.attention.spec.dtype))
+        hidden_shape = (spec.num_shards * spec.max_slots, step.decoder.config.hidden_size)
+        hidden = self._by_shard(hidden_shape, jnp.dtype(step.attention.spec.dtype))
         config = step.decoder.config
         counts_shape = (len(config.sparse_layers), config.num_experts)
         counts = self._whole(counts_shape, jnp.uint32) if step.counts_experts else None
@@ -250,6 +252,9 @@ class StepPrograms:
 
     def _whole(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
         return self._shape(jax.ShapeDtypeStruct(shape, dtype), _WHOLE)
+
+    def _by_shard(self, shape: tuple[int, ...], dtype: Any = jnp.int32) -> Any:
+        return self._shape(jax.ShapeDtypeStruct(shape, dtype), _BY_SHARD)
 
     def _shape(self, shape: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(self._mesh, spec))

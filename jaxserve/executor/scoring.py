@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.models import Decoder, ParamTree
+from jaxserve.models import DATA_AXIS, Decoder, ParamTree, own_lines
 from jaxserve.runner import NO_TOKEN_ID, ScoreQuery, Scores
 
 # Lines of one call. Each costs a line of logits; and on accelerators few lines read the output matrix as often as many.
@@ -48,11 +48,11 @@ class ScoredLines:
 
 
 def score_lines(decoder: Decoder, params: ParamTree, hidden: jax.Array, packed: jax.Array, num_top: int) -> ScoredLines:
-    """`hidden` [slots, E] of a step; `packed` int32 [L, 2 + IDS_PER_LINE]: slot, next token, tokens asked for. Must run where
-    the decoder must."""
+    """`hidden` [slots, E] of this shard's tokens in a step; `packed` int32 [L, 2 + IDS_PER_LINE]: slot among those of
+    all shards, next token, tokens asked for. Must run where the decoder must."""
     slots, wanted = packed[:, 0], jnp.maximum(packed[:, 1:], 0)
     with jax.named_scope("score"):
-        logits = decoder.logits(params, hidden[slots])
+        logits = decoder.logits(params, _of_all_shards(hidden, slots))
         normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = jnp.take_along_axis(logits, wanted, axis=-1) - normalizer
         values, ids = jax.lax.top_k(logits, num_top)
@@ -60,8 +60,14 @@ def score_lines(decoder: Decoder, params: ParamTree, hidden: jax.Array, packed: 
 
 
 def copy_lines(hidden: jax.Array, slots: jax.Array) -> jax.Array:
-    """float32 [L, E] of `hidden` [slots, E]."""
-    return hidden[slots].astype(jnp.float32)
+    """float32 [L, E] of `hidden` [slots, E] of each shard."""
+    return _of_all_shards(hidden, slots).astype(jnp.float32)
+
+
+def _of_all_shards(hidden: jax.Array, slots: jax.Array) -> jax.Array:
+    if jax.lax.axis_size(DATA_AXIS) == 1:
+        return hidden[slots]
+    return jax.lax.psum(hidden.at[own_lines(slots, len(hidden))].get(mode="fill", fill_value=0), DATA_AXIS)
 
 
 def pack_query(query: ScoreQuery, num_lines: int) -> Iterator[np.ndarray]:

@@ -1,9 +1,10 @@
 """The forward half of the step: a pure function of (weights, state, what rows go on from, packed batch).
 
 It runs the model inside one `jax.shard_map` over the mesh, so models and kernels see their shard and name their collectives;
-what is not sharded (rows, tokens, logits) is computed alike on every device. Its logits go to the sampling half (`sampling`), a
-program of its own because the two vary with different things: the forward pass with tokens and rows, sampling with rows and
-what the requests ask for. Each half's state is donated to it and comes back updated in place.
+what is not sharded (rows, tokens, logits) is computed alike on every device. With attention by data parallelism each shard, a
+place along the mesh's "data", has rows, tokens and pages of its own; logits of all rows are on every device. They go to the
+sampling half (`sampling`), a program of its own because the two vary with different things: the forward pass with tokens and
+rows, sampling with rows and what the requests ask for. Each half's state is donated to it and comes back updated in place.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.executor.state_rows import StateLines, plan_states
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.models import Decoder
+from jaxserve.models import DATA_AXIS, Decoder, Exchange, GatherAll, PackAll, own_lines
 from jaxserve.models.blocks.attend import HeadInputs, Inputs, LatentInputs, Mixer, StateInputs
 from jaxserve.models.specs import AttentionMixer, SelfAttentionSpec, StateMixer
 
@@ -33,7 +34,8 @@ Params = dict[str, Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ForwardState:
-    """What the forward half keeps on the device. Of each group's rows in the page table the last is that of padding rows."""
+    """What the forward half keeps on the device, of each shard. Of each group's rows in the page table the last is that of
+    padding rows."""
 
     kv: Any  # the backend's arrays [pages of all layers, *page shape], each KV group has its part of them; or PagesAndStates
     page_table: jax.Array  # int32 [groups * (max_rows + 1), max_pages_per_row]: group by group, all rows of each
@@ -49,6 +51,7 @@ class Step:
     attention: AttentionBackend | LatentBackend
     pools: Mapping[int | None, KVPool]  # of each KV group, by its layers' window
     page_size: int
+    rows_per_shard: int  # of tables: a line for each request row and one for padding
     counts_experts: bool = False
     num_state_lines: int = 0  # of each layer that keeps states
     states_per_row: int = 1
@@ -57,10 +60,14 @@ class Step:
     def __call__(
         self, params: Params, state: ForwardState, continuation: Continuation, packed: jax.Array, bucket: Bucket
     ) -> tuple[ForwardState, Forwarded]:
-        batch = unpack(packed, bucket)
-        inputs = continuation.tokens[batch.rows, : bucket.tokens_per_row]
+        # Of all shards, [D, ...], as sampling wants them; then of this one.
+        batches = unpack(packed, bucket)
+        rows = batches.rows + self._first_rows(bucket)
+        all_inputs = continuation.tokens[rows, : bucket.tokens_per_row]
         if continuation.lengths is not None:
-            batch = _count_drafts(batch, inputs, continuation.lengths[batch.rows])
+            batches = jax.vmap(_count_drafts)(batches, all_inputs, continuation.lengths[rows])
+        shard = jax.lax.axis_index(DATA_AXIS) if bucket.num_shards > 1 else 0
+        batch, inputs = jax.tree.map(lambda field: field[shard], (batches, all_inputs))
         page_table = write_page_table(state.page_table, batch.page_updates)
         placement = place_tokens(batch, bucket)
         # Of one group the whole: jnp.split would add an operation.
@@ -90,21 +97,29 @@ class Step:
             out, pages = self._attend(inputs, kv.pages, layer, plan, offset)
             return out, kv._replace(pages=pages)
 
-        x = self.decoder.embed(params, token_ids)
+        exchange = _exchange(batches, placement, bucket, shard)
+        live, counts_experts = placement.is_live, self.counts_experts
+        context = self.decoder.context(placement.positions, live, exchange=exchange, counts_experts=counts_experts)
+        x = self.decoder.embed(params, token_ids, context)
         if batch.input_ids is not None:
             given, config = state.hidden, self.decoder.config
             if config.scales_given_embeddings:
                 given = given * jnp.asarray(config.embedding_scale, given.dtype)
             x = with_given(x, token_ids, given)
-        context = self.decoder.context(placement.positions, placement.is_live, counts_experts=self.counts_experts)
         hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend)
         with jax.named_scope("logits"):
-            logits = self.decoder.logits(params, _sampled_tokens(hidden, placement, bucket))
-        forwarded = Forwarded(logits, inputs, batch.rows, batch.seq_lens, batch.extend_lens, batch.sample, batch.row_params)
+            sampled = _sampled_tokens(hidden, placement, bucket)
+            logits = self.decoder.logits(params, sampled if bucket.num_shards == 1 else GatherAll().gather(sampled))
+        of_rows = (all_inputs, rows, batches.seq_lens, batches.extend_lens, batches.sample, batches.row_params)
+        forwarded = Forwarded(logits, *(field.reshape(-1, *field.shape[2:]) for field in of_rows))
         if counts is not None:
             assert state.expert_counts is not None
             counts = state.expert_counts + counts.astype(jnp.uint32)
         return ForwardState(kv, page_table, jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0)), counts), forwarded
+
+    def _first_rows(self, bucket: Bucket) -> jax.Array:
+        """int32 [D, 1]: where each shard's rows begin in tables of all of them."""
+        return jnp.arange(bucket.num_shards, dtype=jnp.int32)[:, None] * self.rows_per_shard
 
     def _attend(
         self,
@@ -172,6 +187,22 @@ def _sampled_tokens(hidden: jax.Array, placement: TokenPlacement, bucket: Bucket
     return hidden if bucket.decode_only else hidden[jnp.maximum(placement.cu_q_lens[1:] - 1, 0)]
 
 
+def _exchange(batches: ForwardBatch, placement: TokenPlacement, bucket: Bucket, shard: jax.Array | int) -> Exchange | None:
+    if bucket.num_shards == 1:
+        return None
+    if not bucket.packs_tokens:
+        return GatherAll()
+    counts = jnp.sum(batches.extend_lens, axis=1, dtype=jnp.int32)
+    first = jnp.sum(jnp.where(jnp.arange(bucket.num_shards) < shard, counts, 0), dtype=jnp.int32)
+    return PackAll(first, placement.is_live)
+
+
 def write_page_table(page_table: jax.Array, updates: jax.Array) -> jax.Array:
     """Enters int32 [3, U] (row, index, page) into the page table; rows behind its end are padding and dropped."""
     return page_table.at[updates[0], updates[1]].set(updates[2], mode="drop")
+
+
+def write_own_pages(page_table: jax.Array, updates: jax.Array) -> jax.Array:
+    """The same for updates of all shards, whose rows are counted through."""
+    rows, index, pages = updates
+    return write_page_table(page_table, jnp.stack([own_lines(rows, len(page_table)), index, pages]))

@@ -13,15 +13,18 @@ from jaxserve.models.rope_config import RopeConfig
 from jaxserve.models.specs import DenseMLPSpec, LatentAttentionSpec, LayerSpec, MoESpec, NormSpec, RouterSpec, SelfAttentionSpec
 
 if TYPE_CHECKING:
-    from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
+    from jaxserve.models.arrays import ALL_AXES, DATA_AXIS, TENSOR_AXIS, ArrayInfo
     from jaxserve.models.blocks.attend import Attend
     from jaxserve.models.context import StepContext
     from jaxserve.models.conversion import convert
     from jaxserve.models.decoder import Decoder, ParamTree, abstract_params, build_decoder, check_tp
+    from jaxserve.models.exchange import Exchange, GatherAll, PackAll, own_lines
     from jaxserve.models.loading import check_params, load_params
     from jaxserve.models.safetensors_files import CheckpointError
 
 _LAZY = {
+    "ALL_AXES": "arrays",
+    "DATA_AXIS": "arrays",
     "TENSOR_AXIS": "arrays",
     "ArrayInfo": "arrays",
     "Attend": "blocks.attend",
@@ -29,28 +32,37 @@ _LAZY = {
     "Decoder": "decoder",
     "ParamTree": "decoder",
     "StepContext": "context",
+    "Exchange": "exchange",
+    "GatherAll": "exchange",
+    "PackAll": "exchange",
     "abstract_params": "decoder",
     "build_decoder": "decoder",
     "check_params": "loading",
     "check_tp": "decoder",
     "convert": "conversion",
     "load_params": "loading",
+    "own_lines": "exchange",
 }
 
 __all__ = [
+    "ALL_AXES",
+    "DATA_AXIS",
     "TENSOR_AXIS",
     "ArrayInfo",
     "Attend",
     "CheckpointError",
     "Decoder",
     "DenseMLPSpec",
+    "Exchange",
     "Family",
     "FamilyTraits",
+    "GatherAll",
     "LatentAttentionSpec",
     "LayerSpec",
     "MoESpec",
     "ModelConfig",
     "NormSpec",
+    "PackAll",
     "ParamTree",
     "RopeConfig",
     "RouterSpec",
@@ -65,6 +77,7 @@ __all__ = [
     "generation_defaults",
     "load_params",
     "model_folder",
+    "own_lines",
 ]
 
 

@@ -15,18 +15,20 @@ from jax.sharding import PartitionSpec
 
 from jaxserve.models.expert_placement import ExpertSlots
 
-TENSOR_AXIS = "tensor"
+DATA_AXIS, TENSOR_AXIS = "data", "tensor"
+ALL_AXES = (DATA_AXIS, TENSOR_AXIS)
 
-# The one table from logical axes to mesh axes; None: not sharded. kv_groups: columns of the fused q, k, v matrix; gate_up: of
+# The one table from logical axes to mesh axes; None: not sharded. What attention has is the same on every line along "data",
+# which is longer than 1 with attention by data parallelism. kv_groups: columns of the fused q, k, v matrix; gate_up: of
 # the fused gate and up matrix; experts: slots of experts; expert_mlp, expert_gate_up: columns inside of one, or of a slice of
 # it; every_head: all heads, on every device; taps: of a convolution; latent: of queries, or of keys and values.
-LOGICAL_TO_MESH: dict[str, str | None] = {
-    "vocab": TENSOR_AXIS,
+LOGICAL_TO_MESH: dict[str, str | tuple[str, ...] | None] = {
+    "vocab": ALL_AXES,
     "heads": TENSOR_AXIS,
     "kv_groups": TENSOR_AXIS,
-    "gate_up": TENSOR_AXIS,
-    "mlp": TENSOR_AXIS,
-    "experts": TENSOR_AXIS,
+    "gate_up": ALL_AXES,
+    "mlp": ALL_AXES,
+    "experts": ALL_AXES,
     "expert_mlp": None,
     "expert_gate_up": None,
     "routes": None,

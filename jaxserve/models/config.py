@@ -50,6 +50,7 @@ class ModelConfig:
     quantization: str | None = None  # what matrices become while they are loaded (`Declare.weight`); the server's option
     native_products: bool = False  # those of few rows are computed in C++ (`Declare.weight`); the server's machine decides
     expert_placement: ExpertPlacement | None = None  # on several devices; None: in order. The server's options
+    attn_dp_size: int = 1  # groups of devices that have attention of their own, on several devices; the server's option
 
     @property
     def num_layers(self) -> int:

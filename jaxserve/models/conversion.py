@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxserve.models.arrays import TENSOR_AXIS
+from jaxserve.models.arrays import ALL_AXES
 from jaxserve.models.config import ModelConfig, read_json
 from jaxserve.models.loading import load_params
 from jaxserve.models.orbax_files import find_orbax, save_params
@@ -34,7 +34,7 @@ def convert(model_path: str | Path, out_dir: str | Path, dtype: str = "auto", *,
         raise ValueError(f"{target} already holds converted weights; remove them or choose another folder.")
     config = ModelConfig.from_pretrained(source)
     chosen = _choose_dtype(config, dtype)
-    mesh = Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]).reshape(1, 1), ("data", TENSOR_AXIS))
+    mesh = Mesh(np.asarray(jax.local_devices(backend="cpu")[:1]).reshape(1, 1), ALL_AXES)
     params = load_params(source, config, mesh, chosen, progress=progress)
     with _whole_or_nothing(target):
         _check_space(target, sum(array.nbytes for array in jax.tree.leaves(params)))

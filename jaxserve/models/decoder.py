@@ -2,7 +2,7 @@
 
 `Decoder` is a static value, config and the graph definitions of flax.nnx modules, whose methods take the weights as a plain
 tree of arrays. Modules are put together from both while JAX traces, so a running step pays nothing for it. Must run inside a
-`jax.shard_map` over the mesh axis "tensor" (see `blocks`).
+`jax.shard_map` over the mesh axes "data" and "tensor" (see `blocks`, `exchange`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from jaxserve.models.blocks.layer import DecoderLayer
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.context import StepContext
+from jaxserve.models.exchange import Exchange
 from jaxserve.models.specs import LayerSpec, MoESpec, check_divides
 from jaxserve.models.stored_as import stored_as
 
@@ -71,15 +72,23 @@ class Decoder:
     ends: Any  # graph definition of Ends
     layers: Mapping[LayerSpec, Any]  # of a DecoderLayer
 
-    def embed(self, params: ParamTree, token_ids: jax.Array) -> jax.Array:
+    def embed(self, params: ParamTree, token_ids: jax.Array, context: StepContext) -> jax.Array:
         """int32 [T] -> [T, hidden_size]."""
         with jax.named_scope("embed"):
-            return embed(self._ends(params).embed, token_ids, self.config.embedding_scale)
+            return embed(self._ends(params).embed, token_ids, self.config.embedding_scale, context.exchange)
 
-    def context(self, positions: jax.Array, is_live: jax.Array | None = None, *, counts_experts: bool = False) -> StepContext:
-        """What `forward` needs to know of a step: positions int32 [T], and which slots hold a token, bool [T]."""
-        max_len = self.config.max_position_embeddings
-        return StepContext.of(positions, is_live, self.config.attention, max_len, counts_experts=counts_experts)
+    def context(
+        self,
+        positions: jax.Array,
+        is_live: jax.Array | None = None,
+        *,
+        exchange: Exchange | None = None,
+        counts_experts: bool = False,
+    ) -> StepContext:
+        """What the other methods need to know of a step: positions int32 [T], which slots hold a token, bool [T], and how
+        shards exchange tokens where each has its own."""
+        attention, max_len = self.config.attention, self.config.max_position_embeddings
+        return StepContext.of(positions, is_live, attention, max_len, exchange=exchange, counts_experts=counts_experts)
 
     def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> DecoderOutput:
         """Of embedded tokens [T, hidden_size]."""
@@ -95,7 +104,7 @@ class Decoder:
         return DecoderOutput(hidden, kv, jnp.stack(counts) if counts else None)
 
     def logits(self, params: ParamTree, hidden: jax.Array) -> jax.Array:
-        """hidden [R, hidden_size] -> float32 [R, vocab_size], whole on every shard."""
+        """hidden [R, hidden_size], alike on all devices -> float32 [R, vocab_size], likewise."""
         with jax.named_scope("lm_head"):
             ends, config = self._ends(params), self.config
             if ends.lm_head is None:
@@ -135,7 +144,7 @@ def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
 def check_tp(config: ModelConfig, tp_size: int) -> None:
     """ValueError with both numbers if the model cannot be split over `tp_size` devices."""
     for layer in dict.fromkeys(config.layers):
-        layer.check_tp(tp_size)
+        layer.check_tp(tp_size, config.attn_dp_size)
         if not isinstance(layer.mlp, MoESpec):
             continue
         if config.expert_placement is None or tp_size == 1:
@@ -146,7 +155,15 @@ def check_tp(config: ModelConfig, tp_size: int) -> None:
 
 def _declare(config: ModelConfig, dtype: Any, tp_size: int) -> Declare:
     check_tp(config, tp_size)
-    return Declare(config.hidden_size, np.dtype(dtype), tp_size, config.quantization, config.native_products)
+    attn_dp_size = config.attn_dp_size if tp_size > 1 else 1  # on one device there is nothing to divide
+    return Declare(
+        config.hidden_size,
+        np.dtype(dtype),
+        tp_size,
+        config.quantization,
+        config.native_products,
+        attn_dp_size=attn_dp_size,
+    )
 
 
 def _at_layer(declare: Declare, config: ModelConfig, index: int) -> Declare:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
+from jaxserve.models.arrays import ArrayInfo
 from jaxserve.models.layouts import spread
 
 
@@ -28,7 +28,7 @@ def make_dummy(
     take: Callable[[str, jax.Array], None],
 ) -> None:
     """Gives `take` every array of `stored` by name; `single` describes the same arrays for one device."""
-    tp_size = mesh.shape[TENSOR_AXIS]
+    tp_size = mesh.size
     for name, info in stored.items():
         array_seed = zlib.crc32(f"{seed} {name}".encode())
         draw = jax.jit(_draw, static_argnums=(3, 4, 5), out_shardings=NamedSharding(mesh, info.spec))

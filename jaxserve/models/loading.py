@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Source, Stacked
+from jaxserve.models.arrays import ArrayInfo, Source, Stacked
 from jaxserve.models.assembly import Assembly
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import ParamTree, abstract_params
@@ -63,7 +63,7 @@ def load_arrays(
     seed: int = 0,
 ) -> ParamTree:
     """The same for any tree of ArrayInfo: `describe(tp_size)`."""
-    folder, arrays = Path(path), describe(mesh.shape[TENSOR_AXIS])
+    folder, arrays = Path(path), describe(mesh.size)
     chosen = _choose_format(folder, load_format)
     total = sum(info.num_bytes for info in jax.tree.leaves(arrays))
     label = "Making dummy weights" if chosen == "dummy" else "Loading weights"
@@ -85,7 +85,7 @@ def check_params(path: str | Path, config: ModelConfig, mesh: Mesh, dtype: Any, 
     if chosen == "orbax":
         check_orbax(folder, stored_arrays(abstract_params(config, dtype, 1)))
     elif chosen == "safetensors":
-        stored = stored_arrays(abstract_params(config, dtype, mesh.shape[TENSOR_AXIS]))
+        stored = stored_arrays(abstract_params(config, dtype, mesh.size))
         _check_tensors(open_tensors(folder), stored)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo
+from jaxserve.models.arrays import ALL_AXES, ArrayInfo
 from jaxserve.models.decoder import ParamTree
 from jaxserve.models.layouts import is_rearranged, spread
 from jaxserve.models.names import map_named
@@ -135,15 +135,15 @@ def _nested(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stored_as(single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> jax.ShapeDtypeStruct:
     """What to ask Orbax for: the array as it will be, or as it is stored if it must be rearranged first."""
-    if not is_rearranged(single, info, mesh.shape[TENSOR_AXIS]):
+    if not is_rearranged(single, info, mesh.size):
         return jax.ShapeDtypeStruct(info.shape, info.dtype, sharding=NamedSharding(mesh, info.spec))
-    divides = single.shape[0] % mesh.shape[TENSOR_AXIS] == 0
-    spec = PartitionSpec(TENSOR_AXIS) if divides else PartitionSpec()
+    divides = single.shape[0] % mesh.size == 0
+    spec = PartitionSpec(ALL_AXES) if divides else PartitionSpec()
     return jax.ShapeDtypeStruct(single.shape, single.dtype, sharding=NamedSharding(mesh, spec))
 
 
 def _finish(array: jax.Array, single: ArrayInfo, info: ArrayInfo, mesh: Mesh) -> jax.Array:
-    tp_size = mesh.shape[TENSOR_AXIS]
+    tp_size = mesh.size
     if not is_rearranged(single, info, tp_size):
         return array
     # Not a new function each time: JAX would compile it again.

@@ -19,7 +19,8 @@ import tpu_interpreter
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
-from jaxserve.executor.forward_batch import Bucket, pack
+from jaxserve.executor.deal import Shards
+from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.sampling import Continuation
@@ -112,6 +113,7 @@ def step(
 def logits_of_steps(blueprint: Blueprint, params: Any) -> list[np.ndarray]:
     num_pages = blueprint.pages_each(NUM_PAGES)
     programs, groups = blueprint.programs(num_pages), len(num_pages)
+    shards = Shards.of(blueprint.spec(num_pages))
     state, _ = programs.lower_empty_state().compile()()
     tokens = np.random.default_rng(0).integers(0, 256, 200)
     K = blueprint.num_draft_tokens
@@ -128,7 +130,7 @@ def logits_of_steps(blueprint: Blueprint, params: Any) -> list[np.ndarray]:
     ):
         if bucket.decode_only:
             state = without_hidden_pages(state, blueprint)
-        packed = pack(request, bucket, np.zeros((request.num_rows, NUM_ROW_PARAMS), np.int32), scratch_row=4)
+        packed = shards.deal(request, bucket).pack(np.zeros((request.num_rows, NUM_ROW_PARAMS), np.int32))
         program = programs.lower_forward(bucket, params).compile()
         goes_on_from = Continuation(following, jnp.asarray([*lengths, 0, 0], jnp.int32) if K > 1 else None)
         state, forwarded = program(params, state, goes_on_from, packed)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.executor.buckets import Buckets, powers_up_to
-from jaxserve.executor.forward_batch import HEADER_LEN, NO_ROW, NUM_DECODE_ROWS, NUM_ROWS, Bucket, pack, place_tokens, unpack
+from jaxserve.executor.deal import Shards
+from jaxserve.executor.forward_batch import (
+    HEADER_LEN,
+    NO_ROW,
+    NUM_DECODE_ROWS,
+    NUM_ROWS,
+    Bucket,
+    ForwardBatch,
+    place_tokens,
+    unpack,
+)
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.runner import PageUpdates, StepInput
 from jaxserve.types import ForwardMode
 
 SCRATCH = 99
+WHOLE = Shards(1, SCRATCH, tables_each=2, slots_each=64)
 
 
 def ints(*values: int) -> np.ndarray:
@@ -37,11 +49,22 @@ def mixed_step() -> StepInput:
     )
 
 
+def unpacked(
+    step: StepInput, bucket: Bucket, params: np.ndarray | None = None, shards: Shards = WHOLE, shard: int = 0
+) -> ForwardBatch:
+    """What one shard finds in the buffer."""
+    if params is None:
+        params = np.zeros((step.num_rows, NUM_ROW_PARAMS), np.int32)
+    batches = unpack(jnp.asarray(shards.deal(step, bucket).pack(params)), bucket)
+    found: ForwardBatch = jax.tree.map(lambda field: field[shard], batches)
+    return found
+
+
 def test_what_is_packed_is_what_is_unpacked() -> None:
     step = mixed_step()
     bucket = Bucket(num_tokens=16, num_rows=8, num_page_updates=5, decode_only=False)
     params = np.arange(4 * NUM_ROW_PARAMS, dtype=np.int32).reshape(4, NUM_ROW_PARAMS)
-    batch = unpack(jnp.asarray(pack(step, bucket, params, SCRATCH)), bucket)
+    batch = unpacked(step, bucket, params)
     assert batch.header.shape == (HEADER_LEN,)
     assert batch.header.tolist() == [4, 2]
     assert batch.header[NUM_ROWS] == 4
@@ -58,7 +81,7 @@ def test_what_is_packed_is_what_is_unpacked() -> None:
 
 def test_tokens_know_their_row_and_position() -> None:
     bucket = Bucket(num_tokens=16, num_rows=8, num_page_updates=5, decode_only=False)
-    batch = unpack(jnp.asarray(pack(mixed_step(), bucket, np.zeros((4, NUM_ROW_PARAMS), np.int32), SCRATCH)), bucket)
+    batch = unpacked(mixed_step(), bucket)
     placed = place_tokens(batch, bucket)
     assert placed.cu_q_lens.tolist() == [0, 1, 2, 5, 7, 7, 7, 7, 7]
     assert placed.is_live.tolist() == [True] * 7 + [False] * 9
@@ -85,9 +108,9 @@ def test_decode_tokens_are_their_rows() -> None:
         needs_top_logprobs=False,
     )
     buckets = Buckets.build((16, 64), (1, 4), page_size=4)
-    bucket = buckets.choose(decode)
+    bucket = buckets.choose(decode, WHOLE)
     assert bucket == Bucket(4, 4, 4, decode_only=True)
-    batch = unpack(jnp.asarray(pack(decode, bucket, np.zeros((2, NUM_ROW_PARAMS), np.int32), SCRATCH)), bucket)
+    batch = unpacked(decode, bucket)
     placed = place_tokens(batch, bucket)
     assert batch.input_ids is None
     assert placed.is_live.tolist() == [True, True, False, False]
@@ -109,4 +132,4 @@ def test_every_step_up_to_the_largest_finds_its_bucket() -> None:
     twice = Buckets.build(powers_up_to(16, 4, 1000), powers_up_to(1, 4, 50), page_size=16, num_kv_groups=2)
     assert [b.num_page_updates for b in twice.all] == [2 * b.num_page_updates for b in buckets.all]
     assert len(set(buckets.all)) == len(buckets.all)
-    assert buckets.choose(mixed_step()) == buckets.extend[0]
+    assert buckets.choose(mixed_step(), WHOLE) == buckets.extend[0]

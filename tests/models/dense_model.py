@@ -94,7 +94,8 @@ def program_of(config: ModelConfig, tp_size: int, dtype: Any = jnp.float32) -> A
     decoder = build_decoder(config, tp_size)
 
     def run(params: Any, ids: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        x, context = decoder.embed(params, ids), decoder.context(positions)
+        context = decoder.context(positions)
+        x = decoder.embed(params, ids, context)
         out = decoder.forward(params, x, context, jnp.int32(0), dense_attend)
         return decoder.logits(params, out.hidden), out.kv
 

@@ -30,9 +30,9 @@ from jaxserve.models.weight import linear
 class SelfAttention(nnx.Module):
     def __init__(self, spec: SelfAttentionSpec, declare: Declare, prefix: str) -> None:
         self.spec = spec
-        self.num_heads = spec.num_heads // declare.tp_size  # local, as the next
-        self.num_kv_heads = max(spec.num_kv_heads // declare.tp_size, 1)
-        groups, rows = _columns(spec, declare.tp_size)
+        self.num_heads = spec.num_heads // declare.attn_tp_size  # local, as the next
+        self.num_kv_heads = max(spec.num_kv_heads // declare.attn_tp_size, 1)
+        groups, rows = _columns(spec, declare.attn_tp_size)
         self.qkv = declare.fused_matrix(_parts(spec, prefix, "weight"), rows, "kv_groups", groups)
         dim = spec.head_dim
         gates = [Rows(0, (2 * head + 1) * dim, dim) for head in range(spec.num_heads)]

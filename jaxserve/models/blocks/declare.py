@@ -26,7 +26,7 @@ from jaxserve.models.weight import PlainWeight, Weight
 
 @dataclasses.dataclass(frozen=True)
 class Declare:
-    """For one hidden size, type and device count. Names are those of Hugging Face checkpoints."""
+    """For one hidden size, type and `tp_size` devices. Names are those of Hugging Face checkpoints."""
 
     hidden_size: int
     dtype: np.dtype[Any]
@@ -34,6 +34,12 @@ class Declare:
     quantization: str | None = None
     native_products: bool = False
     expert_slots: ExpertSlots | None = None  # of the layer; None: whole experts in order
+    attn_dp_size: int = 1  # groups of devices that have attention of their own
+
+    @property
+    def attn_tp_size(self) -> int:
+        """Devices over which attention is divided."""
+        return self.tp_size // self.attn_dp_size
 
     def weight(self, matrix: ArrayInfo) -> Weight:
         """How a matrix is stored and multiplied: the one place that chooses."""

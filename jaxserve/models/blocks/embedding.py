@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Rows, Source
+from jaxserve.models.arrays import ALL_AXES, ArrayInfo, Rows, Source
 from jaxserve.models.blocks.declare import Declare
+from jaxserve.models.exchange import Exchange
 from jaxserve.models.native_weight import TiedNativeWeight
 from jaxserve.models.weight import PlainWeight, Weight
 
@@ -33,15 +34,15 @@ def declare_lm_head_bias(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
     return nnx.Param(ArrayInfo((_padded_size(declare, vocab_size),), declare.dtype, ("vocab",), source, std=0.02))
 
 
-def embed(table: Any, token_ids: jax.Array, scale: float) -> jax.Array:
+def embed(table: Any, token_ids: jax.Array, scale: float, exchange: Exchange) -> jax.Array:
     """Rows of the shard [V / shards, hidden] for ids int32 [T], times scale: each shard gives its own, the sum is whole."""
     weight = table[...]
-    if jax.lax.axis_size(TENSOR_AXIS) == 1:
+    if jax.lax.axis_size(ALL_AXES) == 1:
         x = weight.at[token_ids].get(mode="clip")
     else:
-        local = token_ids - jax.lax.axis_index(TENSOR_AXIS) * len(weight)
+        local = exchange.gather(token_ids) - jax.lax.axis_index(ALL_AXES) * len(weight)
         is_mine = (local >= 0) & (local < len(weight))
-        x = jax.lax.psum(jnp.where(is_mine[:, None], weight.at[local].get(mode="clip"), 0), TENSOR_AXIS)
+        x = exchange.sum_own(jnp.where(is_mine[:, None], weight.at[local].get(mode="clip"), 0))
     return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
 
@@ -62,7 +63,7 @@ def logits(
         local = local * scale
     if soft_cap is not None:
         local = soft_cap * jnp.tanh(local / soft_cap)
-    return jax.lax.all_gather(local, TENSOR_AXIS, axis=1, tiled=True)[:, :vocab_size]
+    return jax.lax.all_gather(local, ALL_AXES, axis=1, tiled=True)[:, :vocab_size]
 
 
 def _vocab_rows(declare: Declare, name: str, vocab_size: int, *, transposed: bool, unit_rows: bool = False) -> ArrayInfo:

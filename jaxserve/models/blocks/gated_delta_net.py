@@ -36,7 +36,7 @@ _LEAST_SQUARE = 1e-6  # added to the squared length of a query or key
 class GatedDeltaNet(nnx.Module):
     def __init__(self, spec: GatedDeltaNetSpec, declare: Declare, prefix: str) -> None:
         self.spec = spec
-        self.num_key_heads = spec.num_key_heads // declare.tp_size  # local
+        self.num_key_heads = spec.num_key_heads // declare.attn_tp_size  # local
         of_keys, of_values = spec.num_key_heads * spec.key_dim, spec.num_value_heads * spec.value_dim
         sizes = {"q": of_keys, "k": of_keys, "v": of_values, "z": of_values}
         per_head = (spec.key_dim, spec.key_dim, spec.group_size * spec.value_dim, spec.group_size * spec.value_dim)

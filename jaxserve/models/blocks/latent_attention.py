@@ -28,7 +28,7 @@ _NORM = NormSpec(eps=1e-6)  # of both latents; no config says otherwise
 class LatentAttention(nnx.Module):
     def __init__(self, spec: LatentAttentionSpec, declare: Declare, prefix: str) -> None:
         self.spec = spec
-        self.num_heads = spec.num_heads // declare.tp_size  # local
+        self.num_heads = spec.num_heads // declare.attn_tp_size  # local
         rank = spec.q_lora_rank
         down = f"{prefix}.q_a_proj.weight"
         self.q_a = declare.fused_matrix({down: rank}, [Rows(0, 0, rank)], "latent") if rank is not None else None

@@ -34,9 +34,9 @@ from jaxserve.models.weight import linear
 class Mamba2(nnx.Module):
     def __init__(self, spec: Mamba2Spec, declare: Declare, prefix: str) -> None:
         self.spec = spec
-        self.tp_size = declare.tp_size
-        self.num_heads = spec.num_heads // declare.tp_size  # local, as the next
-        self.num_groups = max(spec.num_groups // declare.tp_size, 1)
+        self.tp_size = declare.attn_tp_size
+        self.num_heads = spec.num_heads // declare.attn_tp_size  # local, as the next
+        self.num_groups = max(spec.num_groups // declare.attn_tp_size, 1)
         inner, of_groups = spec.inner_size, 2 * spec.num_groups * spec.state_dim
         size = 2 * inner + of_groups + spec.num_heads
         starts = [part + head * spec.head_dim for head in range(spec.num_heads) for part in (0, inner)]

@@ -14,7 +14,6 @@ from flax import nnx
 
 from jaxserve.models.arrays import Rows
 from jaxserve.models.blocks.declare import Declare
-from jaxserve.models.blocks.shards import sum_shards
 from jaxserve.models.context import StepContext
 from jaxserve.models.specs import DenseMLPSpec
 from jaxserve.models.weight import linear
@@ -37,7 +36,8 @@ class DenseMLP(nnx.Module):
 
     def __call__(self, x: jax.Array, context: StepContext) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
-        return sum_shards(self.partial(x), self.down_bias)
+        exchange = context.exchange
+        return exchange.sum_own(self.partial(exchange.gather(x)), self.down_bias)
 
     def partial(self, x: jax.Array) -> jax.Array:
         """What this shard adds to the result, without the bias."""

@@ -8,7 +8,8 @@ other shards, and of slots without a token, go behind, into no expert's group, a
 tokens by a gather and are added up in the order of the token's choices: what a token gets does not depend on what else is in
 the step.
 
-T tokens, K experts per token, E experts that this shard holds, I an expert's intermediate size.
+T tokens (of all shards, where attention is by data parallelism), K experts per token, E experts that this shard holds, I an
+expert's intermediate size.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxserve.models.arrays import TENSOR_AXIS
+from jaxserve.models.arrays import ALL_AXES
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.mlp import DenseMLP, activation
 from jaxserve.models.blocks.router import RouterParams, declare_router, route
-from jaxserve.models.blocks.shards import sum_shards
 from jaxserve.models.context import StepContext
 from jaxserve.models.grouped import Groups
 from jaxserve.models.specs import ClampedSwiglu, MoESpec
@@ -50,11 +50,12 @@ class MoE(nnx.Module):
         self.shared_gate = declare.router(f"{prefix}.shared_expert_gate.weight", 1) if spec.gates_shared else None
 
     def __call__(self, x: jax.Array, context: StepContext) -> tuple[jax.Array, jax.Array | None]:
-        """x [T, hidden] -> ([T, hidden], int32 [experts of all shards]: tokens that went to each, if they are counted)."""
+        """x [tokens of this shard, hidden] -> (the same, int32 [experts]: the tokens that went to each, if they are counted)."""
+        x = context.exchange.gather(x)
         with jax.named_scope("route"):
             params = RouterParams(self.router, self.router_bias, self.correction)
             weights, experts = route(x, params, self.spec.router, self.spec.experts_per_token)
-            sorted_ = _sort(self._local(self._slots(experts, context), context.is_live), self.num_experts)
+            sorted_ = _sort(self._local(self._slots(experts, context), context.all_live), self.num_experts)
         with jax.named_scope("experts"):
             rows = x[sorted_.choices // self.spec.experts_per_token]
             if self.spec.weighs_inputs:
@@ -71,8 +72,8 @@ class MoE(nnx.Module):
         if self.shared is not None:
             with jax.named_scope("shared"):
                 out = out + self._shared(x, self.shared)
-        counts = _counts(experts, context.is_live, self.spec.num_experts) if context.counts_experts else None
-        return sum_shards(out), counts
+        counts = _counts(experts, context.all_live, self.spec.num_experts) if context.counts_experts else None
+        return context.exchange.sum_own(out), counts
 
     def _shared(self, x: jax.Array, shared: DenseMLP) -> jax.Array:
         """This shard's part of what the shared experts add [T, hidden]."""
@@ -88,12 +89,12 @@ class MoE(nnx.Module):
         if self.slot_table is None:
             return experts
         table = self.slot_table[...]
-        slots: jax.Array = table[experts, 1 + context.positions[:, None] % table[experts, 0]]
+        slots: jax.Array = table[experts, 1 + context.all_positions[:, None] % table[experts, 0]]
         return slots
 
     def _local(self, slots: jax.Array, is_live: jax.Array | None) -> jax.Array:
         """int32 [T, K]: this shard's experts from 0; E for all that it has not to compute."""
-        group = jax.lax.axis_index(TENSOR_AXIS)
+        group = jax.lax.axis_index(ALL_AXES)
         if self.slices > 1:
             group = group // self.slices
         local = slots - group * self.num_experts

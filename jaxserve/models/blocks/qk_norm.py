@@ -22,7 +22,7 @@ from jaxserve.models.specs import SelfAttentionSpec
 class QKNorm(nnx.Module):
     def __init__(self, spec: SelfAttentionSpec, declare: Declare, prefix: str) -> None:
         self.spec = spec
-        self.tp_size = declare.tp_size
+        self.tp_size = declare.attn_tp_size
         self.q = _declare(spec, declare, f"{prefix}.q_norm", spec.num_heads)
         self.k = _declare(spec, declare, f"{prefix}.k_norm", spec.num_kv_heads)
 

@@ -32,6 +32,12 @@ class LayerSpec:
         """For sequences of at most `context_len` tokens: a window that none of them outgrows is none, and rope is theirs."""
         return dataclasses.replace(self, mixer=self.mixer.for_context(context_len))
 
-    def check_tp(self, tp_size: int) -> None:
-        self.mixer.check_tp(tp_size)
+    def check_tp(self, tp_size: int, attn_dp_size: int = 1) -> None:
+        """ValueError with both numbers if it cannot be split over `tp_size` devices, in groups with attention of their own."""
         self.mlp.check_tp(tp_size)
+        try:
+            self.mixer.check_tp(tp_size // attn_dp_size)
+        except ValueError as error:
+            if attn_dp_size == 1:
+                raise
+            raise ValueError(f"{error} (--tp-size {tp_size} over --attn-dp-size {attn_dp_size})") from error
