@@ -37,7 +37,7 @@ def fill_cache_for(target: Target, args: ServerArgs, folder: str) -> Filled:
     if target.chip.platform == "tpu":
         _as_beside_tpus()
     config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
-    blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size, list(target.devices())))
+    blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size, list(target.devices()), attn_dp_size=args.attn_dp_size))
     memory = target.chip.hbm_bytes
     budget = memory_budget(blueprint, DeviceMemory(memory, memory - weight_bytes(blueprint)), None)
     if budget.free < 0:

@@ -33,7 +33,7 @@ class Demand:
     def request_bytes(self, tp_size: int) -> int:
         """KV cache and states of one request of full length, on each device; without the padding of pages."""
         cfg = self.config
-        heads = max(cfg.num_kv_heads // tp_size, 1)
+        heads = max(cfg.num_kv_heads // (tp_size // cfg.attn_dp_size), 1)
         scales = 2 * 4 if self.kv_dtype in QUANTIZED_DTYPES else 0
         vectors = 2 if cfg.latent_dim is None else 1  # a latent is key and value
         per_head = vectors * cfg.head_dim * jnp.dtype(self.kv_dtype).itemsize + scales

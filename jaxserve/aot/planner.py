@@ -81,14 +81,15 @@ class CapacityPlan:
 
     @property
     def kv_tokens(self) -> int:
-        """What the pool of the first KV group holds."""
-        return 0 if self.memory is None else self.memory.num_pages[0] * (self.args.page_size or 1)
+        """What the pools of the first KV group hold."""
+        return 0 if self.memory is None else self.args.attn_dp_size * self.memory.num_pages[0] * (self.args.page_size or 1)
 
     @property
     def full_requests(self) -> int:
         if self.memory is None:
             return 0
-        return num_requests(self.memory.kv_groups, self.args.page_size or 1, self.args.context_length or 1)
+        each = num_requests(self.memory.kv_groups, self.args.page_size or 1, self.args.context_length or 1)
+        return self.args.attn_dp_size * each
 
     @property
     def programs(self) -> tuple[ProgramReport, ...]:
@@ -108,7 +109,7 @@ def plan_capacity(args: ServerArgs, config: ModelConfig, target: Target, options
     too_large = weights_too_large(demand, target, args.tp_size)
     if too_large:
         return CapacityPlan(target, args, config, failure=too_large)
-    blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size, list(target.devices())))
+    blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size, list(target.devices()), attn_dp_size=args.attn_dp_size))
     plan = CapacityPlan(target, blueprint.args, config, blueprint.backend.name, notes=tuple(_notes(blueprint, target)))
     return _Planner(blueprint, target, demand, options).complete(plan)
 
@@ -118,7 +119,7 @@ def _demand(args: ServerArgs, config: ModelConfig, target: Target) -> Demand:
     dtype = defaults.dtype if args.dtype == "auto" else args.dtype
     kv_dtype = KV_CACHE_DTYPES[args.kv_cache_dtype]
     return Demand(
-        config.replace(expert_placement=placement_of(args, config)),
+        config.replace(expert_placement=placement_of(args, config), attn_dp_size=args.attn_dp_size),
         dtype,
         dtype if kv_dtype == "auto" else kv_dtype,
         args.context_length or config.context_len,
@@ -221,6 +222,7 @@ class _Planner:
             shape = StepShape(rows, tokens, max(longest, tokens), sampled_tokens=tokens)
         else:  # prompts of equal length, from their beginning
             shape = StepShape(rows, bucket.num_tokens // rows, bucket.num_tokens // rows)
+        shape = dataclasses.replace(shape, num_shards=bucket.num_shards, is_packed=bucket.packs_tokens)
         work = step_work(shard, shape)
         interconnect = Interconnect.of(chip, args.tp_size, links_per_chip(self.target, args.tp_size))
         return StepPlan(bucket, shape, work, predict(work, chip, args.dtype, interconnect), program)
@@ -246,16 +248,16 @@ def _notes(blueprint: Blueprint, target: Target) -> list[str]:
         notes.append(f"{target.num_devices - args.tp_size} of the {target.num_devices} devices stay idle.")
     if target.num_hosts > 1:
         notes.append(f"{target.name} spans {target.num_hosts} hosts; `jaxserve serve` runs on the devices of one host today.")
-    if config.latent_dim is not None and args.tp_size > 1:
+    devices = args.attn_tp_size
+    if config.latent_dim is not None and devices > 1:
         notes.append(
-            f"Each of the {args.tp_size} devices keeps the latents of all tokens: they hold no more tokens than one would "
-            "beside the same weights."
+            f"Each of the {devices} devices keeps the latents of all tokens: they hold no more tokens than one would beside "
+            f"the same weights. With --attn-dp-size {args.tp_size} each keeps those of other requests."
         )
-    elif args.tp_size > config.num_kv_heads:
-        copies = args.tp_size // config.num_kv_heads
+    elif devices > config.num_kv_heads:
         notes.append(
-            f"Each of the {config.num_kv_heads} KV heads is kept on {copies} devices: {args.tp_size} devices hold no more "
-            f"tokens than {config.num_kv_heads} would beside the same weights."
+            f"Each of the {config.num_kv_heads} KV heads is kept on {devices // config.num_kv_heads} devices, which "
+            f"hold no more tokens together than {config.num_kv_heads} would beside the same weights (--attn-dp-size)."
         )
     if blueprint.backend.name == "reference":
         try:

@@ -14,7 +14,7 @@ from jaxserve.executor.memory import MemoryBudget
 GIB, MIB = 1 << 30, 1 << 20
 # Options that shape a plan; what else a server takes is of no meaning here.
 _ARGS = (
-    "model_path", "tp_size", "dtype", "kv_cache_dtype", "page_size", "context_length", "max_running_requests",
+    "model_path", "tp_size", "attn_dp_size", "dtype", "kv_cache_dtype", "page_size", "context_length", "max_running_requests",
     "max_total_tokens", "swa_full_tokens_ratio", "mem_fraction_static", "chunked_prefill_size", "prefill_token_buckets",
     "decode_row_buckets",
 )  # fmt: skip
@@ -106,6 +106,7 @@ def _heading(plan: CapacityPlan) -> str:
     words = [
         f"{plan.config.architecture}, {plan.config.num_layers} layers, on {plan.target.name} ({chip.kind})",
         f"--tp-size {args.tp_size}",
+        *([f"--attn-dp-size {args.attn_dp_size}"] if args.attn_dp_size > 1 else []),
         f"weights {args.dtype}",
         f"KV {args.dtype if args.kv_cache_dtype == 'auto' else args.kv_cache_dtype}",
     ]

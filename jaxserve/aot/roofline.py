@@ -1,7 +1,8 @@
 """The least time a step can take on a chip: bytes, operations and messages, from the model's shapes, over the chip's peaks.
 
 Counted by us, since XLA's own numbers leave out what kernels do: weights read once; keys, values and states read and written;
-logits; products with weights and of attention; what all-reduces and the logits' all-gather send. Not counted: activations,
+logits; products with weights and of attention; what all-reduces and the logits' all-gather send (with attention by data
+parallelism an all-gather and a reduce-scatter count as an all-reduce of all devices). Not counted: activations,
 norms, recurrences, sampling, the latency of a collective or a launch. Of experts, those that the tokens choose are read and
 multiplied; supposed is that tokens choose independently and all experts alike. So a step takes longer than said here; how much,
 only the chip can tell.
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.aot.chips import ChipSpec
-from jaxserve.models import TENSOR_AXIS, ArrayInfo, LayerSpec, ModelConfig, MoESpec, abstract_params
+from jaxserve.models import ALL_AXES, TENSOR_AXIS, ArrayInfo, LayerSpec, ModelConfig, MoESpec, abstract_params
 from jaxserve.models.blocks.state_inputs import state_bytes
 
 LOGITS_BYTES = 4  # float32
@@ -39,14 +40,18 @@ class ModelShard:
         return weight_bytes(self.config, self.dtype, self.tp_size)
 
     @property
+    def attn_tp_size(self) -> int:
+        return self.tp_size // self.config.attn_dp_size
+
+    @property
     def num_heads(self) -> int:
-        return self.config.num_heads // self.tp_size
+        return self.config.num_heads // self.attn_tp_size
 
     @property
     def state_bytes(self) -> int:
         """Of one sequence, in all layers that keep states."""
         mixers = self.config.state_layers
-        return len(mixers) * state_bytes(mixers[0], self.dtype, self.tp_size) if mixers else 0
+        return len(mixers) * state_bytes(mixers[0], self.dtype, self.attn_tp_size) if mixers else 0
 
     @property
     def itemsize(self) -> int:
@@ -64,21 +69,40 @@ def _arrays(config: ModelConfig, dtype: str, tp_size: int) -> Any:
 def weight_bytes(config: ModelConfig, dtype: str, tp_size: int) -> int:
     """On each device."""
     leaves: list[ArrayInfo] = jax.tree.leaves(_arrays(config, dtype, tp_size))
-    return sum(_shard(info, info.num_bytes, tp_size) for info in leaves)
+    return sum(_shard(info, info.num_bytes, tp_size, config.attn_dp_size) for info in leaves)
 
 
-def _shard(info: ArrayInfo, amount: int, tp_size: int) -> int:
-    return amount // tp_size if TENSOR_AXIS in info.spec else amount
+def _shard(info: ArrayInfo, amount: int, tp_size: int, attn_dp_size: int) -> int:
+    if _is_of_all(info):
+        return amount // tp_size
+    return amount // (tp_size // attn_dp_size) if TENSOR_AXIS in info.spec else amount
+
+
+def _is_of_all(info: ArrayInfo) -> bool:
+    """Sharded over all devices, also with attention by data parallelism."""
+    return any(axis == ALL_AXES for axis in info.spec)
 
 
 @dataclasses.dataclass(frozen=True)
 class StepShape:
-    """A step: `num_rows` sequences that bring `new_tokens` each, after which each is `context_len` tokens long."""
+    """A step: `num_rows` sequences that bring `new_tokens` each, after which each is `context_len` tokens long; as many in each
+    shard, with attention by data parallelism, or in one alone (`is_packed`)."""
 
     num_rows: int
     new_tokens: int
     context_len: int
     sampled_tokens: int = 1  # of each sequence: the tokens whose logits are wanted
+    num_shards: int = 1
+    is_packed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Of one shard."""
+        return self.num_rows * self.new_tokens
+
+    @property
+    def all_tokens(self) -> int:
+        return self.tokens * (1 if self.is_packed else self.num_shards)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,27 +129,37 @@ class StepWork:
 
 def step_work(shard: ModelShard, step: StepShape) -> StepWork:
     cfg, tp_size = shard.config, shard.tp_size
-    tokens, lines = step.num_rows * step.new_tokens, step.num_rows * step.sampled_tokens
+    tokens, lines = step.tokens, step.num_rows * step.sampled_tokens * step.num_shards
     arrays = shard.arrays()
     embed, head = arrays["embed"], arrays.get("lm_head", arrays["embed"])
     layers = list(zip(cfg.layers, arrays["layers"], strict=True))
-    layer_params = sum(_matrix_params(tree, tp_size) + _chosen_params(layer, tree, tp_size) for layer, tree in layers)
-    idle_bytes = sum(_idle_expert_bytes(layer, tree, tokens, tp_size) for layer, tree in layers)
+    own_params = sum(_matrix_params(tree, shard, of_all=False) for _, tree in layers)
+    all_params = sum(_matrix_params(tree, shard) + _chosen_params(layer, tree, tp_size) for layer, tree in layers)
+    idle_bytes = sum(_idle_expert_bytes(layer, tree, step.all_tokens, shard) for layer, tree in layers)
     # The rows that are looked up; a table that is the output head too is read whole anyway.
-    embed_rows = 0 if "lm_head" not in arrays else tokens * cfg.hidden_size * shard.itemsize
-    untied_embed = 0 if "lm_head" not in arrays else _shard(embed, embed.num_bytes, tp_size)
+    embed_rows = 0 if "lm_head" not in arrays else step.all_tokens * cfg.hidden_size * shard.itemsize
+    untied_embed = 0 if "lm_head" not in arrays else _shard(embed, embed.num_bytes, tp_size, cfg.attn_dp_size)
     pairs, keys = _attended(cfg.windows, step)
-    sharded = tp_size > 1
+    head_params, width = _matrix_params(head, shard), cfg.hidden_size * shard.itemsize
     return StepWork(
         weight_bytes=shard.weight_bytes - untied_embed + embed_rows - idle_bytes,
         kv_read_bytes=round(step.num_rows * (keys * shard.kv_token_bytes + shard.state_bytes)),
         kv_write_bytes=round(tokens * len(cfg.windows) * shard.kv_token_bytes + step.num_rows * shard.state_bytes),
         logits_bytes=lines * cfg.vocab_size * LOGITS_BYTES,
-        matmul_flops=2 * (tokens * layer_params + lines * _matrix_params(head, tp_size)),
+        matmul_flops=2 * (tokens * own_params + step.all_tokens * all_params + lines * head_params),
         attention_flops=2 * step.num_rows * shard.num_heads * _attention_products(cfg, step, pairs),
-        all_reduce_bytes=sharded * (2 * cfg.num_layers + 1) * tokens * cfg.hidden_size * shard.itemsize,
-        all_gather_bytes=sharded * lines * cfg.vocab_size * LOGITS_BYTES,
+        all_reduce_bytes=_summed_tokens(shard, step) * width,
+        all_gather_bytes=(tp_size > 1) * lines * cfg.vocab_size * LOGITS_BYTES,
     )
+
+
+def _summed_tokens(shard: ModelShard, step: StepShape) -> int:
+    """Of all sums: behind each mixer, each MLP and the embedding."""
+    mixers, mlps = shard.config.num_layers, shard.config.num_layers + 1
+    if step.num_shards == 1:
+        return (shard.tp_size > 1) * (mixers + mlps) * step.tokens
+    within = (shard.attn_tp_size > 1) * (mixers + (0 if step.is_packed else mlps)) * step.tokens
+    return within + (2 if step.is_packed else 1) * mlps * step.all_tokens
 
 
 def _attention_products(cfg: ModelConfig, step: StepShape, pairs: int) -> int:
@@ -140,10 +174,15 @@ def _attention_products(cfg: ModelConfig, step: StepShape, pairs: int) -> int:
     return pairs * (head.key_dim + head.value_dim) + len(cfg.windows) * cached * head.products_per_token(latent_dim)
 
 
-def _matrix_params(tree: Any, tp_size: int) -> int:
-    """Of one device, without experts."""
+def _matrix_params(tree: Any, shard: ModelShard, *, of_all: bool = True) -> int:
+    """Of one device, without experts: of what multiplies the tokens of all shards, or what its own shard's."""
     matrices: list[ArrayInfo] = [info for info in jax.tree.leaves(tree) if len(info.shape) == 2 and not _is_of_experts(info)]
-    return sum(_shard(info, math.prod(info.shape), tp_size) for info in matrices)
+    sizes = shard.tp_size, shard.config.attn_dp_size
+    return sum(_shard(info, math.prod(info.shape), *sizes) for info in matrices if _multiplies_all(info) == of_all)
+
+
+def _multiplies_all(info: ArrayInfo) -> bool:
+    return _is_of_all(info) or "routes" in info.logical_axes
 
 
 def _chosen_params(layer: LayerSpec, tree: Any, tp_size: int) -> int:
@@ -154,11 +193,11 @@ def _chosen_params(layer: LayerSpec, tree: Any, tp_size: int) -> int:
     return sum(math.prod(info.shape[1:]) for info in matrices) * layer.mlp.experts_per_token // tp_size
 
 
-def _idle_expert_bytes(layer: LayerSpec, tree: Any, tokens: int, tp_size: int) -> int:
+def _idle_expert_bytes(layer: LayerSpec, tree: Any, tokens: int, shard: ModelShard) -> int:
     """Of the experts that none of so many tokens chooses, on average."""
     if not isinstance(layer.mlp, MoESpec):
         return 0
-    held = sum(_shard(info, info.num_bytes, tp_size) for info in jax.tree.leaves(tree) if _is_of_experts(info))
+    held = sum(info.num_bytes // shard.tp_size for info in jax.tree.leaves(tree) if _is_of_experts(info))
     return round(held * (1 - layer.mlp.experts_per_token / layer.mlp.num_experts) ** tokens)
 
 

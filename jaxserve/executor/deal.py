@@ -1,7 +1,8 @@
 """Where a step's rows, tokens and page-table entries go when they are dealt out to shards (attention by data parallelism).
 
-The scheduler numbers request rows 0 .. max_rows - 1, those of a shard in a row, and gives a step's rows in any order. On the device each shard has its own lines: of tables one per request row and one for padding, of a step those of its bucket. Of
-a single shard that is the order they come in, and costs nothing.
+The scheduler numbers request rows 0 .. max_rows - 1, those of a shard in a row, and gives a step's rows in any order. On the
+device each shard has its own lines: of tables one per request row and one for padding, of a step those of its bucket. With one
+shard that is the order they come in, and costs nothing.
 """
 
 from __future__ import annotations

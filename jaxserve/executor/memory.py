@@ -250,19 +250,29 @@ def _state_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, 
 
 def _pool_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, int, str]]:
     """Of the whole KV cache, and where there are several pools, of each."""
-    page_size, length = blueprint.page_size, blueprint.args.context_length or 1
+    page_size, length, shards = blueprint.page_size, blueprint.args.context_length or 1, blueprint.args.attn_dp_size
+    of_all = "" if shards == 1 else f" in {shards} shards"
     is_one = len(budget.kv_groups) == 1
     pools = []
     for group, page_bytes in zip(budget.kv_groups, budget.page_bytes, strict=True):
-        requests = f"{num_requests((group,), page_size, length)} requests" + (f" of {length}" if is_one else "")
+        requests = f"{shards * num_requests((group,), page_size, length)} requests" + (f" of {length}" if is_one else "")
         seen = "" if group.window is None else f", the last {group.window} of each"
         name = "all tokens" if group.window is None else f"window {group.window}"
-        pools.append((f"  {name}", group.num_pages * page_bytes, f"{group.num_pages * page_size} tokens, {requests}{seen}"))
+        pools.append(
+            (
+                f"  {name}",
+                group.num_pages * page_bytes,
+                f"{shards * group.num_pages * page_size} tokens{of_all}, {requests}{seen}",
+            )
+        )
     if budget.fitting_pages > budget.kv_groups[0].num_pages:
-        pools[0] = (*pools[0][:2], f"{pools[0][2]}; there is room for {budget.fitting_pages * page_size}")
+        pools[0] = (*pools[0][:2], f"{pools[0][2]}; there is room for {shards * budget.fitting_pages * page_size}")
     if is_one:
         return [("KV cache", *pools[0][1:])]
-    return [("KV cache", budget.kv_pool, f"{num_requests(budget.kv_groups, page_size, length)} requests of {length}"), *pools]
+    return [
+        ("KV cache", budget.kv_pool, f"{shards * num_requests(budget.kv_groups, page_size, length)} requests of {length}"),
+        *pools,
+    ]
 
 
 def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:

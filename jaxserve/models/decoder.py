@@ -143,8 +143,11 @@ def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
 
 def check_tp(config: ModelConfig, tp_size: int) -> None:
     """ValueError with both numbers if the model cannot be split over `tp_size` devices."""
+    attn_dp_size = _attn_dp_size(config, tp_size)
+    if tp_size % attn_dp_size:
+        raise ValueError(f"--attn-dp-size must divide --tp-size {tp_size}; got {attn_dp_size}.")
     for layer in dict.fromkeys(config.layers):
-        layer.check_tp(tp_size, config.attn_dp_size)
+        layer.check_tp(tp_size, attn_dp_size)
         if not isinstance(layer.mlp, MoESpec):
             continue
         if config.expert_placement is None or tp_size == 1:
@@ -155,15 +158,19 @@ def check_tp(config: ModelConfig, tp_size: int) -> None:
 
 def _declare(config: ModelConfig, dtype: Any, tp_size: int) -> Declare:
     check_tp(config, tp_size)
-    attn_dp_size = config.attn_dp_size if tp_size > 1 else 1  # on one device there is nothing to divide
     return Declare(
         config.hidden_size,
         np.dtype(dtype),
         tp_size,
         config.quantization,
         config.native_products,
-        attn_dp_size=attn_dp_size,
+        attn_dp_size=_attn_dp_size(config, tp_size),
     )
+
+
+def _attn_dp_size(config: ModelConfig, tp_size: int) -> int:
+    """On one device there is nothing to divide: that layout is the checkpoints' own."""
+    return config.attn_dp_size if tp_size > 1 else 1
 
 
 def _at_layer(declare: Declare, config: ModelConfig, index: int) -> Declare:

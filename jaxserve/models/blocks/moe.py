@@ -50,7 +50,7 @@ class MoE(nnx.Module):
         self.shared_gate = declare.router(f"{prefix}.shared_expert_gate.weight", 1) if spec.gates_shared else None
 
     def __call__(self, x: jax.Array, context: StepContext) -> tuple[jax.Array, jax.Array | None]:
-        """x [tokens of this shard, hidden] -> (the same, int32 [experts]: the tokens that went to each, if they are counted)."""
+        """x [tokens of this shard, hidden] -> (as much, int32 [experts]: tokens that went to each, if they are counted)."""
         x = context.exchange.gather(x)
         with jax.named_scope("route"):
             params = RouterParams(self.router, self.router_bias, self.correction)
