@@ -21,11 +21,15 @@ EMBED_LINES = 128
 
 
 def write_embeds(hidden: jax.Array, first_slot: jax.Array, lines: jax.Array) -> jax.Array:
-    """Writes float32 [EMBED_LINES, E] into `hidden` [slots, E] of the shard that has a slot, int32 [1] of those of all shards,
-    from there on. Lines behind the last embedding go where no slot is, or one whose token has an id, or an embedding that is
-    written later."""
-    slots = own_lines(first_slot, len(hidden)) + jnp.arange(len(lines), dtype=jnp.int32)
+    """Writes float32 [EMBED_LINES, E] into `hidden` [slots, E] from a slot, int32 [1], on. Lines behind the last embedding go
+    where no slot is, or one whose token has an id, or an embedding that is written later."""
+    slots = first_slot + jnp.arange(len(lines), dtype=jnp.int32)
     return hidden.at[slots].set(lines.astype(hidden.dtype), mode="drop")
+
+
+def write_own_embeds(hidden: jax.Array, first_slot: jax.Array, lines: jax.Array) -> jax.Array:
+    """The same in the shard that has the slot, among those of all shards; in the others nothing."""
+    return write_embeds(hidden, own_lines(first_slot, len(hidden)), lines)
 
 
 def pack_embeds(embeds: EmbeddedTokens) -> Iterator[tuple[np.ndarray, np.ndarray]]:

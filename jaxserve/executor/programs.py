@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.compiler_options import compiler_options
 from jaxserve.executor.forward_batch import Bucket, packed_len
-from jaxserve.executor.input_embeds import EMBED_LINES, write_embeds
+from jaxserve.executor.input_embeds import EMBED_LINES, write_own_embeds
 from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.logit_lines import MOVED_LINES, LogitsKey, read_logits, write_logits
 from jaxserve.executor.mesh import platform_of, spans_processes
@@ -168,7 +168,7 @@ class StepPrograms:
         """Of (hidden states, int32 [1] slot, float32 [EMBED_LINES, hidden size]) -> hidden states."""
         hidden = self._forward_state().hidden
         lines = self._whole((EMBED_LINES, hidden.shape[1]), jnp.float32)
-        sharded = self._sharded(write_embeds, (_BY_SHARD, _WHOLE, _WHOLE), _BY_SHARD)
+        sharded = self._sharded(write_own_embeds, (_BY_SHARD, _WHOLE, _WHOLE), _BY_SHARD)
         return self._jit(sharded, donated=0).lower(hidden, self._whole((1,)), lines)
 
     def lower_history(self) -> Any:
