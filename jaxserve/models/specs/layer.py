@@ -34,10 +34,10 @@ class LayerSpec:
 
     def check_tp(self, tp_size: int, attn_dp_size: int = 1) -> None:
         """ValueError with both numbers if it cannot be split over `tp_size` devices, in groups with attention of their own."""
-        self.mlp.check_tp(tp_size)
         try:
             self.mixer.check_tp(tp_size // attn_dp_size)
         except ValueError as error:
             if attn_dp_size == 1:
                 raise
             raise ValueError(f"{error} (--tp-size {tp_size} over --attn-dp-size {attn_dp_size})") from error
+        self.mlp.check_tp(tp_size)
