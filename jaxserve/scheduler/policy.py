@@ -84,28 +84,35 @@ def _longest_output_first(waiting: list[Req]) -> list[Req]:
     return sorted(waiting, key=lambda req: -req.max_new_tokens)
 
 
+# A node of a tree. The roots of namespaces and the node above them, which have no tokens, are one for the trees of all shards:
+# whether it is the latter, and the name.
+_Place = TreeNode | tuple[bool, bytes | str | None]
+_TOP: _Place = (True, None)
+
+
+def _place(node: TreeNode) -> _Place:
+    return node if node.key else (node.parent is None, node.edge)
+
+
 def _depth_first(placed: list[tuple[Req, TreeNode]]) -> list[Req]:
     """Requests that share a path next to each other: subtrees with more requests first, a node's own requests after those of
     its children (SGLang's dfs-weight)."""
-    own: dict[TreeNode, list[Req]] = defaultdict(list)
-    weight: dict[TreeNode, int] = defaultdict(int)
-    children: dict[TreeNode, dict[TreeNode, None]] = defaultdict(dict)  # in order
-    roots: dict[TreeNode, None] = {}  # in order; each shard has a tree
+    own: dict[_Place, list[Req]] = defaultdict(list)
+    weight: dict[_Place, int] = defaultdict(int)
+    children: dict[_Place, dict[_Place, None]] = defaultdict(dict)  # in order
     for req, node in placed:
-        own[node].append(req)
-        current = node
-        weight[current] += 1
-        while current.parent is not None:
-            children[current.parent][current] = None
-            current = current.parent
-            weight[current] += 1
-        roots[current] = None
+        own[_place(node)].append(req)
+        weight[_place(node)] += 1
+        while node.parent is not None:
+            children[_place(node.parent)][_place(node)] = None
+            node = node.parent
+            weight[_place(node)] += 1
     ordered: list[Req] = []
     # Visited front to back in reverse (a node before its children, lightest child last on the stack), then turned around.
-    stack = list(roots)
+    stack = [_TOP]
     while stack:
-        node = stack.pop()
-        ordered.extend(reversed(own[node]))
-        stack.extend(sorted(children[node], key=lambda child: -weight[child]))
+        place = stack.pop()
+        ordered.extend(reversed(own[place]))
+        stack.extend(sorted(children[place], key=lambda child: -weight[child]))
     ordered.reverse()
     return ordered

@@ -94,6 +94,7 @@ class PrefillPlanner:
         )
         self._chunked_reqs: list[Req] = []
         self._blocked_at: tuple[int, ...] | None = None  # what the world looked like when the first request did not fit
+        self._alone_at: tuple[int, ...] | None = None  # and when only one could be added to a step
         self._must_settle = False  # the next plan may preempt, which it can only when no step is in flight
         self._num_decode_steps = 0
         self.deferred: list[Req] = []  # held back by the last plan only to find their prefix computed in the next one
@@ -111,10 +112,10 @@ class PrefillPlanner:
             return NEEDS_RESULTS
         self._must_settle = False
         chunks = self.chunked_reqs
-        share = self._share_of_a_shard(len(chunks))
         self.deferred = []
         if not chunks and (not len(self._waiting) or self._blocked_at == self._world()):
             return None
+        share = self._share_of_a_shard(len(chunks))
         num_mixed = self._num_rows_to_mix(share)
         if num_mixed and not self._memory.grow():
             return None  # no time to admit anybody: the decode step will retract
@@ -127,6 +128,8 @@ class PrefillPlanner:
         if not adder.items:
             return NEEDS_RESULTS if self._must_settle else None
         self._chunked_reqs = adder.chunked_reqs
+        if len(adder.items) == 1:
+            self._alone_at = self._arrivals()
         self._waiting.drop_admitted([item.req for item in adder.items if item.is_new])
         return ScheduleBatch(decode_rows=self._running.rows if num_mixed else NO_ROWS, items=adder.items)
 
@@ -134,10 +137,10 @@ class PrefillPlanner:
         self._num_decode_steps += 1
 
     def _share_of_a_shard(self, num_chunked: int) -> int:
-        """Tokens of the step for each shard; all of it if only one prompt is to be computed, and those that wait for it do not
-        count."""
-        num_prompts = num_chunked + len(self._waiting) - (len(self.deferred) if num_chunked else 0)
-        return self._limits.shard_tokens if num_prompts > 1 else self._limits.step_tokens
+        """Tokens of the step for each shard; all of it for a prompt that is the only one, or beside which nobody could be added
+        when it had a share."""
+        is_alone = num_chunked + len(self._waiting) == 1 or (num_chunked == 1 and self._alone_at == self._arrivals())
+        return self._limits.step_tokens if is_alone else self._limits.shard_tokens
 
     def _num_rows_to_mix(self, share: int) -> int:
         """Decode rows ride along if they leave at least half of the step, and of each shard's share, to prompts; else both
@@ -181,6 +184,10 @@ class PrefillPlanner:
                 if result in (AddResult.NO_TOKENS, AddResult.NO_ROW):
                     self._blocked_at = self._world()
                 break
+
+    def _arrivals(self) -> tuple[int, ...]:
+        """Differs from an earlier value if somebody may be added now who could not be then."""
+        return (self._waiting.num_pushed, *self._world())
 
     def _world(self) -> tuple[int, ...]:
         """Differs from an earlier value if a request that did not fit then may fit now."""

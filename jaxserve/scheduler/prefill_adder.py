@@ -115,12 +115,15 @@ class PrefillAdder:
         if not rooms or len(self._residents) >= self._limits.max_running:
             return AddResult.NO_ROW
         token_ids = req.fill_ids
+        places = self._cheapest_first(rooms, req, token_ids)
+        if any(self._is_computed_in_this_step(req, token_ids, prefix_len) for _, prefix_len in places):
+            return AddResult.DEFERRED
         reason, found_len = AddResult.NO_TOKENS, 0
-        for room, prefix_len in self._cheapest_first(rooms, req, token_ids):
+        for room, prefix_len in places:
             if found_len - prefix_len >= self._limits.shard_tokens:
                 return AddResult.DEFERRED
             result = self._add_to(room, req, token_ids, prefix_len)
-            if result in (AddResult.ADDED, AddResult.DEFERRED):
+            if result is AddResult.ADDED:
                 return result
             if result is AddResult.STEP_FULL:
                 reason, found_len = result, max(found_len, 0 if room.is_closed else prefix_len)
@@ -134,8 +137,6 @@ class PrefillAdder:
     def _add_to(self, room: ShardRoom, req: Req, token_ids: np.ndarray, prefix_len: int) -> AddResult:
         if room.is_closed:
             return AddResult.STEP_FULL
-        if self._is_computed_in_this_step(req, token_ids, prefix_len):
-            return AddResult.DEFERRED
         if not self._fits_memory(room, req, prefix_len):
             return AddResult.NO_TOKENS
         if self._chunk_end(room, req, prefix_len) <= prefix_len:
