@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fake_shards import numbered_through
 from fake_states import FakeRow, FakeStates
 
 from jaxserve.runner import (
@@ -93,7 +94,7 @@ class FakeRunner:
         self._powers = _position_factors(spec.context_len)
         groups = spec.kv_groups
         self._reach = [group.window or spec.context_len for group in groups]  # tokens that a query sees
-        self._pages = [np.full((group.num_pages, spec.page_size), _UNWRITTEN, np.int32) for group in groups]
+        self._pages = [np.full((spec.num_shards * group.num_pages, spec.page_size), _UNWRITTEN, np.int32) for group in groups]
         self._written_by = [np.zeros_like(pages, np.int64) for pages in self._pages]  # which weights
         self._page_tables = np.full((len(groups), spec.max_rows, spec.max_pages_per_row), _UNWRITTEN, np.int32)
         self._row_states = FakeStates(spec.max_rows, spec.max_pages_per_row, spec.page_size, len(groups), spec.num_draft_tokens)
@@ -229,7 +230,7 @@ class FakeRunner:
             time.sleep(self._step_delay_s)
         check_step(step, self._spec)
         step = with_embedded_tokens(step)
-        updates = step.page_updates
+        updates = numbered_through(step.page_updates, self._spec)
         self._row_states.enter(updates)
         of_pages = updates.groups < len(self._page_tables)
         self._page_tables[updates.groups[of_pages], updates.rows[of_pages], updates.index[of_pages]] = updates.pages[of_pages]

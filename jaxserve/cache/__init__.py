@@ -4,6 +4,10 @@ from jaxserve.cache.audit import LeakReport
 from jaxserve.cache.events import KVCacheEvent
 from jaxserve.cache.manager import CacheManager, Lease, PoolUsage
 from jaxserve.cache.radix_cache import PrefixMatch, RadixCache
+from jaxserve.cache.shards import LeakReports, ShardedCache
 from jaxserve.cache.tree_node import TreeNode
 
-__all__ = ["CacheManager", "KVCacheEvent", "LeakReport", "Lease", "PoolUsage", "PrefixMatch", "RadixCache", "TreeNode"]
+__all__ = [
+    "CacheManager", "KVCacheEvent", "LeakReport", "LeakReports", "Lease", "PoolUsage", "PrefixMatch", "RadixCache",
+    "ShardedCache", "TreeNode",
+]  # fmt: skip

@@ -88,6 +88,7 @@ class CacheManager:
         page_size: int,
         max_rows: int,
         max_pages_per_row: int,
+        rows: range | None = None,
         eviction_policy: str = "lru",
         disable_radix: bool = False,
         num_snapshots: int = 0,
@@ -96,13 +97,14 @@ class CacheManager:
         on_eviction: Callable[[list[int], float], None] = lambda tokens, took_s: None,
     ) -> None:
         """`groups` and `num_snapshots` as in RunnerSpec; rows that decode leave one every `snapshot_interval` tokens.
+        `rows`: the request rows that it may give out (None: all), as others are some other CacheManager's.
         `record_events`: there is something for `take_events`. `on_eviction` is told how many tokens of each group were evicted,
         and how long it took."""
         assert all(group.window is not None for group in groups[1:]), f"a group without a window must be the first: {groups}"
         self.num_pages = groups[0].num_pages  # of the first group, as everything that is counted below
         self.page_size = page_size
         self.disable_radix = disable_radix
-        self.req_to_token = ReqToTokenPool(max_rows, max_pages_per_row, len(groups) + (num_snapshots > 0))
+        self.req_to_token = ReqToTokenPool(max_rows, max_pages_per_row, len(groups) + (num_snapshots > 0), rows)
         *tables, last_table = self.req_to_token.tables
         tables = tables if num_snapshots else [*tables, last_table]
         self.allocator = PageAllocator(self.num_pages) if groups[0].window is None else NoPages()
@@ -168,8 +170,23 @@ class CacheManager:
         return self.free_tokens + self.evictable_tokens
 
     @property
+    def used_tokens(self) -> int:
+        """Held by running requests, shared or not."""
+        return self._groups[0].num_pages * self.page_size - self.available_tokens
+
+    @property
+    def rows(self) -> range:
+        """Those that it may give out."""
+        return self.req_to_token.rows
+
+    @property
     def free_rows(self) -> int:
         return self.req_to_token.free_rows
+
+    @property
+    def num_leases(self) -> int:
+        """Requests that hold a row."""
+        return len(self._leases)
 
     @property
     def page_tables(self) -> list[np.ndarray]:
@@ -237,8 +254,7 @@ class CacheManager:
         """Pages for a step that computes tokens [start, end) of a row, and for all that the step reads: what is behind the
         windows of `start` is given back. False, and no page taken, if even eviction does not yield enough."""
         assert lease.is_open, f"grow of row {lease.row} after its release"
-        for group in self.windows:
-            group.slide(np.array([lease.row]), np.array([start]))
+        self.slide_windows(np.array([lease.row]), np.array([start]))
         missing = -(-end // self.page_size) - int(self.req_to_token.num_pages[lease.row])
         if missing > 0:
             if not self._make_room(missing):
@@ -253,11 +269,15 @@ class CacheManager:
         """Whether grow_rows to these lengths would succeed; with windows it may even if this says no."""
         return self._has_room(int(np.maximum(self._missing_pages(rows, lengths), 0).sum()))
 
+    def slide_windows(self, rows: np.ndarray, starts: np.ndarray) -> None:
+        """Rows whose next step computes tokens from starts[i] or later give back what none of these sees."""
+        for group in self.windows:
+            group.slide(rows, starts)
+
     def grow_rows(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, held: np.ndarray | None = None) -> bool:
         """grow for many distinct rows at once, all or none: rows[i] computes tokens from starts[i] or later to ends[i] or less,
         and holds at most held[i] (None: starts) before. No Python per row, as this runs before every decode step."""
-        for group in self.windows:
-            group.slide(rows, starts)
+        self.slide_windows(rows, starts)
         missing = self._missing_pages(rows, ends)
         most = int(missing.max(initial=0))
         if most > 0:

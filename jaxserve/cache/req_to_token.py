@@ -6,6 +6,8 @@ notes to the next step. Knows nothing of the radix tree, of tokens, or of who ow
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jaxserve.runner import PageUpdates
@@ -49,14 +51,16 @@ class PageTable:
 
 
 class ReqToTokenPool:
-    def __init__(self, max_rows: int, max_pages_per_row: int, num_groups: int = 1) -> None:
+    def __init__(self, max_rows: int, max_pages_per_row: int, num_groups: int = 1, rows: range | None = None) -> None:
+        """`rows`: those it may give out, of all there are; None: all."""
         assert max_rows >= 1, f"at least one request row is needed, got {max_rows}"
         assert max_pages_per_row >= 1, f"a row needs at least one page, got {max_pages_per_row}"
-        self.max_rows = max_rows
+        self.rows = range(max_rows) if rows is None else rows
+        assert 0 <= self.rows.start < self.rows.stop <= max_rows, f"{self.rows} of {max_rows} request rows"
         self.max_pages_per_row = max_pages_per_row
         self.tables = [PageTable(group, max_rows, max_pages_per_row) for group in range(num_groups)]
         self.num_pages = np.zeros(max_rows, np.int32)  # filled entries of each row, in every table
-        self._free_rows = list(range(max_rows - 1, -1, -1))
+        self._free_rows = list(reversed(self.rows))
         empty = np.zeros(0, np.int32)
         self._no_updates = PageUpdates.of(empty, empty, empty)
 
@@ -72,11 +76,11 @@ class ReqToTokenPool:
         self._free_rows.append(row)
 
     def busy_rows(self) -> list[int]:
-        return sorted(set(range(self.max_rows)) - set(self._free_rows))
+        return sorted(set(self.rows) - set(self._free_rows))
 
     def reset_rows(self) -> None:
         self.num_pages[:] = 0
-        self._free_rows = list(range(self.max_rows - 1, -1, -1))
+        self._free_rows = list(reversed(self.rows))
 
     def extend(self, row: int, count: int) -> int:
         """Room for `count` more pages at the end of a row; returns the first one's index. The caller writes them."""
@@ -96,14 +100,19 @@ class ReqToTokenPool:
     def drain_updates(self) -> PageUpdates:
         """The entries of all tables written since the last call."""
         updates = [update for table in self.tables if (update := table.drain_updates()) is not None]
-        if len(updates) < 2:
-            return updates[0] if updates else self._no_updates
-        return PageUpdates(*(np.concatenate(column) for column in zip(*map(_columns, updates), strict=True)))
+        return joined(updates) if updates else self._no_updates
 
     def _check_width(self, row: int, num_pages: int) -> None:
         assert num_pages <= self.max_pages_per_row, (
             f"row {row} would hold {num_pages} pages, more than {self.max_pages_per_row}"
         )
+
+
+def joined(updates: Sequence[PageUpdates]) -> PageUpdates:
+    """One after the other; at least one."""
+    if len(updates) == 1:
+        return updates[0]
+    return PageUpdates(*(np.concatenate(column) for column in zip(*map(_columns, updates), strict=True)))
 
 
 def _columns(updates: PageUpdates) -> tuple[np.ndarray, ...]:

@@ -12,7 +12,7 @@ import functools
 import numpy as np
 
 from jaxserve.runner import EmbeddedTokens, PageUpdates, RowState, StepInput
-from jaxserve.scheduler.prefill_adder import PrefillItem
+from jaxserve.scheduler.prefill_item import PrefillItem
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.scores import ASKING, ScorePlan, plan_scores
 from jaxserve.types import ForwardMode

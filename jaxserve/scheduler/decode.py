@@ -12,6 +12,7 @@ import logging
 import numpy as np
 
 from jaxserve.cache.manager import CacheManager
+from jaxserve.cache.shards import ShardedCache
 from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.prefill_adder import CLIP_MAX_NEW_TOKENS
 from jaxserve.scheduler.req import Req
@@ -55,9 +56,9 @@ class RunningBatch:
         self._members = self._members[self._members != row]
         self.rows = self.rows[self.rows != row]
 
-    def add_to(self, demand: KVDemand, new_token_ratio: float) -> None:
-        """What these requests may still produce: that share of what they may at most; all of it for those that ignore eos."""
-        table, rows = self._table, self.rows
+    def add_to(self, demand: KVDemand, rows: np.ndarray, new_token_ratio: float) -> None:
+        """What some of them may still produce: that share of what they may at most; all of it for those that ignore eos."""
+        table = self._table
         held = table.kv_len[rows]
         most = np.minimum(table.max_len[rows] - held, CLIP_MAX_NEW_TOKENS)
         demand.add_all(held, held + most * np.where(table.ignores_eos[rows], 1.0, new_token_ratio))
@@ -67,7 +68,7 @@ class DecodeMemory:
     def __init__(
         self,
         *,
-        cache: CacheManager,
+        cache: ShardedCache,
         table: RowTable,
         residents: Residents,
         waiting: WaitingQueue,
@@ -103,7 +104,7 @@ class DecodeMemory:
     def make_room(self) -> Req | None:
         """Called when `grow` failed: retracts until it succeeds. No step may be in flight, as it would name the retracted.
 
-        At least one request stays. Returns it if there is no room even for that one alone; the caller ends it.
+        At least one request stays in each shard. Returns one if there is no room even for that one alone; the caller ends it.
         """
         victims = self._retract_until_fits()
         rows = self._running.rows
@@ -116,7 +117,7 @@ class DecodeMemory:
             "KV cache is full: retracted %d requests, %d keep running, new_token_ratio %.3f",
             len(victims), len(rows), self._ratio.value,
         )  # fmt: skip
-        return None if self.grow() else self._table.req(int(rows[0]))
+        return None if self.grow() else self._table.req(int(self._short_shards()[0][1][0]))
 
     def retract(self, reqs: list[Req]) -> None:
         """Back to the front of the waiting queue. No launched step may name them."""
@@ -129,23 +130,29 @@ class DecodeMemory:
         self._num_retracted += len(reqs)
 
     def _retract_until_fits(self) -> list[Req]:
+        """Room for several steps: retracting for one step only would have to be repeated at the next."""
         victims: list[Req] = []
-        for req in self._in_retraction_order():
-            if len(self._running) == 1 or self._fits(RETRACT_DECODE_STEPS):
-                break
-            self.retract([req])
-            victims.append(req)
+        for shard, rows in self._short_shards():
+            for req in self._in_retraction_order(rows)[:-1]:
+                if self._fits(shard, rows, RETRACT_DECODE_STEPS):
+                    break
+                rows = rows[rows != req.row]
+                self.retract([req])
+                victims.append(req)
         return victims
 
-    def _fits(self, num_steps: int) -> bool:
-        """Room for that many steps: retracting for one step only would have to be repeated at the next."""
-        rows = self._running.rows
-        lengths = self._table.longest_after_step(rows, max(num_steps, self._tokens_per_step))
-        return self._cache.has_room(rows, lengths)
+    def _short_shards(self) -> list[tuple[CacheManager, np.ndarray]]:
+        """Those that lack pages for the next step, with their running rows; some request runs."""
+        shards = [(shard, rows) for shard, rows in self._cache.by_shard(self._running.rows) if len(rows)]
+        return [(shard, rows) for shard, rows in shards if not self._fits(shard, rows)] or shards
 
-    def _in_retraction_order(self) -> list[Req]:
+    def _fits(self, shard: CacheManager, rows: np.ndarray, num_steps: int = 1) -> bool:
+        lengths = self._table.longest_after_step(rows, max(num_steps, self._tokens_per_step))
+        return shard.has_room(rows, lengths)
+
+    def _in_retraction_order(self, rows: np.ndarray) -> list[Req]:
         """Fewest output tokens first (least work lost), then longest prompt (most memory won), then the youngest."""
-        table, rows = self._table, self._running.rows
+        table = self._table
 
         def cost(req: Req) -> tuple[int, int, int, int]:
             output_len = int(table.known_len[req.row]) - req.prompt_len

@@ -2,7 +2,7 @@
 
 Retracted requests return before the others, in order of arrival: somebody has seen their first tokens already.
 
-`priority` is fcfs with priority scheduling on. The cache-aware policies (lpm, dfs-weight) look at the radix tree for the first
+`priority` is fcfs with priority scheduling on. The cache-aware policies (lpm, dfs-weight) look at the radix trees for the first
 `MAX_MATCHED_REQUESTS` requests only; those behind keep the order of arrival, so that a long queue does not cost a long time.
 Requests are ordered here and admitted in `prefill_adder`, which also holds back a request whose prefix is just being computed.
 """
@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.cache.manager import CacheManager
 from jaxserve.cache.radix_cache import PrefixMatch
+from jaxserve.cache.shards import ShardedCache
 from jaxserve.cache.tree_node import TreeNode
 from jaxserve.scheduler.req import Req
 
@@ -23,7 +23,7 @@ MAX_MATCHED_REQUESTS = 128
 
 
 class SchedulePolicy:
-    def __init__(self, name: str, cache: CacheManager, *, by_urgency: bool, rng: np.random.Generator) -> None:
+    def __init__(self, name: str, cache: ShardedCache, *, by_urgency: bool, rng: np.random.Generator) -> None:
         self._cache = cache
         self._rng = rng
         self._by_urgency = by_urgency or name == "priority"
@@ -84,28 +84,35 @@ def _longest_output_first(waiting: list[Req]) -> list[Req]:
     return sorted(waiting, key=lambda req: -req.max_new_tokens)
 
 
+# A node of a tree. The roots of namespaces and the node above them, which have no tokens, are one for the trees of all shards:
+# whether it is the latter, and the name.
+_Place = TreeNode | tuple[bool, bytes | str | None]
+_TOP: _Place = (True, None)
+
+
+def _place(node: TreeNode) -> _Place:
+    return node if node.key else (node.parent is None, node.edge)
+
+
 def _depth_first(placed: list[tuple[Req, TreeNode]]) -> list[Req]:
     """Requests that share a path next to each other: subtrees with more requests first, a node's own requests after those of
     its children (SGLang's dfs-weight)."""
-    own: dict[int, list[Req]] = defaultdict(list)
-    weight: dict[int, int] = defaultdict(int)
-    children: dict[int, dict[int, TreeNode]] = defaultdict(dict)
-    roots: dict[int, TreeNode] = {}
+    own: dict[_Place, list[Req]] = defaultdict(list)
+    weight: dict[_Place, int] = defaultdict(int)
+    children: dict[_Place, dict[_Place, None]] = defaultdict(dict)  # in order
     for req, node in placed:
-        own[node.id].append(req)
-        current = node
-        weight[current.id] += 1
-        while current.parent is not None:
-            children[current.parent.id][current.id] = current
-            current = current.parent
-            weight[current.id] += 1
-        roots[current.id] = current
+        own[_place(node)].append(req)
+        weight[_place(node)] += 1
+        while node.parent is not None:
+            children[_place(node.parent)][_place(node)] = None
+            node = node.parent
+            weight[_place(node)] += 1
     ordered: list[Req] = []
     # Visited front to back in reverse (a node before its children, lightest child last on the stack), then turned around.
-    stack = list(roots.values())
+    stack = [_TOP]
     while stack:
-        node = stack.pop()
-        ordered.extend(reversed(own[node.id]))
-        stack.extend(sorted(children[node.id].values(), key=lambda child: -weight[child.id]))
+        place = stack.pop()
+        ordered.extend(reversed(own[place]))
+        stack.extend(sorted(children[place], key=lambda child: -weight[child]))
     ordered.reverse()
     return ordered

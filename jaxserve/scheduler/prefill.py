@@ -1,25 +1,25 @@
 """PrefillPlanner: decides what the next prefill step holds.
 
-The chunked request first, then waiting requests in the policy's order as long as the adder takes them; with mixed chunks the
+Chunked requests first, then waiting requests in the policy's order as long as the adder takes them; with mixed chunks the
 running requests' decode rows ride along. Where priorities say so, running requests are preempted (retracted) for more urgent
 ones.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from jaxserve.cache.manager import CacheManager
+from jaxserve.cache.shards import ShardedCache
 from jaxserve.config import ServerArgs
 from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NO_ROWS, NeedsResults, ScheduleBatch
 from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
 from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.policy import SchedulePolicy
+from jaxserve.scheduler.preemption import Preemption
 from jaxserve.scheduler.prefill_adder import AddResult, PrefillAdder, PrefillLimits
 from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.rows import RowTable
+from jaxserve.scheduler.shard_room import ShardRoom
 from jaxserve.scheduler.token_ratio import NewTokenRatio
 from jaxserve.scheduler.waiting import WaitingQueue
 
@@ -39,10 +39,12 @@ def prefill_limits(args: ServerArgs, spec: RunnerSpec) -> PrefillLimits:
     step_tokens = min(args.max_prefill_tokens, spec.max_step_tokens)
     if splits_prompts:
         step_tokens = min(step_tokens, chunk_tokens)
-    if step_tokens < spec.page_size:
+    shard_tokens = step_tokens // spec.num_shards
+    if shard_tokens < spec.page_size:
+        each = "" if spec.num_shards == 1 else f" in each of {spec.num_shards} shards"
         raise ValueError(
             f"A prefill step of {step_tokens} tokens (the least of --chunked-prefill-size, --max-prefill-tokens and the "
-            f"largest prefill bucket) cannot fill one page of {spec.page_size} tokens."
+            f"largest prefill bucket) cannot fill one page of {spec.page_size} tokens{each}."
         )
     return PrefillLimits(
         step_tokens=step_tokens,
@@ -50,6 +52,7 @@ def prefill_limits(args: ServerArgs, spec: RunnerSpec) -> PrefillLimits:
         max_step_tokens=spec.max_step_tokens,
         max_running=min(args.max_running_requests or spec.max_rows, spec.max_rows),
         max_requests=args.prefill_max_requests,
+        shard_tokens=shard_tokens if spec.num_shards == 1 else shard_tokens // spec.page_size * spec.page_size,
     )
 
 
@@ -59,7 +62,7 @@ class PrefillPlanner:
         *,
         args: ServerArgs,
         limits: PrefillLimits,
-        cache: CacheManager,
+        cache: ShardedCache,
         table: RowTable,
         residents: Residents,
         waiting: WaitingQueue,
@@ -80,79 +83,101 @@ class PrefillPlanner:
         # One plan tries no more than this, so a policy that keeps the order of arrival need not see the whole queue.
         self._most_tried = None if policy.looks_at_all else limits.max_running + MAX_DEFERRED + 1
         self._mixes = args.enable_mixed_chunk
-        self._preempts = policy.by_urgency and not args.disable_priority_preemption
-        self._preemption_threshold = args.priority_scheduling_preemption_threshold
-        self._chunked_req: Req | None = None
+        preempts = policy.by_urgency and not args.disable_priority_preemption
+        self._preemption = Preemption(
+            cache,
+            table,
+            running,
+            residents,
+            max_running=limits.max_running,
+            threshold=args.priority_scheduling_preemption_threshold if preempts else None,
+        )
+        self._chunked_reqs: list[Req] = []
         self._blocked_at: tuple[int, ...] | None = None  # what the world looked like when the first request did not fit
+        self._alone_at: tuple[int, ...] | None = None  # and when only one could be added to a step
         self._must_settle = False  # the next plan may preempt, which it can only when no step is in flight
         self._num_decode_steps = 0
         self.deferred: list[Req] = []  # held back by the last plan only to find their prefix computed in the next one
         self.num_preempted = 0
 
     @property
-    def chunked_req(self) -> Req | None:
-        """The request whose prompt is partly computed, if it still is one."""
-        if self._chunked_req is not None and self._chunked_req.state is not RequestState.PREFILL:
-            self._chunked_req = None
-        return self._chunked_req
+    def chunked_reqs(self) -> list[Req]:
+        """The requests whose prompts are partly computed, if they still are: at most one in each shard."""
+        self._chunked_reqs = [req for req in self._chunked_reqs if req.state is RequestState.PREFILL]
+        return self._chunked_reqs
 
     def plan(self, *, is_settled: bool) -> ScheduleBatch | NeedsResults | None:
         """The next prefill (or mixed) step, with rows and pages taken for it, or None. `is_settled`: no step is in flight."""
         if self._must_settle and not is_settled:
             return NEEDS_RESULTS
         self._must_settle = False
+        chunks = self.chunked_reqs
         self.deferred = []
-        chunk = self.chunked_req
-        if chunk is None and (not len(self._waiting) or self._blocked_at == self._world()):
+        if not chunks and (not len(self._waiting) or self._blocked_at == self._world()):
             return None
-        num_mixed = self._num_rows_to_mix()
+        share = self._share_of_a_shard(len(chunks))
+        num_mixed = self._num_rows_to_mix(share)
         if num_mixed and not self._memory.grow():
             return None  # no time to admit anybody: the decode step will retract
-        adder = self._adder(num_mixed)
-        if chunk is not None and adder.resume(chunk, int(self._table.kv_len[chunk.row])) is not AddResult.ADDED:
+        adder = PrefillAdder(self._rooms(share, num_mixed), self._residents, self._limits, num_decode_rows=num_mixed)
+        for chunk in chunks:
+            adder.resume(chunk, int(self._table.kv_len[chunk.row]))
+        if adder.is_closed:
             return None
         self._add_waiting(adder, is_settled)
         if not adder.items:
             return NEEDS_RESULTS if self._must_settle else None
-        self._chunked_req = adder.chunked_req
+        self._chunked_reqs = adder.chunked_reqs
+        if len(adder.items) == 1:
+            self._alone_at = self._arrivals()
         self._waiting.drop_admitted([item.req for item in adder.items if item.is_new])
         return ScheduleBatch(decode_rows=self._running.rows if num_mixed else NO_ROWS, items=adder.items)
 
     def after_decode(self) -> None:
         self._num_decode_steps += 1
 
-    def _num_rows_to_mix(self) -> int:
-        """Decode rows ride along if they leave at least half of the step to prompts; else both kinds of step take turns."""
+    def _share_of_a_shard(self, num_chunked: int) -> int:
+        """Tokens of the step for each shard; all of it for a prompt that is the only one, or beside which nobody could be added
+        when it had a share."""
+        is_alone = num_chunked + len(self._waiting) == 1 or (num_chunked == 1 and self._alone_at == self._arrivals())
+        return self._limits.step_tokens if is_alone else self._limits.shard_tokens
+
+    def _num_rows_to_mix(self, share: int) -> int:
+        """Decode rows ride along if they leave at least half of the step, and of each shard's share, to prompts; else both
+        kinds of step take turns."""
         count = len(self._running)
         if not self._mixes or not count:
             return 0
-        enough = max(self._limits.step_tokens // 2, self._cache.page_size)
-        return count if self._limits.tokens_beside(count) >= enough else 0
+        page_size, limits = self._cache.page_size, self._limits
+        most = max(len(rows) for _, rows in self._cache.by_shard(self._running.rows))
+        leaves_enough = limits.tokens_beside(count) >= max(limits.step_tokens // 2, page_size)
+        return count if leaves_enough and share - most >= max(share // 2, page_size) else 0
 
-    def _adder(self, num_mixed: int) -> PrefillAdder:
-        return PrefillAdder(
-            self._cache,
-            self._residents,
-            self._limits,
-            num_decode_rows=num_mixed,
-            demand=self._demand(),
-            is_alone=not len(self._residents),
-        )
+    def _rooms(self, share: int, num_mixed: int) -> list[ShardRoom]:
+        """What each shard has for prompts."""
+        rows = self._running.rows[:num_mixed]
+        return [
+            ShardRoom(shard, demand, share - len(decode_rows), is_alone=not shard.num_leases)
+            for (shard, decode_rows), demand in zip(self._cache.by_shard(rows), self._demands(), strict=True)
+        ]
 
-    def _demand(self) -> KVDemand:
-        """Of the running requests."""
-        demand = KVDemand(self._cache)
-        self._running.add_to(demand, self._ratio.value)
-        return demand
+    def _demands(self) -> list[KVDemand]:
+        """Of the running requests of each shard."""
+        demands = []
+        for shard, rows in self._cache.by_shard(self._running.rows):
+            demands.append(KVDemand(shard))
+            self._running.add_to(demands[-1], rows, self._ratio.value)
+        return demands
 
     def _add_waiting(self, adder: PrefillAdder, is_settled: bool) -> None:
         for req in self._policy.order(self._waiting.admissible(self._most_tried)):
             result = adder.add(req)
-            if result in (AddResult.NO_TOKENS, AddResult.NO_ROW) and self._may_preempt_for(req):
+            lacks_room = result in (AddResult.NO_TOKENS, AddResult.NO_ROW)
+            if lacks_room and (victims := self._preemption.victims(req)):
                 if not is_settled:  # what was added goes first; then all results come in, and it is this request's turn
                     self._must_settle = True
                     break
-                result = self._preempt_for(req, adder)
+                result = self._preempt_for(req, victims, adder)
             if result is AddResult.DEFERRED and len(self.deferred) < MAX_DEFERRED:
                 self.deferred.append(req)
             elif result is not AddResult.ADDED:
@@ -160,36 +185,24 @@ class PrefillPlanner:
                     self._blocked_at = self._world()
                 break
 
+    def _arrivals(self) -> tuple[int, ...]:
+        """Differs from an earlier value if somebody may be added now who could not be then."""
+        return (self._waiting.num_pushed, *self._world())
+
     def _world(self) -> tuple[int, ...]:
         """Differs from an earlier value if a request that did not fit then may fit now."""
         waiting = self._waiting
         pushed = waiting.num_pushed if self._policy.reorders else 0
         return (self._residents.num_changes, waiting.num_removed, pushed, self._num_decode_steps // RETRY_DECODE_STEPS)
 
-    # --- preemption
-
-    def _preempt_for(self, req: Req, adder: PrefillAdder) -> AddResult:
-        """Retracts less urgent running requests, the least urgent and latest first, until `req` fits."""
+    def _preempt_for(self, req: Req, victims: list[Req], adder: PrefillAdder) -> AddResult:
+        """Retracts them, until `req` fits."""
         result = AddResult.NO_TOKENS
-        for victim in self._victims(req):
+        for victim in victims:
             self._memory.retract([victim])
             self.num_preempted += 1
-            adder.restart_memory(self._demand(), is_alone=not len(self._residents))
+            adder.restart_memory(self._demands())
             result = adder.add(req)
             if result not in (AddResult.NO_TOKENS, AddResult.NO_ROW):
                 break
         return result
-
-    def _victims(self, req: Req) -> list[Req]:
-        running = [self._table.req(row) for row in self._running.rows.tolist() if self._table.alive[row]]
-        victims = [other for other in running if req.urgency - other.urgency > self._preemption_threshold]
-        return sorted(victims, key=lambda other: (other.urgency, -other.arrival))
-
-    def _may_preempt_for(self, req: Req) -> bool:
-        """Whether all victims together hold the memory that `req` needs (each at most; shared prefixes stay)."""
-        victims = self._victims(req) if self._preempts else []
-        if not victims:
-            return False
-        rows = np.array([victim.row for victim in victims], np.int32)
-        held = int(self._table.max_len[rows].sum())
-        return req.fill_len + self._cache.page_size < held + self._cache.available_tokens

@@ -11,14 +11,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxserve.cache.manager import CacheManager, Lease
+from jaxserve.cache.manager import Lease
+from jaxserve.cache.shards import ShardedCache
 from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.rows import RowTable
 from jaxserve.types import FinishReason
 
 
 class Residents:
-    def __init__(self, cache: CacheManager, table: RowTable, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, cache: ShardedCache, table: RowTable, wall_clock: Callable[[], float]) -> None:
         self._cache = cache
         self._table = table
         self._wall_clock = wall_clock

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxserve.cache.manager import CacheManager
 from jaxserve.config import ServerArgs
 from jaxserve.dispatcher import Dispatcher
 from jaxserve.logit_processors import ProcessorHost
@@ -49,6 +48,7 @@ from jaxserve.scheduler.grammar_queue import POLL_INTERVAL_S, Compiler, GrammarQ
 from jaxserve.scheduler.in_flight import InFlight
 from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.jumps import Jumps
+from jaxserve.scheduler.make_cache import make_cache
 from jaxserve.scheduler.meter import Meter
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.pace import Pace, PauseMode
@@ -106,18 +106,7 @@ class Scheduler:
         self.stages = StageClock(runner.annotate, counts=args.enable_metrics)
         self.meter = Meter(self.stages, is_on=args.enable_metrics)
         windows = [group.window for group in spec.kv_groups]
-        self.cache = CacheManager(
-            groups=spec.kv_groups,
-            page_size=spec.page_size,
-            max_rows=spec.max_rows,
-            max_pages_per_row=spec.max_pages_per_row,
-            eviction_policy=args.radix_eviction_policy,
-            disable_radix=args.disable_radix_cache,
-            num_snapshots=spec.num_snapshots,
-            snapshot_interval=args.mamba_track_interval,
-            record_events=args.kv_events is not None,
-            on_eviction=functools.partial(self.meter.evicted, windows),
-        )
+        self.cache = make_cache(args, spec, functools.partial(self.meter.evicted, windows))
         self._table = RowTable(
             max_rows=spec.max_rows,
             context_len=spec.context_len,
@@ -286,6 +275,7 @@ class Scheduler:
             "released_memory": list(self.commands.released),
             "forward_sleep_time": self.pace.forward_sleep_s or None,
             "profile": self.profiler.folder,
+            **({"attn_dp": self.cache.shard_states()} if spec.num_shards > 1 else {}),
             **self._compiling.counts(),
             **self._memory.counts(),
             **self._results.counts(),
@@ -407,22 +397,20 @@ class Scheduler:
         self._log.counters.generated_tokens += self._in_flight.take_in(keep)
 
     def _plan_decode(self) -> ScheduleBatch | NeedsResults | None:
-        if not self._memory.grow():
+        while len(self._running) and not self._memory.grow():
             if self._in_flight:
                 self._decode_lacks_pages = True
                 return NEEDS_RESULTS
-            last = self._memory.make_room()
-            if last is not None:
+            if (last := self._memory.make_room()) is not None:
                 self._make_last_room(last)
         return ScheduleBatch(decode_rows=self._running.rows) if len(self._running) else None
 
     def _make_last_room(self, last: Req) -> None:
-        """One running request is left and lacks a page. A chunked request gives way; else it cannot go on."""
-        chunked_req = self._prefill.chunked_req
-        if chunked_req is not None:
-            self._memory.retract([chunked_req])
-            if self._memory.grow():
-                return
+        """A running request that is left alone in its shard lacks a page. A chunked request there gives way; else it ends."""
+        shard = self.cache.of(last.row)
+        if rivals := [req for req in self._prefill.chunked_reqs if self.cache.of(req.row) is shard]:
+            self._memory.retract(rivals)
+            return
         self._end(
             last, FinishReason.abort("The KV cache is full even with all other requests retracted.", 500, "OutOfMemoryError")
         )
@@ -450,7 +438,7 @@ class Scheduler:
     def _end_stuck_request(self) -> None:
         """Nothing runs and nothing could be scheduled: whoever is first in line can never be served. Intake refuses such
         requests, so this is a bug; one clear answer is better than a server that hangs."""
-        first = self._prefill.chunked_req or next(iter(self._waiting.admissible(1)), None)
+        first = next(iter([*self._prefill.chunked_reqs, *self._waiting.admissible(1)]), None)
         if first is None:
             return
         logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self.load())

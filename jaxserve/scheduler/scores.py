@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.runner import NO_TOKEN_ID, ScoreQuery, StepOutput
-from jaxserve.scheduler.prefill_adder import PrefillItem
+from jaxserve.scheduler.prefill_item import PrefillItem
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.rows import RowFlag, RowTable
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from cached_prefixes import cached_prefixes
 from event_index import EventIndex
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from jaxserve.cache import CacheManager, Lease, RadixCache, TreeNode
+from jaxserve.cache import CacheManager, Lease
 from jaxserve.runner import KVGroup
 
 MAX_ROWS = 4
@@ -18,9 +19,6 @@ MAX_LEN = 24
 
 # Cut and continued at few places, so that prefixes meet, part and repeat often.
 STEMS = ((0,) * MAX_LEN, (0, 1) * (MAX_LEN // 2), (1, 1, 0, 0) * (MAX_LEN // 4))
-
-
-Prefix = tuple[str | None, tuple[int, ...]]  # namespace and whole pages of tokens
 
 
 @st.composite
@@ -31,21 +29,6 @@ def prompts(draw: st.DrawFn) -> list[int]:
 
 def array(values: list[int] | tuple[int, ...]) -> np.ndarray:
     return np.array(values, np.int32)
-
-
-def cached_prefixes(tree: RadixCache, page_size: int) -> dict[Prefix, int]:
-    """What the tree says: each cached whole-page prefix and the page of its last tokens."""
-    found: dict[Prefix, int] = {}
-    stack: list[tuple[TreeNode, str | None, tuple[int, ...]]] = [(root, key, ()) for key, root in tree.top.children.items()]
-    while stack:
-        node, namespace, before = stack.pop()
-        own = node.token_ids.tolist()
-        for i, page in enumerate(node.pages.tolist()):
-            prefix = (namespace, before + tuple(own[: (i + 1) * page_size]))
-            assert prefix not in found, f"{prefix} stands in the tree twice"
-            found[prefix] = page
-        stack.extend((child, namespace, before + tuple(own)) for child in node.children.values())
-    return found
 
 
 @dataclasses.dataclass(eq=False)

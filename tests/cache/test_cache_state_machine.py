@@ -10,7 +10,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from cache_machine import MAX_LEN, MAX_ROWS, CacheMachine, Prefix, Running, array, cached_prefixes, check_any_order, prompts
+from cache_machine import MAX_LEN, MAX_ROWS, CacheMachine, Running, array, check_any_order, prompts
+from cached_prefixes import Prefix, cached_prefixes
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 

@@ -139,7 +139,7 @@ def test_a_scheduler_that_frees_too_early_is_caught(make_harness: Callable[..., 
     for i in range(2):
         harness.submit(prompt_of(5, i), 20, ignore_eos=True)
     harness.turn(3)
-    cache = harness.scheduler.cache
+    cache = harness.scheduler.cache.shards[0]
     table, rows = cache.req_to_token.tables[0], harness.steps[0].rows
     table.write(int(rows[0]), 2, table.entries[int(rows[1]), 2:3])
     harness.turn(3)

@@ -112,7 +112,7 @@ def test_a_leak_is_reported_and_repaired(make_harness: Callable[..., Harness], c
     harness = make_harness()
     harness.submit(prompt_of(20))
     harness.run()
-    harness.scheduler.cache.allocator.alloc(3)  # nobody will ever free these
+    harness.scheduler.cache.shards[0].allocator.alloc(3)  # nobody will ever free these
     harness.scheduler.on_idle()
     assert "3" in caplog.text and "serving goes on" in caplog.text
     assert harness.scheduler.internal_state()["num_leaks_repaired"] == 1

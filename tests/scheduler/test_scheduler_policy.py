@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.cache.manager import CacheManager
+from jaxserve.cache import CacheManager, ShardedCache
 from jaxserve.runner import KVGroup
 from jaxserve.scheduler import policy as policy_module
 from jaxserve.scheduler.policy import SchedulePolicy
@@ -20,17 +20,17 @@ def make_req(rid: str, tokens: list[int], **fields: Any) -> Req:
     return Req(rid=rid, prompt_ids=np.array(tokens, np.int32), sampling=SamplingParams(), seed=0, **values)
 
 
-def make_cache(*prefixes: list[int], disable_radix: bool = False) -> CacheManager:
+def make_cache(*prefixes: list[int], disable_radix: bool = False) -> ShardedCache:
     cache = CacheManager(groups=(KVGroup(256),), page_size=1, max_rows=8, max_pages_per_row=64, disable_radix=disable_radix)
     for prefix in prefixes:
         tokens = np.array(prefix, np.int32)
         lease = cache.admit(tokens)
         assert lease is not None and cache.grow(lease, 0, len(tokens))
         cache.release(lease, tokens)
-    return cache
+    return ShardedCache([cache])
 
 
-def order(name: str, cache: CacheManager, reqs: list[Req], by_urgency: bool = False) -> str:
+def order(name: str, cache: ShardedCache, reqs: list[Req], by_urgency: bool = False) -> str:
     before = list(reqs)
     policy = SchedulePolicy(name, cache, by_urgency=by_urgency, rng=np.random.default_rng(0))
     ordered = policy.order(reqs)

@@ -24,8 +24,8 @@ MAX_STEP_TOKENS = 160
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 
 
-def random_args(rng: random.Random, page_size: int) -> dict[str, Any]:
-    chunk = rng.choice([-1, max(page_size, 16), 32, 64, 128])
+def random_args(rng: random.Random, page_size: int, num_shards: int) -> dict[str, Any]:
+    chunk = rng.choice([-1, max(page_size * num_shards, 16), max(page_size * num_shards, 32), 64, 128])
     return {
         "schedule_policy": rng.choice(POLICIES),
         "chunked_prefill_size": chunk,
@@ -78,18 +78,18 @@ def unblock(harness: Harness) -> None:
     harness.control(ReleaseInputReq())
 
 
-def run_workload(seed: int, overlap: bool, delays_input: bool = False) -> Harness:
+def run_workload(seed: int, overlap: bool, delays_input: bool = False, num_shards: int = 1) -> Harness:
     """Half of the workloads admit requests as if they produced next to nothing, so that memory does run out."""
     rng = random.Random(seed)
     clip_tokens = rng.choice([2, prefill_adder.CLIP_MAX_NEW_TOKENS])
     with mock.patch.object(prefill_adder, "CLIP_MAX_NEW_TOKENS", clip_tokens):
-        return run_clipped_workload(rng, overlap, random.Random(seed) if delays_input else None)
+        return run_clipped_workload(rng, overlap, random.Random(seed) if delays_input else None, num_shards)
 
 
-def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Random | None) -> Harness:
+def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Random | None, num_shards: int) -> Harness:
     """`on_input`: blocks input now and then, and looks for messages rarely."""
     page_size = rng.choice([1, 1, 4, 16])
-    args = random_args(rng, page_size)
+    args = random_args(rng, page_size, num_shards)
     groups = random_groups(rng, rng.choice([48, 96, 160, 256, 1024]) // page_size, page_size)
     has_states = groups[0].window is None and not args["disable_radix_cache"] and rng.random() < 0.5
     harness = Harness(
@@ -101,7 +101,8 @@ def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Ran
         overlap=overlap,
         page_size=page_size,
         kv_groups=groups,
-        max_rows=rng.choice([2, 8, 16]),
+        max_rows=max(rng.choice([2, 8, 16]), num_shards),
+        num_shards=num_shards,
         context_len=160,
         max_step_tokens=MAX_STEP_TOKENS,
         num_draft_tokens=(1, 2, 4, 7)[groups[0].num_pages % 4] if has_states else rng.choice([1, 2, 4, 7]),
@@ -149,16 +150,22 @@ def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Ran
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans(), delays_input=st.booleans())
-def test_random_workloads(seed: int, overlap: bool, delays_input: bool) -> None:
-    run_workload(seed, overlap, delays_input)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    overlap=st.booleans(),
+    delays_input=st.booleans(),
+    num_shards=st.sampled_from([1, 1, 2, 4]),
+)
+def test_random_workloads(seed: int, overlap: bool, delays_input: bool, num_shards: int) -> None:
+    run_workload(seed, overlap, delays_input, num_shards)
 
 
-def test_the_workloads_reach_the_hard_cases() -> None:
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_the_workloads_reach_the_hard_cases(num_shards: int) -> None:
     """Else the test above proves little."""
     totals: dict[str, int] = {}
-    for seed in range(20):
-        harness = run_workload(seed, overlap=True)
+    for seed in range(20 // num_shards):
+        harness = run_workload(seed, overlap=True, num_shards=num_shards)
         state = harness.scheduler.internal_state()
         for key in ("num_retractions", "num_preemptions", "cached_tokens", "num_leaks_repaired"):
             totals[key] = totals.get(key, 0) + state[key]

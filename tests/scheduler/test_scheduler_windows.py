@@ -18,7 +18,7 @@ def small_window(num_pages: int, window_pages: int) -> tuple[KVGroup, ...]:
 
 
 def held_pages(harness: Harness) -> int:
-    return int((harness.scheduler.cache.windows[0].holds > 0).sum())
+    return int((harness.scheduler.cache.shards[0].windows[0].holds > 0).sum())
 
 
 def test_a_sequence_may_be_many_times_its_windows_pool(make_harness: Callable[..., Harness]) -> None:
