@@ -60,13 +60,14 @@ class Oracle:
 
     def check_hit(self, served: Served, prompt_len: int, start: int, hit: int, *, seen: bool) -> None:
         """The cache has whole pages of a prompt that it has seen; what is asked about from `start` on is computed again. Behind
-        the windows of a sequence, or its states, it has no place where another could go on."""
+        the windows of a sequence, or its states, it has no place where another could go on. Where there are several, one that
+        has less to do may be chosen before the one that knows most."""
         longest = prompt_len - 1 if start < 0 or start >= prompt_len - 1 else start
         most = longest // served.page_size * served.page_size if served.radix else 0
         assert hit <= most
         names = ("sliding_window", "attention_chunk_size", "linear_num_key_heads", "mamba_n_heads")
         is_sparse = any(getattr(self.config, name, None) is not None for name in names)
-        assert hit == most or not seen or (start >= 0 and is_sparse)
+        assert hit == most or not seen or served.attn_dp > 1 or (start >= 0 and is_sparse)
 
     def logprobs(self, tokens: list[int]) -> torch.Tensor:
         """float32 [len(tokens), V]: of the token that follows each position."""

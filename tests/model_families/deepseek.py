@@ -56,6 +56,6 @@ LIVE = [
     Served("deepseek-v3", page_size=16, chunk=32, tp=2, mixed=True),
 ]
 IN_PROCESS = [
-    Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, drafts=True),
+    Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, attn_dp=2, drafts=True),
     Served("kimi-k2", page_size=64, chunk=64, mixed=True),
 ]

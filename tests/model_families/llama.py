@@ -21,7 +21,7 @@ LIVE = [
     Served("mistral", page_size=16, chunk=-1, tp=2, overlap=False, **SEVERAL),
 ]
 IN_PROCESS = [
-    Served("llama-biases", page_size=64, chunk=-1, tp=4),
+    Served("llama-biases", page_size=64, chunk=-1, tp=4, attn_dp=4),
     Served("llama-linear", page_size=16, chunk=32, mixed=True, overlap=False),
     Served("llama-dynamic", page_size=1, chunk=16, mixed=True),
     Served("llama-llama3", page_size=16, chunk=32, tp=2, mixed=True),

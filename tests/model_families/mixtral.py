@@ -12,5 +12,5 @@ CASES: dict[str, Case] = {
 }
 LIVE: list[Served] = []
 IN_PROCESS = [
-    Served("mixtral", page_size=16, chunk=32, tp=4, ep=2, redundant=2, mixed=True),
+    Served("mixtral", page_size=8, chunk=32, tp=4, attn_dp=4, ep=2, redundant=2, mixed=True),
 ]

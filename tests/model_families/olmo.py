@@ -24,5 +24,5 @@ CASES: dict[str, Case] = {
 LIVE: list[Served] = []
 IN_PROCESS = [
     Served("olmo2", page_size=16, chunk=32, tp=4, mixed=True),
-    Served("olmo3", page_size=1, chunk=48, tp=2),
+    Served("olmo3", page_size=1, chunk=48, tp=2, attn_dp=2),
 ]

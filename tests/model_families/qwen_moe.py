@@ -40,7 +40,7 @@ CASES: dict[str, Case] = {
     ),
 }
 LIVE = [
-    Served("qwen3-moe", page_size=16, chunk=32, tp=4, mixed=True, **SEVERAL),
+    Served("qwen3-moe", page_size=16, chunk=32, tp=4, attn_dp=4, mixed=True, **SEVERAL),
 ]
 IN_PROCESS = [
     Served("qwen2-moe", page_size=16, chunk=32, tp=2, mixed=True),
