@@ -32,26 +32,15 @@ def count_collectives(hlo: str) -> dict[str, int]:
     return dict(collections.Counter(match[1] for match in _COLLECTIVE.finditer(hlo)))
 
 
-def expected_collectives(config: ModelConfig, tp_size: int, *, packs_tokens: bool = False) -> Mapping[str, int]:
+def expected_collectives(config: ModelConfig, tp_size: int) -> Mapping[str, int]:
     """Of a forward program: two all-reduces per layer and one of the embedding, one all-gather of the logits, nothing else.
-
-    With attention by data parallelism (`packs_tokens` as in Bucket) tokens are brought together before each MLP and the
-    embedding, and taken apart behind; brought together are also the hidden states of which logits are wanted, and, in one
-    collective with token ids, the places of tokens, where experts want to know them.
 
     A reduce-scatter and an all-gather in place of each all-reduce would send the same bytes: that is what XLA's rings do inside
     one. It would pay where products overlap with either, and cost a second latency in every decode step.
     """
     if tp_size == 1:
         return {}
-    mixers, mlps = config.num_layers, config.num_layers + 1
-    if config.attn_dp_size == 1:
-        return {"all-reduce": mixers + mlps, "all-gather": 1}
-    within = tp_size > config.attn_dp_size
-    if packs_tokens:
-        return {"all-reduce": within * mixers + 2 * mlps, "all-gather": 2}
-    sums = {"all-reduce": mixers + mlps} if within else {}
-    return sums | {"all-gather": mlps + 2, "reduce-scatter": mlps}
+    return {"all-reduce": 2 * config.num_layers + 1, "all-gather": 1}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _steps_text(plan: CapacityPlan) -> str:
 
 def _step_row(step: StepPlan) -> tuple[str, ...]:
     program, work, predicted = step.program, step.work, step.prediction
-    tokens = step.shape.num_rows * step.shape.new_tokens
+    tokens = step.shape.all_tokens
     sizes = ("-", "-", "-", "-")
     if program is not None:
         vmem = f"{max(program.kernel_vmem.values()) / MIB:.1f}" if program.kernel_vmem else "-"
