@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.executor.state_rows import StateLines, plan_states
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.models import DATA_AXIS, Decoder, Exchange, GatherAll, PackAll, own_lines
+from jaxserve.models import DATA_AXIS, Decoder, Exchange, GatherAll, OfAllShards, PackAll, own_lines
 from jaxserve.models.blocks.attend import HeadInputs, Inputs, LatentInputs, Mixer, StateInputs
 from jaxserve.models.specs import AttentionMixer, SelfAttentionSpec, StateMixer
 
@@ -67,9 +67,9 @@ class Step:
         if continuation.lengths is not None:
             batches = jax.vmap(_count_drafts)(batches, all_inputs, continuation.lengths[rows])
         shard = jax.lax.axis_index(DATA_AXIS) if bucket.num_shards > 1 else 0
-        batch, inputs = jax.tree.map(lambda field: field[shard], (batches, all_inputs))
+        batch = jax.tree.map(lambda field: field[shard], batches)
         page_table = write_page_table(state.page_table, batch.page_updates)
-        placement = place_tokens(batch, bucket)
+        placement, token_ids, of_all = _place(batches, all_inputs, bucket, shard)
         # Of one group the whole: jnp.split would add an operation.
         num_tables = len(self.pools) + self.keeps_snapshots
         tables = jnp.split(page_table, num_tables) if num_tables > 1 else [page_table]
@@ -78,7 +78,6 @@ class Step:
             window: self._plan_attention(batch, placement, table, bucket, window)
             for window, table in zip(self.pools, tables, strict=True)
         }
-        token_ids = _input_tokens(batch, placement, inputs)
 
         state_rows = None
         if isinstance(state.kv, PagesAndStates):
@@ -97,15 +96,14 @@ class Step:
             out, pages = self._attend(inputs, kv.pages, layer, plan, offset)
             return out, kv._replace(pages=pages)
 
-        exchange = _exchange(batches, placement, bucket, shard)
-        live, counts_experts = placement.is_live, self.counts_experts
-        context = self.decoder.context(placement.positions, live, exchange=exchange, counts_experts=counts_experts)
-        x = self.decoder.embed(params, token_ids, context)
+        positions, is_live, counts_experts = placement.positions, placement.is_live, self.counts_experts
+        context = self.decoder.context(positions, is_live, of_all=of_all, counts_experts=counts_experts)
+        x = self.decoder.embed(params, token_ids.of_all, context)
         if batch.input_ids is not None:
             given, config = state.hidden, self.decoder.config
             if config.scales_given_embeddings:
                 given = given * jnp.asarray(config.embedding_scale, given.dtype)
-            x = with_given(x, token_ids, given)
+            x = with_given(x, token_ids.own, given)
         hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend)
         with jax.named_scope("logits"):
             sampled = _sampled_tokens(hidden, placement, bucket)
@@ -187,14 +185,30 @@ def _sampled_tokens(hidden: jax.Array, placement: TokenPlacement, bucket: Bucket
     return hidden if bucket.decode_only else hidden[jnp.maximum(placement.cu_q_lens[1:] - 1, 0)]
 
 
-def _exchange(batches: ForwardBatch, placement: TokenPlacement, bucket: Bucket, shard: jax.Array | int) -> Exchange | None:
+class TokenIds(NamedTuple):
+    own: jax.Array  # int32 [T]
+    of_all: jax.Array  # int32 [A]
+
+
+def _place(
+    batches: ForwardBatch, inputs: jax.Array, bucket: Bucket, shard: jax.Array | int
+) -> tuple[TokenPlacement, TokenIds, OfAllShards | None]:
+    """Of this shard's tokens, and what the model wants to know of those of all: each device has the batches of all shards, so
+    that nothing need be sent."""
     if bucket.num_shards == 1:
-        return None
-    if not bucket.packs_tokens:
-        return GatherAll()
-    counts = jnp.sum(batches.extend_lens, axis=1, dtype=jnp.int32)
-    first = jnp.sum(jnp.where(jnp.arange(bucket.num_shards) < shard, counts, 0), dtype=jnp.int32)
-    return PackAll(first, placement.is_live)
+        batch = jax.tree.map(lambda field: field[0], batches)
+        placement = place_tokens(batch, bucket)
+        ids = _input_tokens(batch, placement, inputs[0])
+        return placement, TokenIds(ids, ids), None
+    assert not isinstance(shard, int)
+    placements = jax.vmap(lambda batch: place_tokens(batch, bucket))(batches)
+    ids = jax.vmap(_input_tokens)(batches, placements, inputs)
+    placement = jax.tree.map(lambda field: field[shard], placements)
+    exchange: Exchange = GatherAll()
+    if bucket.packs_tokens:
+        exchange = PackAll.of(jnp.sum(batches.extend_lens, axis=1, dtype=jnp.int32), shard, placement.is_live)
+    of_all = OfAllShards(exchange, exchange.pick(placements.positions), exchange.pick(placements.is_live))
+    return placement, TokenIds(ids[shard], exchange.pick(ids)), of_all
 
 
 def write_page_table(page_table: jax.Array, updates: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from jaxserve.models.specs import DenseMLPSpec, LatentAttentionSpec, LayerSpec, 
 if TYPE_CHECKING:
     from jaxserve.models.arrays import ALL_AXES, DATA_AXIS, TENSOR_AXIS, ArrayInfo
     from jaxserve.models.blocks.attend import Attend
-    from jaxserve.models.context import StepContext
+    from jaxserve.models.context import OfAllShards, StepContext
     from jaxserve.models.conversion import convert
     from jaxserve.models.decoder import Decoder, ParamTree, abstract_params, build_decoder, check_tp
     from jaxserve.models.exchange import Exchange, GatherAll, PackAll, own_lines
@@ -34,6 +34,7 @@ _LAZY = {
     "StepContext": "context",
     "Exchange": "exchange",
     "GatherAll": "exchange",
+    "OfAllShards": "context",
     "PackAll": "exchange",
     "abstract_params": "decoder",
     "build_decoder": "decoder",
@@ -62,6 +63,7 @@ __all__ = [
     "MoESpec",
     "ModelConfig",
     "NormSpec",
+    "OfAllShards",
     "PackAll",
     "ParamTree",
     "RopeConfig",

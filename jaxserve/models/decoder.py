@@ -29,8 +29,7 @@ from jaxserve.models.blocks.embedding import (
 from jaxserve.models.blocks.layer import DecoderLayer
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.config import ModelConfig
-from jaxserve.models.context import StepContext
-from jaxserve.models.exchange import Exchange
+from jaxserve.models.context import OfAllShards, StepContext
 from jaxserve.models.specs import LayerSpec, MoESpec, check_divides
 from jaxserve.models.stored_as import stored_as
 
@@ -73,22 +72,22 @@ class Decoder:
     layers: Mapping[LayerSpec, Any]  # of a DecoderLayer
 
     def embed(self, params: ParamTree, token_ids: jax.Array, context: StepContext) -> jax.Array:
-        """int32 [T] -> [T, hidden_size]."""
+        """int32 [A] of all shards -> [T, hidden_size] of this one's."""
         with jax.named_scope("embed"):
-            return embed(self._ends(params).embed, token_ids, self.config.embedding_scale, context.exchange)
+            return embed(self._ends(params).embed, token_ids, self.config.embedding_scale, context.of_all.exchange)
 
     def context(
         self,
         positions: jax.Array,
         is_live: jax.Array | None = None,
         *,
-        exchange: Exchange | None = None,
+        of_all: OfAllShards | None = None,
         counts_experts: bool = False,
     ) -> StepContext:
-        """What the other methods need to know of a step: positions int32 [T], which slots hold a token, bool [T], and how
-        shards exchange tokens where each has its own."""
+        """What the other methods need to know of a step: positions int32 [T], which slots hold a token, bool [T], and those
+        of all shards where each has its own."""
         attention, max_len = self.config.attention, self.config.max_position_embeddings
-        return StepContext.of(positions, is_live, attention, max_len, exchange=exchange, counts_experts=counts_experts)
+        return StepContext.of(positions, is_live, attention, max_len, of_all=of_all, counts_experts=counts_experts)
 
     def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> DecoderOutput:
         """Of embedded tokens [T, hidden_size]."""

@@ -6,7 +6,7 @@ devices brings those of all shards together first, and its sum goes back in part
 sends as many tokens as the fullest may have (`GatherAll`), which costs least where shards are about equally full; or tokens lie
 one behind the other in a common buffer, which is summed (`PackAll`), for steps that would be mostly padding.
 
-T tokens slots of a shard, A of all.
+D shards, T token slots of one, A of all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from jaxserve.models.arrays import ALL_AXES, DATA_AXIS, TENSOR_AXIS
 
 
 class Exchange(Protocol):
+    def pick(self, x: jax.Array) -> jax.Array:
+        """Of what every device knows of all shards' slots, [D, T] -> [A]: as `gather` would bring them."""
+        ...
+
     def gather(self, x: jax.Array) -> jax.Array:
         """[T, ...] of this shard -> [A, ...], those of all shards, alike on all devices. Slots without a token are 0 in it, or
         whatever they were."""
@@ -40,6 +44,9 @@ def _plus(x: jax.Array, bias: Any) -> jax.Array:
 class AllHere:
     """Every device has all tokens."""
 
+    def pick(self, x: jax.Array) -> jax.Array:
+        return x.reshape(-1)
+
     def gather(self, x: jax.Array) -> jax.Array:
         return x
 
@@ -49,7 +56,10 @@ class AllHere:
 
 @dataclasses.dataclass(frozen=True)
 class GatherAll:
-    """The shards' slots one behind the other: A = shards * T."""
+    """The shards' slots one behind the other: A = D * T."""
+
+    def pick(self, x: jax.Array) -> jax.Array:
+        return x.reshape(-1)
 
     def gather(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("gather_shards"):
@@ -67,6 +77,19 @@ class PackAll:
 
     first: jax.Array  # int32 []: the slot of this shard's first token among those of all
     is_live: jax.Array  # bool [T]: which slots hold a token, those in front
+    order: jax.Array  # int32 [A]: which of the shards' slots [D * T] stand there
+
+    @staticmethod
+    def of(counts: jax.Array, shard: jax.Array, is_live: jax.Array) -> PackAll:
+        """`counts` int32 [D]: tokens of each shard, together at most T."""
+        num_shards, slot = len(counts), jnp.arange(len(is_live), dtype=jnp.int32)
+        firsts = jnp.cumsum(counts, dtype=jnp.int32) - counts
+        holder = jnp.sum(slot[:, None] >= firsts[None, 1:], axis=1, dtype=jnp.int32)
+        assert num_shards > 1, num_shards
+        return PackAll(firsts[shard], is_live, holder * len(is_live) + slot - firsts[holder])
+
+    def pick(self, x: jax.Array) -> jax.Array:
+        return x.reshape(-1)[self.order]
 
     def gather(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("pack_shards"):

@@ -23,7 +23,7 @@ MODELS = {
     "DeepSeek-V3": {**DEEPSEEK_V3, "num_hidden_layers": 4},
     "Qwen3-30B-A3B": {**QWEN3_30B_A3B, "num_hidden_layers": 2},
 }
-NUM_PAGES = 4096
+NUM_PAGES = 16384
 
 
 @pytest.mark.parametrize(

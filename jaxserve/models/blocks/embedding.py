@@ -35,12 +35,13 @@ def declare_lm_head_bias(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
 
 
 def embed(table: Any, token_ids: jax.Array, scale: float, exchange: Exchange) -> jax.Array:
-    """Rows of the shard [V / shards, hidden] for ids int32 [T], times scale: each shard gives its own, the sum is whole."""
+    """Rows of the device's part [V / devices, hidden] for the ids of all shards, int32 [A], times scale -> [T, hidden] of this
+    shard's: each device gives its own rows, the sum is whole."""
     weight = table[...]
     if jax.lax.axis_size(ALL_AXES) == 1:
         x = weight.at[token_ids].get(mode="clip")
     else:
-        local = exchange.gather(token_ids) - jax.lax.axis_index(ALL_AXES) * len(weight)
+        local = token_ids - jax.lax.axis_index(ALL_AXES) * len(weight)
         is_mine = (local >= 0) & (local < len(weight))
         x = exchange.sum_own(jnp.where(is_mine[:, None], weight.at[local].get(mode="clip"), 0))
     return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)

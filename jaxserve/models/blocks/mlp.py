@@ -36,7 +36,7 @@ class DenseMLP(nnx.Module):
 
     def __call__(self, x: jax.Array, context: StepContext) -> jax.Array:
         """x [T, hidden] -> [T, hidden]."""
-        exchange = context.exchange
+        exchange = context.of_all.exchange
         return exchange.sum_own(self.partial(exchange.gather(x)), self.down_bias)
 
     def partial(self, x: jax.Array) -> jax.Array:

@@ -51,11 +51,11 @@ class MoE(nnx.Module):
 
     def __call__(self, x: jax.Array, context: StepContext) -> tuple[jax.Array, jax.Array | None]:
         """x [tokens of this shard, hidden] -> (as much, int32 [experts]: tokens that went to each, if they are counted)."""
-        x = context.exchange.gather(x)
+        x = context.of_all.exchange.gather(x)
         with jax.named_scope("route"):
             params = RouterParams(self.router, self.router_bias, self.correction)
             weights, experts = route(x, params, self.spec.router, self.spec.experts_per_token)
-            sorted_ = _sort(self._local(self._slots(experts, context), context.all_live), self.num_experts)
+            sorted_ = _sort(self._local(self._slots(experts, context), context.of_all.is_live), self.num_experts)
         with jax.named_scope("experts"):
             rows = x[sorted_.choices // self.spec.experts_per_token]
             if self.spec.weighs_inputs:
@@ -72,8 +72,8 @@ class MoE(nnx.Module):
         if self.shared is not None:
             with jax.named_scope("shared"):
                 out = out + self._shared(x, self.shared)
-        counts = _counts(experts, context.all_live, self.spec.num_experts) if context.counts_experts else None
-        return context.exchange.sum_own(out), counts
+        counts = _counts(experts, context.of_all.is_live, self.spec.num_experts) if context.counts_experts else None
+        return context.of_all.exchange.sum_own(out), counts
 
     def _shared(self, x: jax.Array, shared: DenseMLP) -> jax.Array:
         """This shard's part of what the shared experts add [T, hidden]."""
@@ -89,7 +89,7 @@ class MoE(nnx.Module):
         if self.slot_table is None:
             return experts
         table = self.slot_table[...]
-        slots: jax.Array = table[experts, 1 + context.all_positions[:, None] % table[experts, 0]]
+        slots: jax.Array = table[experts, 1 + context.of_all.positions[:, None] % table[experts, 0]]
         return slots
 
     def _local(self, slots: jax.Array, is_live: jax.Array | None) -> jax.Array:
