@@ -8,7 +8,7 @@ from jaxserve.models import ModelConfig
 
 
 def expected_with_shards(config: ModelConfig, tp_size: int, *, packs_tokens: bool) -> Mapping[str, int]:
-    """`packs_tokens` as in Bucket. Tokens are brought together before each MLP, and taken apart behind, as behind the embedding;
+    """`packs_tokens` as in Bucket. Tokens come together before each MLP, and are taken apart behind, as behind the embedding;
     brought together are also the hidden states of which logits are wanted. Devices that share a shard add up what attention
     and MLPs made."""
     mixers, mlps = config.num_layers, config.num_layers + 1
