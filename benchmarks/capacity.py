@@ -3,7 +3,8 @@
 Compiles the largest steps of every case with the compilers of JAX 0.11.2 or newer (pip install 'jax[cuda13,tpu]'), for about a
 minute each on two idle cores. `--results DIR` keeps each plan as JSON and continues where an earlier run stopped; with
 `--estimate` cases that are not in it yet are planned from shapes, without compiling, and the table says so. Sections of other
-modules follow: `capacity_windows`, `capacity_large`.
+modules follow: `capacity_windows`, `capacity_large`,
+`capacity_attention`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import capacity_large, capacity_windows
+from benchmarks import capacity_attention, capacity_large, capacity_windows
 from benchmarks.model_configs import (
     GEMMA_3_27B,
     LLAMA_8B,
@@ -142,6 +143,8 @@ def main() -> None:
     capacity_windows.main()
     print()
     capacity_large.print_table(capacity_large.CASES)
+    print()
+    capacity_attention.print_table(capacity_attention.CASES)
 
 
 if __name__ == "__main__":

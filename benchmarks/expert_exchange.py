@@ -6,6 +6,12 @@
 * exchange: a device sends a share of the tokens to their experts and takes back the answers, which are gathered.
 * split: the same where tokens stay split between the blocks, so that attention's sum is only scattered.
 
+And with attention by data parallelism, where each device has tokens of its own (an equal share of them) before and behind:
+
+* gather: all tokens come to every device, the sums go back in parts. Our way.
+* send: a device sends its tokens to their experts and takes back the answers. "once": if a token that has several experts on a
+  device is sent there once, and its answers are added up there.
+
 Bytes are those that one device sends. An all-reduce counts as a reduce-scatter and an all-gather. How many rows a ragged
 all-to-all sends follows from the routing: counted is every choice that falls to another device, all experts alike.
 """
@@ -75,6 +81,17 @@ def split(partial: jax.Array, sizes: jax.Array, per_token: int) -> jax.Array:
     return jax.lax.all_gather(exchanged(x, sizes, per_token), AXIS, tiled=True)
 
 
+def gather(x: jax.Array, sizes: jax.Array, per_token: int) -> jax.Array:
+    return jax.lax.psum_scatter(experts(jax.lax.all_gather(norm(x), AXIS, tiled=True)), AXIS, tiled=True)
+
+
+def send(x: jax.Array, sizes: jax.Array, per_token: int) -> jax.Array:
+    return exchanged(norm(x), sizes, per_token)
+
+
+OF_ALL, OF_SHARES = (psum, exchange, split), (gather, send)
+
+
 def sent_bytes(hlo: str, num_devices: int, sent_rows: float) -> tuple[float, list[str]]:
     """By one device, and the collectives."""
     total, names, others = 0.0, [], (num_devices - 1) / num_devices
@@ -99,12 +116,11 @@ def compiled(way: Any, mesh: Mesh, num_tokens: int, hidden: int, per_token: int)
         functools.partial(way, per_token=per_token),
         mesh=mesh,
         in_specs=(PartitionSpec(AXIS), PartitionSpec()),
-        out_specs=PartitionSpec(),
+        out_specs=PartitionSpec() if way in OF_ALL else PartitionSpec(AXIS),
         check_vma=False,
     )
-    partial = jax.ShapeDtypeStruct(
-        (num_devices * num_tokens, hidden), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(AXIS))
-    )
+    tokens = num_devices * num_tokens if way in OF_ALL else num_tokens
+    partial = jax.ShapeDtypeStruct((tokens, hidden), jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(AXIS)))
     sizes = jax.ShapeDtypeStruct((num_devices, num_devices), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     return jax.jit(body).lower(partial, sizes).compile().as_text() or ""
 
@@ -120,9 +136,11 @@ def main() -> None:
     for name, (hidden, per_token) in MODELS.items():
         print(f"{name}, {args.tokens} tokens of {hidden}, {per_token} experts each, {n} devices")
         sent_rows = args.tokens / n * per_token * (n - 1) / n
-        for way in (psum, exchange, split):
+        once = args.tokens / n * (n - 1) * (1 - (1 - 1 / n) ** per_token)  # devices that have one of a token's experts
+        for way in (*OF_ALL, *OF_SHARES):
             total, names = sent_bytes(compiled(way, mesh, args.tokens, hidden, per_token), n, sent_rows)
-            print(f"    {way.__name__:10}{total / 1e6:8.1f} MB  {', '.join(names)}")
+            note = f" (once: {2 * once * hidden * 2 / 1e6:.1f} MB)" if way is send else ""
+            print(f"    {way.__name__:10}{total / 1e6:8.1f} MB  {', '.join(names)}{note}")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,21 @@ def test_a_bad_config_of_kv_events_is_a_sentence(config: str, says: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_dp_attention_in_either_spelling() -> None:
+    args = ServerArgs(tp_size=8, dp_size=4, enable_dp_attention=True)
+    assert (args.attn_dp_size, args.dp_size, args.attn_tp_size) == (4, 1, 2)
+    again = args.replace(port=1)
+    assert (again.attn_dp_size, again.dp_size) == (4, 1)
+    both = ServerArgs(tp_size=8, dp_size=2, attn_dp_size=4)
+    assert (both.attn_dp_size, both.dp_size) == (4, 2), "replicas, of which each has four shards"
+    with pytest.raises(ValueError, match="--attn-dp-size 3 must divide --tp-size 8, which counts all devices"):
+        ServerArgs(tp_size=8, attn_dp_size=3)
+    with pytest.raises(ValueError, match="--dp-size is --attn-dp-size"):
+        ServerArgs(tp_size=4, dp_size=8, enable_dp_attention=True)
+    with pytest.raises(ValueError, match="--attn-dp-size must be at least 1"):
+        ServerArgs(attn_dp_size=0)
+
+
 def test_replicas_need_ports_of_their_own_for_kv_events() -> None:
     near = '{"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
     with pytest.raises(ValueError, match=r"must differ by 2 or more, as each of the --dp-size 2 replicas takes a port; got "):

@@ -50,7 +50,8 @@ class Roofline:
 
     def decode(self, num_rows: int, context_len: int) -> Prediction:
         """Of one step, after which each row has `context_len` tokens."""
-        return self._predict([step_work(self.shard, StepShape(num_rows, 1, context_len))])
+        shards = self.shard.config.attn_dp_size
+        return self._predict([step_work(self.shard, StepShape(-(-num_rows // shards), 1, context_len, num_shards=shards))])
 
     def _of_chunks(self, chunks: Sequence[Chunk]) -> StepWork:
         """Of a step: the weights are read once, however many rows there are."""

@@ -49,7 +49,7 @@ def prefill_steps(prompt_lens: Sequence[int], max_step_tokens: int, page_size: i
 
 
 class StepDriver:
-    """Times prompts and decode steps of the first rows of a runner, which must not draft."""
+    """Times prompts and decode steps of some rows of a runner, which must not draft; they are dealt to its shards in turn."""
 
     def __init__(self, runner: Runner) -> None:
         assert runner.spec.num_draft_tokens == 1, "a driven runner knows how long its rows are"
@@ -63,15 +63,16 @@ class StepDriver:
         if row_tokens > spec.context_len:
             raise ValueError(f"{row_tokens} tokens are more than the context length, which is {spec.context_len}.")
         for group in spec.kv_groups:
-            needed = num_rows * self._pages_of_row(group, row_tokens)
+            needed = -(-num_rows // spec.num_shards) * self._pages_of_row(group, row_tokens)
             if needed > group.num_pages:
+                size = spec.num_shards * spec.page_size
                 raise ValueError(
-                    f"{num_rows} rows of {row_tokens} tokens need {needed * spec.page_size} tokens of KV cache, and there are "
-                    f"{group.num_pages * spec.page_size} (--max-total-tokens, --mem-fraction-static)."
+                    f"{num_rows} rows of {row_tokens} tokens need {needed * size} tokens of KV cache, and there are "
+                    f"{group.num_pages * size} (--max-total-tokens, --mem-fraction-static)."
                 )
 
     def enter(self, num_rows: int, row_tokens: int) -> None:
-        """Gives each of the first rows the pages of so many tokens, by a step of one token."""
+        """Gives each of so many rows the pages of so many tokens, by a step of one token."""
         self.check(num_rows, row_tokens)
         index = np.arange(-(-row_tokens // self._spec.page_size), dtype=np.int32)
         for row in range(num_rows):
@@ -110,18 +111,26 @@ class StepDriver:
     def _updates(self, row: int, index: np.ndarray, group: int) -> tuple[np.ndarray, ...]:
         """The fields of PageUpdates."""
         distinct = self._pages_of_row(self._spec.kv_groups[group], len(index) * self._spec.page_size)
-        return np.full_like(index, row), index, row * distinct + index % distinct, np.full_like(index, group)
+        pages = row // self._spec.num_shards * distinct + index % distinct
+        return np.full_like(index, self._request_row(row)), index, pages, np.full_like(index, group)
+
+    def _request_row(self, row: int) -> int:
+        """The runner's, of the `row`-th that is used."""
+        own, shard = divmod(row, self._spec.num_shards)
+        return shard * self._spec.rows_per_shard + own
 
     def _extend(self, chunks: Sequence[Chunk], updates: PageUpdates = _NO_UPDATES) -> Any:
         step = _step(
             ForwardMode.EXTEND,
-            rows=[chunk.row for chunk in chunks],
+            rows=[self._request_row(chunk.row) for chunk in chunks],
             seq_lens=[chunk.end for chunk in chunks],
             extend_lens=[chunk.end - chunk.start for chunk in chunks],
             input_ids=np.concatenate([self._ids(chunk.start, chunk.end) for chunk in chunks]),
             sample=[chunk.end == chunk.prompt_len for chunk in chunks],
             page_updates=updates,
-            new_rows=[_greedy(chunk.row, self._ids(0, chunk.prompt_len)) for chunk in chunks if chunk.start == 0],
+            new_rows=[
+                _greedy(self._request_row(chunk.row), self._ids(0, chunk.prompt_len)) for chunk in chunks if chunk.start == 0
+            ],
         )
         return launch(self._runner, step)
 
@@ -129,8 +138,8 @@ class StepDriver:
         return (10 + np.arange(start, end, dtype=np.int32)) % self._spec.vocab_size
 
     def _decode(self, lengths: np.ndarray) -> Any:
-        ones = [1] * len(lengths)
-        return launch(self._runner, _step(ForwardMode.DECODE, range(len(lengths)), lengths, ones, _NOTHING, [True] * len(ones)))
+        rows, ones = [self._request_row(row) for row in range(len(lengths))], [1] * len(lengths)
+        return launch(self._runner, _step(ForwardMode.DECODE, rows, lengths, ones, _NOTHING, [True] * len(ones)))
 
 
 def _step(

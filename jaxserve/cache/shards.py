@@ -76,11 +76,8 @@ class ShardedCache:
         return {name: sum(usage[name] for usage in usages) for name in usages[0]}
 
     @property
-    def evictable_tokens(self) -> int:
-        return sum(shard.evictable_tokens for shard in self.shards)
-
-    @property
     def num_cached_tokens(self) -> int:
+        """Prefixes that the trees know, in use or not."""
         return sum(shard.num_cached_tokens for shard in self.shards)
 
     def shard_states(self) -> list[dict[str, float]]:

@@ -39,20 +39,21 @@ def prefill_limits(args: ServerArgs, spec: RunnerSpec) -> PrefillLimits:
     step_tokens = min(args.max_prefill_tokens, spec.max_step_tokens)
     if splits_prompts:
         step_tokens = min(step_tokens, chunk_tokens)
-    shard_tokens = step_tokens // spec.num_shards
-    if shard_tokens < spec.page_size:
-        each = "" if spec.num_shards == 1 else f" in each of {spec.num_shards} shards"
+    if step_tokens < spec.page_size:
         raise ValueError(
             f"A prefill step of {step_tokens} tokens (the least of --chunked-prefill-size, --max-prefill-tokens and the "
-            f"largest prefill bucket) cannot fill one page of {spec.page_size} tokens{each}."
+            f"largest prefill bucket) cannot fill one page of {spec.page_size} tokens."
         )
+    shard_tokens = step_tokens // spec.num_shards
+    if spec.num_shards > 1:
+        shard_tokens = max(shard_tokens // spec.page_size, 1) * spec.page_size
     return PrefillLimits(
         step_tokens=step_tokens,
         splits_prompts=splits_prompts,
         max_step_tokens=spec.max_step_tokens,
         max_running=min(args.max_running_requests or spec.max_rows, spec.max_rows),
         max_requests=args.prefill_max_requests,
-        shard_tokens=shard_tokens if spec.num_shards == 1 else shard_tokens // spec.page_size * spec.page_size,
+        shard_tokens=shard_tokens,
     )
 
 

@@ -52,6 +52,7 @@ class ModelLimits:
     makes_text: bool = True  # there is a tokenizer
     max_running: int = 0  # sequences at once
     max_queued: int | None = None  # that wait; None: no limit
+    num_shards: int = 1  # of the KV cache; a request is in one of them
     reply: ReplyLimits = NO_REPLY_LIMITS
     reasoning: ReasoningFormat | None = None  # how the model thinks, if the server knows it
     runs_user_code: bool = False
@@ -80,6 +81,7 @@ class ModelLimits:
             makes_text=makes_text,
             max_running=info["max_rows"],
             max_queued=max_queued,
+            num_shards=info["num_shards"],
             reply=reply,
             reasoning=reasoning,
             runs_user_code=runs_user_code,
@@ -100,7 +102,12 @@ class ModelLimits:
     @property
     def longest_prompt_len(self) -> int:
         """A prompt must leave room for one token, in the context and in the KV cache."""
-        return min(self.context_len, self.max_total_tokens) - 1
+        return min(self.context_len, self.max_sequence_tokens) - 1
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Tokens that the KV cache has room for of one request."""
+        return self.max_total_tokens // self.num_shards
 
 
 def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
@@ -322,8 +329,9 @@ def _too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -
     if prompt_len >= limits.context_len:
         limit = f"the model's context length ({limits.context_len} tokens) less one new token."
     else:
+        shards = f" in each of {limits.num_shards} shards" if limits.num_shards > 1 else ""
         limit = (
-            f"this server's KV cache ({limits.max_total_tokens} tokens) less one new token: "
+            f"this server's KV cache ({limits.max_sequence_tokens} tokens{shards}) less one new token: "
             f"the maximum input length is {limits.longest_prompt_len} tokens."
         )
     count = f"{'at least ' if at_least else ''}{prompt_len} tokens"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from shapes import TINY, config_of
 
 from jaxserve.aot.hlo import TpuKernel, copies_of, count_collectives, expected_collectives, tpu_kernels
+from jaxserve.aot.shard_collectives import expected_with_shards
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.mesh import make_mesh
@@ -41,3 +43,27 @@ def test_a_step_has_the_collectives_it_should(tmp_path: Path) -> None:
     for bucket in blueprint.buckets.all:
         hlo = blueprint.lower(bucket, blueprint.pages_each(8)).compile().as_text()
         assert count_collectives(hlo) == expected_collectives(config, tp_size), bucket
+
+
+@pytest.mark.parametrize("attn_dp_size", [2, 4])
+def test_shards_exchange_tokens_and_nothing_else(attn_dp_size: int, tmp_path: Path) -> None:
+    config = config_of(tmp_path, TINY)
+    args = ServerArgs(
+        model_path=str(tmp_path),
+        tp_size=4,
+        attn_dp_size=attn_dp_size,
+        prefill_token_buckets=(16,),
+        decode_row_buckets=(4,),
+        max_running_requests=4,
+        chunked_prefill_size=16,
+    )
+    blueprint = Blueprint.draw(args, config, make_mesh(4, attn_dp_size=attn_dp_size))
+    kinds = {(bucket.decode_only, bucket.packs_tokens) for bucket in blueprint.buckets.all}
+    assert kinds == {(True, False), (False, False), (False, True)}
+    for bucket in blueprint.buckets.all:
+        hlo = blueprint.lower(bucket, blueprint.pages_each(8)).compile().as_text()
+        expected = dict(expected_with_shards(blueprint.config, 4, packs_tokens=bucket.packs_tokens))
+        if attn_dp_size == 4:  # XLA's CPU compiler keeps sums over one device
+            over_one = config.num_layers * (1 if bucket.packs_tokens else 2) + (not bucket.packs_tokens)
+            expected["all-reduce"] = expected.get("all-reduce", 0) + over_one
+        assert count_collectives(hlo) == expected, bucket

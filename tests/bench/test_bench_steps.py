@@ -21,16 +21,17 @@ def test_prompts_are_cut_at_pages() -> None:
     assert prefill_steps([3], 12, 4) == [[Chunk(0, 0, 3, 3)]]
 
 
-@pytest.mark.parametrize("page_size", [1, 8])
-def test_what_is_launched_is_what_a_scheduler_would_launch(page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "num_shards"), [(1, 1), (8, 1), (8, 2)])
+def test_what_is_launched_is_what_a_scheduler_would_launch(page_size: int, num_shards: int) -> None:
     groups = (KVGroup(512 // page_size), KVGroup(256 // page_size, window=16))
-    runner = FakeRunner(fake_spec(page_size=page_size, kv_groups=groups, max_step_tokens=32))
+    runner = FakeRunner(fake_spec(page_size=page_size, kv_groups=groups, max_step_tokens=32, num_shards=num_shards))
     driver = StepDriver(runner)
     try:
         driver.enter(3, 70)
         assert driver.prefill([64] * 3) > 0
         assert len(driver.decode([64] * 3, 5)) == 5
         assert [step.num_tokens for step in runner.steps] == [1] * 3 + [32] * 6 + [3] * 5
+        assert runner.steps[-1].rows.tolist() == ([0, 1, 2] if num_shards == 1 else [0, 8, 1])
     finally:
         runner.close()
 

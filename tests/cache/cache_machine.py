@@ -48,7 +48,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = CacheManager(
             groups=groups,
             page_size=page_size,
-            max_rows=MAX_ROWS,
+            max_rows=2 * MAX_ROWS,
+            rows=range(MAX_ROWS, 2 * MAX_ROWS),  # the others are another shard's
             max_pages_per_row=-(-MAX_LEN // page_size),
             eviction_policy=self.policy,
             disable_radix=self.disable_radix,

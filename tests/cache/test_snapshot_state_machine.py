@@ -39,7 +39,7 @@ class SnapshotMachine(WindowMachine):
         self.make_cache(self.groups, page_size, num_snapshots=num_snapshots, snapshot_interval=interval)
         self.kv = {}
         self.device_tables = [np.full(table.shape, -1, np.int32) for table in self.cache.page_tables]
-        self.states = FakeStates(MAX_ROWS, self.device_tables[0].shape[1], page_size, len(self.groups), MOST)
+        self.states = FakeStates(2 * MAX_ROWS, self.device_tables[0].shape[1], page_size, len(self.groups), MOST)
 
     def create(self, page_size: int, num_tokens: int, share: float) -> None:
         """Not this one."""

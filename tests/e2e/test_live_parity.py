@@ -99,6 +99,17 @@ def test_hosts_answer_as_one(
     serve_and_check(served, checkpoint, tmp_path, compilation_cache)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize(("tp", "attn_dp", "hosts"), [(2, 2, 1), (4, 4, 1), (4, 2, 1), (4, 2, 2)])
+@pytest.mark.parametrize("case", ["llama", "qwen3-moe", "deepseek-v3", "gemma3", "bamba"])
+def test_attention_shards_answer_as_one(
+    case: str, tp: int, attn_dp: int, hosts: int, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
+) -> None:
+    states = 320 if case == "bamba" else None
+    served = Served(case, page_size=8, chunk=32, tp=tp, attn_dp=attn_dp, hosts=hosts, mixed=True, drafts=True, states=states)
+    serve_and_check(served, checkpoint, tmp_path, compilation_cache)
+
+
 def serve_and_check(served: Served, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str) -> None:
     model = checkpoint(served.case)
     oracle = Oracle(model)

@@ -43,11 +43,11 @@ def test_flush_when_idle(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness()
     harness.submit(prompt_of(50))
     harness.run()
-    assert harness.scheduler.cache.evictable_tokens > 0
+    assert harness.scheduler.cache.num_cached_tokens > 0
     harness.control(FlushCacheReqInput())
     harness.turn()
     assert harness.control_replies() == [FlushCacheReqOutput(success=True)]
-    assert harness.scheduler.cache.evictable_tokens == 0
+    assert harness.scheduler.cache.num_cached_tokens == 0
     again = harness.submit(prompt_of(50))
     harness.run()
     assert harness.answer(again).cached_tokens == 0
@@ -73,7 +73,7 @@ def test_flush_waits_for_idleness(make_harness: Callable[..., Harness]) -> None:
     assert harness.transport.replies == []
     harness.run()
     assert harness.control_replies() == [FlushCacheReqOutput(success=True)]
-    assert harness.scheduler.cache.evictable_tokens == 0
+    assert harness.scheduler.cache.num_cached_tokens == 0
 
 
 def test_flush_waits_no_longer_than_told(make_harness: Callable[..., Harness]) -> None:

@@ -69,7 +69,7 @@ def test_retract_lets_the_cache_be_flushed(make_harness: Callable[..., Harness],
     harness.control(FlushCacheReqInput())
     harness.turn()
     assert harness.control_replies()[-1] == FlushCacheReqOutput(success=True)
-    assert harness.scheduler.cache.evictable_tokens == 0
+    assert harness.scheduler.cache.num_cached_tokens == 0
     resume(harness)
     harness.run()
     harness.assert_as_expected()

@@ -169,5 +169,6 @@ def test_the_workloads_reach_the_hard_cases(num_shards: int) -> None:
         state = harness.scheduler.internal_state()
         for key in ("num_retractions", "num_preemptions", "cached_tokens", "num_leaks_repaired"):
             totals[key] = totals.get(key, 0) + state[key]
-    assert totals["num_retractions"] > 20 and totals["num_preemptions"] > 5 and totals["cached_tokens"] > 1000, totals
+    least = {"num_retractions": 20, "num_preemptions": 5, "cached_tokens": 1000}
+    assert all(totals[key] > count // num_shards for key, count in least.items()), totals
     assert totals["num_leaks_repaired"] == 0

@@ -193,8 +193,8 @@ def test_shares_of_a_step() -> None:
     assert (limits.step_tokens, limits.shard_tokens) == (100, 24)
     alone = prefill_limits(ServerArgs(chunked_prefill_size=100), fake_spec(page_size=8))
     assert alone.shard_tokens == alone.step_tokens == 100
-    with pytest.raises(ValueError, match="cannot fill one page of 8 tokens in each of 4 shards"):
-        prefill_limits(ServerArgs(chunked_prefill_size=31), fake_spec(num_shards=4, page_size=8))
+    short = prefill_limits(ServerArgs(chunked_prefill_size=17), fake_spec(num_shards=4, page_size=8))
+    assert (short.step_tokens, short.shard_tokens) == (17, 8), "a page at least: then not all have a share of each step"
 
 
 def test_each_shard_has_a_chunked_prompt(make_harness: MakeHarness) -> None:
@@ -326,6 +326,25 @@ def test_who_is_preempted_must_make_room_where_it_is(make_harness: MakeHarness, 
     harness.run()
     harness.assert_as_expected()
     assert harness.scheduler.internal_state()["num_preemptions"] == (1 if preempts else 0)
+
+
+def test_who_is_preempted_for_a_place_among_all_may_be_anywhere(make_harness: MakeHarness) -> None:
+    """The urgent one fits into the empty shard, but only two may run."""
+    args = {"enable_priority_scheduling": True, "max_running_requests": 2}
+    harness = make_harness(args, num_shards=2, num_pages=100)
+    base = prompt_of(40)
+    harness.submit(base, max_new=1)
+    harness.run()
+    harness.submit([*base, *prompt_of(20, 1)], max_new=20, rid="peer", priority=50, ignore_eos=True)
+    harness.turn(2)
+    harness.submit([*base, *prompt_of(5, 2)], max_new=5, rid="low", priority=0, ignore_eos=True)
+    harness.turn(2)
+    assert running(harness) == [2, 0]
+    harness.submit(prompt_of(95, 3), max_new=2, rid="urgent", priority=50)
+    harness.run()
+    harness.assert_as_expected()
+    assert harness.scheduler.internal_state()["num_preemptions"] == 1
+    assert harness.answer("low").times.num_retractions == 1
 
 
 # --- what is told

@@ -1,0 +1,126 @@
+"""What attention by data parallelism brings: `python -m benchmarks.capacity_attention [MODEL ...]`.
+
+Prints the section of docs/capacity.md about it. The largest steps are compiled at full depth by the compilers of JAX 0.11.2 or
+newer (pip install 'jax[cuda13,tpu]'), one to five minutes for each row on two cores, and must have the collectives they should
+and one cache, in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.capacity_large import GIB, taken
+from benchmarks.model_configs import DEEPSEEK_V3, QWEN3_235B_A22B, write_config
+from jaxserve.aot.hlo import expected_collectives
+from jaxserve.aot.planner import CapacityPlan, PlanOptions, plan_capacity
+from jaxserve.aot.report import compiler_versions
+from jaxserve.aot.shard_collectives import expected_with_shards
+from jaxserve.aot.targets import parse_target
+from jaxserve.config import ServerArgs
+from jaxserve.models import ModelConfig
+
+
+class Case(NamedTuple):
+    model: str
+    raw: dict[str, Any]
+    topology: str
+    tp_size: int
+    attn_dp_size: int
+    options: dict[str, Any] = {}  # noqa: RUF012 - never written to
+
+
+INT8 = {"quantization": "int8wo"}
+CASES = (
+    Case("DeepSeek-V3, int8wo", DEEPSEEK_V3, "h200:8", 8, 1, INT8),
+    Case("DeepSeek-V3, int8wo", DEEPSEEK_V3, "h200:8", 8, 8, INT8),
+    Case("DeepSeek-V3", DEEPSEEK_V3, "tpu7x:2x2x2", 16, 1),
+    Case("DeepSeek-V3", DEEPSEEK_V3, "tpu7x:2x2x2", 16, 4),
+    Case("Qwen3-235B-A22B", QWEN3_235B_A22B, "h200:8", 8, 1),
+    Case("Qwen3-235B-A22B", QWEN3_235B_A22B, "h200:8", 8, 2),
+)
+
+HEADER = """## Attention by data parallelism
+
+The same devices with one KV cache and with several (`--attn-dp-size`, [attention_dp.md](attention_dp.md)), whole experts on
+each device (EP = TP), weights in bfloat16 where nothing else is said. A device of DeepSeek-V3 keeps the latents of all tokens,
+or those of its own requests alone; two devices of Qwen3-235B keep the same KV head. The largest prefill step (8192 tokens, of
+one shard), the largest decode step (256 requests, as many in each shard) and the largest sampling program were compiled at full
+depth for exactly that cache, on {date} with {versions}; each has the collectives it should
+([`shard_collectives.py`](../jaxserve/aot/shard_collectives.py)), and the cache is updated in place. Columns as above;
+**tokens/s** are bounds of a decode step, nothing was run. `python -m benchmarks.capacity_attention` made the table.
+"""
+
+
+def plan(case: Case) -> CapacityPlan:
+    with tempfile.TemporaryDirectory() as folder:
+        config = ModelConfig.from_pretrained(write_config(Path(folder), case.raw))
+        args = ServerArgs(model_path=folder, tp_size=case.tp_size, attn_dp_size=case.attn_dp_size, **case.options)
+        return plan_capacity(args, config, parse_target(case.topology), PlanOptions(compile="largest", show_progress=False))
+
+
+def check(case: Case, found: CapacityPlan) -> None:
+    assert found.memory is not None
+    config = found.config.replace(attn_dp_size=case.attn_dp_size)
+    for step in found.steps:
+        if step.program is None:
+            continue
+        if case.attn_dp_size == 1:
+            expected = dict(expected_collectives(config, case.tp_size))
+        else:
+            expected = dict(expected_with_shards(config, case.tp_size, packs_tokens=step.bucket.packs_tokens))
+        # TPUs gather few rows of logits by adding them up, each device's part in its place.
+        sums, gathers = expected.get("all-reduce", 0) + 1, expected["all-gather"] - 1
+        added_up = {**expected, "all-reduce": sums, "all-gather": gathers}
+        allowed = (expected, {name: count for name, count in added_up.items() if count})
+        assert step.program.collectives in allowed, (case.model, step.bucket.name, step.program.collectives)
+        assert step.program.aliased_bytes >= found.memory.kv_pool > step.program.temp_bytes, (case.model, step.bucket.name)
+
+
+def row(case: Case) -> str:
+    found = plan(case)
+    assert found.failure is None and found.memory is not None, found.failure
+    check(case, found)
+    prefill, decode = (
+        max(taken(step) for step in found.steps if step.bucket.decode_only == is_decode) for is_decode in (False, True)
+    )
+    memory, most = found.memory, found.steps[-1]
+    context = "" if most.shape.context_len == 4096 else f" (of {most.shape.context_len} tokens)"
+    step_s = most.prediction.step_s
+    cells = (
+        case.model, case.topology, case.tp_size, case.attn_dp_size, f"{memory.weights / GIB:.2f}",
+        f"{memory.kv_pool / GIB:.2f}", f"{found.kv_tokens:,}", f"{prefill / GIB:.2f}", f"{decode / GIB:.2f}",
+        f"{step_s * 1e3:.2f} {most.prediction.bound}{context}", f"{most.shape.all_tokens / step_s:,.0f}",
+    )  # fmt: skip
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def print_table(cases: Sequence[Case]) -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    tools = ("jax", "libtpu", "jax-cuda13-plugin")
+    versions = ", ".join(f"{name} {version}" for name, version in compiler_versions().items() if name in tools)
+    print(HEADER.format(versions=versions, date=datetime.date.today().isoformat()))
+    print("| model | topology | TP | groups | weights | KV cache | KV tokens | prefill | decode | 256 requests | tokens/s |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
+    # A process for each: what its compiler holds goes with it.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
+        for line in processes.map(row, cases):
+            print(line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help="Only these.")
+    wanted = parser.parse_args().models
+    print_table([case for case in CASES if not wanted or case.model in wanted])
+
+
+if __name__ == "__main__":
+    main()
