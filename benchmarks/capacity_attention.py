@@ -1,21 +1,22 @@
-"""What attention by data parallelism brings: `python -m benchmarks.capacity_attention [MODEL ...]`.
+"""What attention by data parallelism brings: `python -m benchmarks.capacity_attention [--estimate] [MODEL ...]`.
 
 Prints the section of docs/capacity.md about it. The largest steps are compiled at full depth by the compilers of JAX 0.11.2 or
 newer (pip install 'jax[cuda13,tpu]'), one to five minutes for each row on two cores, and must have the collectives they should
-and one cache, in place.
+and one cache, in place. With `--estimate` nothing is compiled, and the table says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import multiprocessing
 import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.capacity_large import GIB, taken
 from benchmarks.model_configs import DEEPSEEK_V3, QWEN3_235B_A22B, write_config
@@ -51,19 +52,25 @@ HEADER = """## Attention by data parallelism
 
 The same devices with one KV cache and with several (`--attn-dp-size`, [attention_dp.md](attention_dp.md)), whole experts on
 each device (EP = TP), weights in bfloat16 where nothing else is said. A device of DeepSeek-V3 keeps the latents of all tokens,
-or those of its own requests alone; two devices of Qwen3-235B keep the same KV head. The largest prefill step (8192 tokens, of
-one shard), the largest decode step (256 requests, as many in each shard) and the largest sampling program were compiled at full
-depth for exactly that cache, on {date} with {versions}; each has the collectives it should
-([`shard_collectives.py`](../jaxserve/aot/shard_collectives.py)), and the cache is updated in place. Columns as above;
-**tokens/s** are bounds of a decode step, nothing was run. `python -m benchmarks.capacity_attention` made the table.
+or those of its own requests alone; two devices of Qwen3-235B keep the same KV head.
+
+{compiled}
+Columns as above; **tokens/s** are bounds of a decode step, nothing was run.
 """
+COMPILED = """The largest prefill step (8192 tokens, of one shard), the largest decode step (256 requests, as many in each
+shard) and the largest sampling program were compiled at full depth for exactly that cache, on {date} with {versions}; each has
+the collectives it should ([`shard_collectives.py`](../jaxserve/aot/shard_collectives.py)), and the cache is updated in place.
+`python -m benchmarks.capacity_attention` made the table."""
+ESTIMATED = """From shapes: nothing was compiled for this table, so that what steps take beside weights and cache is not known
+(`python -m benchmarks.capacity_attention --estimate`, {date}); four layers of DeepSeek-V3 are, in
+`tests/accelerator/test_attn_dp.py`, where the collectives are looked at."""
 
 
-def plan(case: Case) -> CapacityPlan:
+def plan(case: Case, compiles: Literal["none", "largest"]) -> CapacityPlan:
     with tempfile.TemporaryDirectory() as folder:
         config = ModelConfig.from_pretrained(write_config(Path(folder), case.raw))
         args = ServerArgs(model_path=folder, tp_size=case.tp_size, attn_dp_size=case.attn_dp_size, **case.options)
-        return plan_capacity(args, config, parse_target(case.topology), PlanOptions(compile="largest", show_progress=False))
+        return plan_capacity(args, config, parse_target(case.topology), PlanOptions(compile=compiles, show_progress=False))
 
 
 def check(case: Case, found: CapacityPlan) -> None:
@@ -84,42 +91,48 @@ def check(case: Case, found: CapacityPlan) -> None:
         assert step.program.aliased_bytes >= found.memory.kv_pool > step.program.temp_bytes, (case.model, step.bucket.name)
 
 
-def row(case: Case) -> str:
-    found = plan(case)
+def row(case: Case, *, compiles: Literal["none", "largest"]) -> str:
+    found = plan(case, compiles)
     assert found.failure is None and found.memory is not None, found.failure
     check(case, found)
-    prefill, decode = (
-        max(taken(step) for step in found.steps if step.bucket.decode_only == is_decode) for is_decode in (False, True)
-    )
+    prefill, decode = ("-", "-") if compiles == "none" else (most_taken(found, is_decode) for is_decode in (False, True))
     memory, most = found.memory, found.steps[-1]
     context = "" if most.shape.context_len == 4096 else f" (of {most.shape.context_len} tokens)"
     step_s = most.prediction.step_s
     cells = (
         case.model, case.topology, case.tp_size, case.attn_dp_size, f"{memory.weights / GIB:.2f}",
-        f"{memory.kv_pool / GIB:.2f}", f"{found.kv_tokens:,}", f"{prefill / GIB:.2f}", f"{decode / GIB:.2f}",
+        f"{memory.kv_pool / GIB:.2f}", f"{found.kv_tokens:,}", prefill, decode,
         f"{step_s * 1e3:.2f} {most.prediction.bound}{context}", f"{most.shape.all_tokens / step_s:,.0f}",
     )  # fmt: skip
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def print_table(cases: Sequence[Case]) -> None:
+def most_taken(found: CapacityPlan, is_decode: bool) -> str:
+    """GiB, of one of the steps of a kind."""
+    return f"{max(taken(step) for step in found.steps if step.bucket.decode_only == is_decode) / GIB:.2f}"
+
+
+def print_table(cases: Sequence[Case], *, compiles: Literal["none", "largest"] = "largest") -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     tools = ("jax", "libtpu", "jax-cuda13-plugin")
     versions = ", ".join(f"{name} {version}" for name, version in compiler_versions().items() if name in tools)
-    print(HEADER.format(versions=versions, date=datetime.date.today().isoformat()))
+    how = COMPILED if compiles == "largest" else ESTIMATED
+    print(HEADER.format(compiled=how.format(versions=versions, date=datetime.date.today().isoformat())))
     print("| model | topology | TP | groups | weights | KV cache | KV tokens | prefill | decode | 256 requests | tokens/s |")
     print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     # A process for each: what its compiler holds goes with it.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
-        for line in processes.map(row, cases):
+        for line in processes.map(functools.partial(row, compiles=compiles), cases):
             print(line, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="Only these.")
-    wanted = parser.parse_args().models
-    print_table([case for case in CASES if not wanted or case.model in wanted])
+    parser.add_argument("--estimate", action="store_true", help="Do not compile; plan from shapes.")
+    options = parser.parse_args()
+    cases = [case for case in CASES if not options.models or case.model in options.models]
+    print_table(cases, compiles="none" if options.estimate else "largest")
 
 
 if __name__ == "__main__":
