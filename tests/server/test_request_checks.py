@@ -41,7 +41,7 @@ def test_the_longest_prompt_leaves_room_for_one_token() -> None:
     with pytest.raises(RequestError, match="the maximum input length is 5 tokens") as caught:
         check_prompt([1] * 6, limits(max_total_tokens=6))
     assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(RequestError, match=r"KV cache \(6 tokens in each of 2 shards\) .*: the maximum input length is 5 tokens"):
+    with pytest.raises(RequestError, match=r"KV cache \(6 tokens in each of 2 shards\) .*: the maximum input length is 5"):
         check_prompt([1] * 6, limits(max_total_tokens=13, num_shards=2))
     assert check_prompt([1, 2, 3], limits(context_len=3, allow_auto_truncate=True)).tolist() == [1, 2]
 
