@@ -85,10 +85,10 @@ class ShardedCache:
         return [
             {
                 "num_running_reqs": shard.num_leases,
-                "num_used_tokens": max(pool.used_tokens for pool in shard.pool_usage()),
-                "token_usage": max(pool.token_usage for pool in shard.pool_usage()),
+                "num_used_tokens": max(pool.used_tokens for pool in pools),
+                "token_usage": max(pool.token_usage for pool in pools),
             }
-            for shard in self.shards
+            for shard, pools in ((shard, shard.pool_usage()) for shard in self.shards)
         ]
 
     # --- for all shards at once

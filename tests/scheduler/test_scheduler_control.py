@@ -43,7 +43,7 @@ def test_flush_when_idle(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness()
     harness.submit(prompt_of(50))
     harness.run()
-    assert harness.scheduler.cache.num_cached_tokens > 0
+    assert harness.scheduler.cache.shards[0].evictable_tokens > 0
     harness.control(FlushCacheReqInput())
     harness.turn()
     assert harness.control_replies() == [FlushCacheReqOutput(success=True)]
