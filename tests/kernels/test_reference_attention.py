@@ -122,7 +122,7 @@ def test_large_scores_do_not_overflow() -> None:
 def test_heads_split_over_devices() -> None:
     """Under shard_map each device attends with its heads and nothing is exchanged."""
     step = make_step([(1, 30), (9, 20), (0, 0)], Heads(8, 4, 16), num_tokens=16)
-    mesh = Mesh(np.array(jax.devices()[:2]), ("tensor",))
+    mesh = Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("data", "tensor"))
     whole = ReferenceAttention(spec_of(step, jnp.float32))
     shard = ReferenceAttention(dataclasses.replace(whole.spec, num_heads=4, num_kv_heads=2))
     heads, pages = P(None, "tensor"), ArraysLayout(shard.kv_pages(), step.num_pages, 2).specs()
