@@ -40,8 +40,8 @@ header_labels: contextvars.ContextVar[Labels | None] = contextvars.ContextVar("h
 _MOST_CUSTOM = 128  # combinations of custom labels; further ones count as `other`
 _MOST_LABEL_CHARS = 128
 _GAPS_TOGETHER = 1024
-# Of the server, what schedulers say of themselves. Who reads one series of each server (an endpoint picker, an autoscaler) would
-# otherwise see the first replica alone.
+# Of the server, what schedulers say of themselves. Who reads one series of each server (an endpoint picker, an autoscaler)
+# would otherwise see the first replica alone.
 _OF_ALL_REPLICAS = {
     "server_running_reqs": "num_running_reqs",
     "server_queue_reqs": "num_queue_reqs",
