@@ -18,16 +18,21 @@ leaderworkerset.sigs.k8s.io/worker-index: "0"
 
 {{- /* "true" if the cache has several pods. */ -}}
 {{- define "jaxserve.isShared" -}}
-{{- if or (gt (int .Values.hosts) 1) (gt (int .Values.replicas) 1) .Values.autoscaling.enabled (eq .Values.strategy "RollingUpdate") -}}
+{{- $isGroup := gt (int .Values.hosts) 1 }}
+{{- if or $isGroup (gt (int .Values.replicas) 1) .Values.autoscaling.enabled (eq .Values.strategy "RollingUpdate") -}}
 true
 {{- end }}
+{{- end }}
+
+{{- define "jaxserve.accessMode" -}}
+{{ .Values.cache.accessMode | default (ternary "ReadWriteMany" "ReadWriteOnce" (eq (include "jaxserve.isShared" .) "true")) }}
 {{- end }}
 
 {{- /* Options as they are served: the values', and what follows from other values. */ -}}
 {{- define "jaxserve.options" -}}
 {{- $options := deepCopy .Values.options }}
-{{- $devices := mul .Values.hosts .Values.accelerator.perHost }}
-{{- if and (ne .Values.accelerator.kind "none") (gt $devices 1) (not (hasKey $options "tp-size")) (not (hasKey $options "dp-size")) }}
+{{- $devices := ternary 1 (mul .Values.hosts .Values.accelerator.perHost) (eq .Values.accelerator.kind "none") | int }}
+{{- if and (gt $devices 1) (not (hasKey $options "tp-size")) (not (hasKey $options "dp-size")) }}
 {{- $_ := set $options "tp-size" $devices }}
 {{- end }}
 {{- if and (gt (int .Values.hosts) 1) (not (hasKey $options "dist-timeout")) }}

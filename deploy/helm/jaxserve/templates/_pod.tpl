@@ -7,6 +7,7 @@ Why it is as it is: deploy/kubernetes has the same, with reasons.
 {{- $options := include "jaxserve.options" $root | fromYaml }}
 {{- $isGroup := ne .role "server" }}
 {{- $isTpu := eq $root.Values.accelerator.kind "tpu" }}
+{{- $waitSeconds := ternary (get $options "dist-timeout" | default 0) 0 $isGroup }}
 {{- $needsShm := and (eq $root.Values.accelerator.kind "gpu") (gt (int $root.Values.accelerator.perHost) 1) -}}
 metadata:
   annotations:
@@ -98,7 +99,7 @@ spec:
       startupProbe: # loading and compiling, and of several hosts the others' coming
         httpGet: {path: /health, port: http}
         periodSeconds: 10
-        failureThreshold: {{ div (add $root.Values.startupSeconds (ternary (get $options "dist-timeout" | default 0) 0 $isGroup) 9) 10 }}
+        failureThreshold: {{ div (add $root.Values.startupSeconds $waitSeconds 9) 10 }}
       readinessProbe:
         httpGet: {path: /ready, port: http}
         periodSeconds: 5
