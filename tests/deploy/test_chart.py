@@ -7,13 +7,14 @@ import json
 import pathlib
 import re
 import shutil
+import tomllib
 from typing import Any
 
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from test_deploy import DEPLOY, DRAIN_S, PATHS, PORT, READERS_S, last, manifest, served
+from test_deploy import DEPLOY, DRAIN_S, PATHS, PORT, READERS_S, ROOT, last, manifest, served
 from test_multihost import LEADER, LEADER_WORKER_SET, made
 
 from jaxserve.config.args import ALIASES
@@ -82,10 +83,16 @@ def test_helm_still_says_the_same() -> None:
         assert rendered(helm, one) == (RENDERED / f"{one}.yaml").read_text()
 
 
+def test_the_chart_is_of_this_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == project["version"]
+
+
 def test_values_follow_the_schema(example: str) -> None:
     jsonschema.Draft7Validator.check_schema(SCHEMA)
     jsonschema.validate(values_of(example), SCHEMA)
-    jsonschema.validate(DEFAULTS, SCHEMA)
+    assert DEFAULTS["options"] == {}, "helm would add them to those of others"
+    jsonschema.validate(with_defaults({"options": {"model-path": "demo"}}), SCHEMA)
 
 
 def test_every_value_is_described() -> None:
@@ -112,7 +119,7 @@ def test_every_value_is_described() -> None:
     ],
 )
 def test_the_schema_refuses(wrong: dict[str, Any]) -> None:
-    values = {**DEFAULTS, **wrong}
+    values = {**DEFAULTS, "options": {"model-path": "demo"}, **wrong}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(values, SCHEMA)
 

@@ -63,6 +63,9 @@ true
 {{- if and (gt (int .Values.hosts) 1) (not .Values.auth.existingSecret) (lt (len .Values.auth.distSecret) 16) }}
 {{- fail "Several hosts share a secret: auth.distSecret has 16 characters or more, or auth.existingSecret has dist-secret." }}
 {{- end }}
+{{- if and (hasPrefix "/models/" (index .Values.options "model-path")) (not .Values.models.claim) }}
+{{- fail "models.claim names the volume claim that is read at /models." }}
+{{- end }}
 {{- if and (include "jaxserve.isShared" .) (eq .Values.cache.accessMode "ReadWriteOnce") }}
 {{- fail "Several pods share the cache: cache.accessMode must be ReadWriteMany, or empty." }}
 {{- end }}
