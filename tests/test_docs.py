@@ -118,7 +118,7 @@ OPERATORS_PAGES = [
 ]
 # Of docker, kubectl and friends.
 FOLDERS = ("/cache", "/tmp", "/home", "/var/", "/dev/")
-OTHERS_OPTIONS = {"--time", "--read-only", "--from-literal", "--now", "--privileged", "--network"}
+OTHERS_OPTIONS = {"--time", "--read-only", "--from-literal", "--now", "--privileged", "--network", "--strict"}
 EXAMPLES_OPTIONS = {"--replicas", "--gpus", "--tpus", "--lose-one", "--hosts", "--pack", "--address"}
 
 

@@ -40,6 +40,15 @@ header_labels: contextvars.ContextVar[Labels | None] = contextvars.ContextVar("h
 _MOST_CUSTOM = 128  # combinations of custom labels; further ones count as `other`
 _MOST_LABEL_CHARS = 128
 _GAPS_TOGETHER = 1024
+# Of the server, what schedulers say of themselves. Who reads one series of each server (an endpoint picker, an autoscaler)
+# would otherwise see the first replica alone.
+_OF_ALL_REPLICAS = {
+    "server_running_reqs": "num_running_reqs",
+    "server_queue_reqs": "num_queue_reqs",
+    "server_token_usage": "token_usage",
+    "server_num_pages": "num_pages",
+}
+_MEANS = ("server_token_usage",)
 _STAGES = {
     "tokenize": "tokenize",
     "dispatch": "dispatch",
@@ -82,6 +91,11 @@ def _rank_labels(worker: WorkerAddress) -> dict[str, str]:
     if worker.kind == SCHEDULER or not worker.rank:
         return {"dp_rank": str(worker.rank)}
     return {"dp_rank": "0", f"{worker.kind}_rank": str(worker.rank)}
+
+
+def _without_labels(snapshot: Snapshot) -> dict[str, float]:
+    """Values of families that have one series."""
+    return {family.name: family.series[0].value for family in snapshot.families if not family.labels and family.series}
 
 
 def _text(value: object) -> str:
@@ -195,6 +209,7 @@ class ServerMetrics:
         # Here and not above: workers are started behind this module's import, and need not wait for prometheus_client.
         from jaxserve.metrics.exposition import Labelled, render
 
+        gauges = {**gauges, **self._of_all_replicas()}
         of_fronts = [snapshot for worker, snapshot in self._snapshots.items() if worker.kind == FRONT]
         # Of a request it makes no difference which of them served it.
         parts = [Labelled(merged([self.snapshot(TOKENIZER, gauges), *of_fronts]), self._labels)]
@@ -202,6 +217,11 @@ class ServerMetrics:
             if worker.kind != FRONT:
                 parts.append(Labelled(snapshot, {**self._labels, "engine_type": "unified", **_rank_labels(worker)}))
         return await asyncio.to_thread(render, parts, accept)
+
+    def _of_all_replicas(self) -> Gauges:
+        replicas = [_without_labels(snapshot) for worker, snapshot in self._snapshots.items() if worker.kind == SCHEDULER]
+        sums = {name: sum(replica[of] for replica in replicas) for name, of in _OF_ALL_REPLICAS.items()}
+        return {name: total / max(1, len(replicas)) if name in _MEANS else total for name, total in sums.items()}
 
     def snapshot(self, process: str, gauges: Gauges) -> Snapshot:
         """What this process has counted. `process`: what it is."""

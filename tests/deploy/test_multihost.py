@@ -164,6 +164,8 @@ def test_only_the_leader_is_asked(overlay: str, group: dict[str, Any]) -> None:
     labels = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["metadata"]["labels"]
     manifests = made(overlay)
     assert manifests["Service"]["spec"]["selector"] == {**labels, "leaderworkerset.sigs.k8s.io/worker-index": "0"}
+    # The controller makes a headless Service of the group's name, by which hosts find each other, if there is none yet.
+    assert manifests["Service"]["metadata"]["name"] != group["metadata"]["name"]
     policy = manifests["NetworkPolicy"]["spec"]
     assert policy["podSelector"]["matchLabels"] == labels
     assert policy["ingress"][1] == {"ports": [{"protocol": "TCP", "port": port["name"]}]}

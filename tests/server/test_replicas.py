@@ -13,6 +13,7 @@ import psutil
 import pytest
 from fake_runner import FakeRunner, fake_spec, weights_of
 from pipeline_harness import collect, refused, request, running, until
+from scraping import of, scraped
 
 from jaxserve.messages import DETOKENIZER, SCHEDULER, WorkerAddress
 from jaxserve.scheduler.control.abort_request import AbortRequest
@@ -106,6 +107,24 @@ class TestServing:
                 output = [token for chunk in given for token in chunk.token_ids]
                 assert output == expected(prompts[index // 3])
             assert [report["num_finished"] for report in await states(pipeline)] == [10, 10], "9, and the warm-up's"
+
+    async def test_who_reads_one_series_of_the_server_sees_all_replicas(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAKE_STEP_S", SLOW_S)
+        async with running(dp_size=3, max_running_requests=2) as pipeline:
+            tasks = [asyncio.create_task(collect(pipeline, on(rank, [rank + 1], **LONG))) for rank in (1, 1, 1, 2)]
+            await until(lambda: live(pipeline) == [0, 3, 1])
+            await asyncio.sleep(4 * float(SLOW_S))
+            samples = await scraped(pipeline)
+            for task in tasks:
+                task.cancel()
+            await until(lambda: not pipeline.manager.num_live)
+            idle = await scraped(pipeline)
+        assert [samples[f"server_{name}"] for name in ("running_reqs", "queue_reqs")] == [{(): 3}, {(): 1}]
+        usages = [of(samples, "token_usage", dp_rank=str(rank)) for rank in range(3)]
+        assert usages[0] == 0 < usages[2] < usages[1]
+        assert of(samples, "server_token_usage") == pytest.approx(sum(usages) / 3)
+        assert of(samples, "server_num_pages") == of(samples, "num_pages") > 0
+        assert of(idle, "server_running_reqs") == of(idle, "server_token_usage") == 0
 
     async def test_sessions_stick(self) -> None:
         async with running(dp_size=4, load_balance_method="round_robin") as pipeline:
