@@ -181,6 +181,7 @@ JSON: dict[str, Any] = {
         "version": "0.1.0",
         "loads": [{"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 0, "token_usage": 0.5, "num_live_sequences": 2}],
     },
+    "/get_load": [{"dp_rank": 0, "num_reqs": 2, "num_waiting_reqs": 0, "num_tokens": 512}],
     "/recent_requests": {"now_s": 1790000000.5, "requests": []},
     "/open_session": "9c1f...",
     "/pause_generation": _PAUSED,

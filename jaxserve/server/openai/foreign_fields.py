@@ -41,6 +41,7 @@ _UNSERVED_CHAT = {
         OFF,
     ),
     "function_call": (*OFF, "none", "auto"),
+    "include_reasoning": (True,),  # vLLM's; its router sends it with every request
     "modalities": ([], ["text"]),
     "verbosity": ("medium",),
     "web_search_options": (),  # {} asks for a search
