@@ -120,6 +120,8 @@ JSON: dict[str, Any] = {
         "usage": {"prompt_tokens": 24, "completion_tokens": 0, "total_tokens": 24},
         "object": "scoring",
     },
+    "/v1/chat/completions/render": {"request_id": "chatcmpl-18ee...", "model": "default", "token_ids": [151644, 872, 198]},
+    "/v1/completions/render": [{"request_id": "cmpl-18ee...", "model": "default", "token_ids": [785, 6722, 315]}],
     "/v1/completions": {
         "id": "cmpl-18ee...",
         "object": "text_completion",
