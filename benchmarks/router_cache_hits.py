@@ -1,20 +1,22 @@
 """How much of its prompts a router's requests find cached: groups of prompts that share a beginning, sent through it.
 
-    python -m benchmarks.router_cache_hits --router URL --worker URL --worker URL [--groups 16] [--rounds 6] [--words 160]
+    python -m benchmarks.router_cache_hits --router URL --worker URL --worker URL [--groups 40] [--rounds 6] [--words 160]
+        [--parallel 8]
 
 Flushes the workers' caches first, so they must serve nothing else. In each round every group is asked once, in an order of
-its own, with an end of its own; one request at a time, so that load does not matter. Prints which share of all prompt tokens
-was cached, as the workers' own `meta_info.cached_tokens` says, and how many requests each worker got.
+its own, with an end of its own, so many at a time. Prints which share of all prompt tokens was cached, as the workers' own
+`meta_info.cached_tokens` says, and how many requests each worker got.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-_WORDS = "sea hill tree bird wind stone river cloud field house light road bread night salt iron leaf rain".split()
+_WORDS = ("sea", "hill", "tree", "bird", "wind", "stone", "river", "cloud", "field", "house", "light", "road", "bread", "night")
 
 
 def prompts(num_groups: int, num_rounds: int, num_words: int) -> list[str]:
@@ -35,21 +37,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--router", required=True)
     parser.add_argument("--worker", action="append", required=True)
-    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--groups", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--words", type=int, default=160)
+    parser.add_argument("--parallel", type=int, default=8)
     args = parser.parse_args()
     with httpx.Client(timeout=120, verify=False) as client:
         for worker in args.worker:
             client.post(f"{worker}/flush_cache", params={"timeout": 10}).raise_for_status()
         before = [served(client, worker) for worker in args.worker]
-        num_tokens = num_cached = 0
-        for text in prompts(args.groups, args.rounds, args.words):
+
+        def ask(text: str) -> tuple[int, int]:
             body = {"text": text, "sampling_params": {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}}
-            reply = client.post(f"{args.router}/generate", json=body)
-            meta = reply.raise_for_status().json()["meta_info"]
-            num_tokens += meta["prompt_tokens"]
-            num_cached += meta["cached_tokens"]
+            meta = client.post(f"{args.router}/generate", json=body).raise_for_status().json()["meta_info"]
+            return meta["prompt_tokens"], meta["cached_tokens"]
+
+        with ThreadPoolExecutor(args.parallel) as pool:
+            replies = list(pool.map(ask, prompts(args.groups, args.rounds, args.words)))
+        num_tokens, num_cached = (sum(column) for column in zip(*replies, strict=True))
         counts = [served(client, worker) - count for worker, count in zip(args.worker, before, strict=True)]
     print(f"{num_cached} of {num_tokens} prompt tokens cached ({num_cached / num_tokens:.1%}); requests by worker: {counts}")
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions/render and /v1/chat/completions/render: what a prompt is in tokens, for routers that know what is cached."""
+"""/v1/completions/render and /v1/chat/completions/render: what a prompt is in tokens, for routers that know what is cached."""
 
 from __future__ import annotations
 
