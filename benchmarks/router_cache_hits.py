@@ -5,8 +5,8 @@
 
 Flushes the workers' caches first, so they must serve nothing else. In each round every group is asked once, in an order of
 its own, with an end of its own, so many at a time. Prints which share of all prompt tokens was cached, as the workers' own
-`meta_info.cached_tokens` says, and how many requests each worker got. With --completions requests go to /v1/completions instead of
-/generate, and workers need --enable-cache-report.
+`meta_info.cached_tokens` says, and how many requests each worker got. With --completions requests go to /v1/completions
+instead of /generate, and workers need --enable-cache-report.
 """
 
 from __future__ import annotations

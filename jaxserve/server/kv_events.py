@@ -154,16 +154,14 @@ def _as_array(event: msgspec.Struct) -> tuple[Any, ...]:
 
 
 def _as_vllm(event: msgspec.Struct) -> dict[str, Any]:
-    """What vLLM's readers insist on: hashes without a sign, `lora_name` even where there is none, and the salt among what a
-    sequence's first block was hashed with."""
+    """What vLLM's readers insist on: hashes without a sign, `lora_name` even where there is none, no field of SGLang's, and the
+    salt among what a sequence's first block was hashed with."""
     fields = {"type": type(event).__name__, **msgspec.structs.asdict(event)}
     if "block_hashes" in fields:
         fields["block_hashes"] = [block_hash & _UINT64 for block_hash in fields["block_hashes"]]
     if "token_ids" in fields:
         fields["lora_name"] = None
-        salt, parent = fields["cache_salt"], fields["parent_block_hash"]
-        if salt is None:
-            del fields["cache_salt"]
+        salt, parent = fields.pop("cache_salt"), fields["parent_block_hash"]
         if parent is not None:
             fields["parent_block_hash"] = parent & _UINT64
         elif salt is not None:

@@ -185,6 +185,7 @@ def test_vllms_router_follows_the_prefix_cache(workers: list[Worker], tmp_path: 
         prompts = [[rng.randrange(100, 2000) for _ in range(96)] for _ in places]
         for (worker, rank), prompt in zip(places, prompts, strict=True):
             warm(worker, rank, prompt)
+        warm(workers[0], 0, prompts[0][:64], cache_salt="tenant")
         time.sleep(0.5)  # for the events
         for (worker, rank), prompt in zip(places, prompts, strict=True):
             before = worker.num_requests()[rank]
@@ -192,8 +193,9 @@ def test_vllms_router_follows_the_prefix_cache(workers: list[Worker], tmp_path: 
             assert worker.num_requests()[rank] == before + 1, log.read_text()
         ask_on_every_route(url)
         leave_a_stream(url, workers)
+    assert "decode" not in log.read_text(), "events that it could not read"
 
 
-def warm(worker: Worker, rank: int, prompt: list[int]) -> None:
-    body = {"input_ids": prompt, "routed_dp_rank": rank, "sampling_params": {"max_new_tokens": 1}}
+def warm(worker: Worker, rank: int, prompt: list[int], **fields: Any) -> None:
+    body = {"input_ids": prompt, "routed_dp_rank": rank, "sampling_params": {"max_new_tokens": 1}, **fields}
     assert httpx.post(f"{worker.url}/generate", json=body).status_code == 200

@@ -59,7 +59,6 @@ class VllmStored(msgspec.Struct, tag="BlockStored", forbid_unknown_fields=True):
     medium: str | None
     lora_name: str | None
     extra_keys: list[list[str] | None] | None = None
-    cache_salt: str | None = None  # Dynamo's
 
 
 class VllmRemoved(msgspec.Struct, tag="BlockRemoved", forbid_unknown_fields=True):
@@ -94,7 +93,6 @@ READERS = [
     ("array", LlmdStored | LlmdRemoved | LlmdCleared),
     ("vllm", VllmStored | VllmRemoved | VllmCleared),
     ("map", DynamoStored | DynamoRemoved | DynamoCleared),
-    ("vllm", DynamoStored | DynamoRemoved | DynamoCleared),
 ]
 
 
@@ -133,7 +131,7 @@ def sent(told: list[list[Any]], folder: Path, encoding: Any) -> Iterator[list[li
     publisher.close()
 
 
-@pytest.mark.parametrize(("encoding", "events_type"), READERS, ids=["llm-d", "vllm-router", "dynamo", "dynamo, vllm"])
+@pytest.mark.parametrize(("encoding", "events_type"), READERS, ids=["llm-d", "vllm-router", "dynamo"])
 def test_a_reader_gets_all_that_was_told(told: list[list[Any]], folder: Path, encoding: str, events_type: Any) -> None:
     decoder = msgspec.msgpack.Decoder(tuple[float, list[events_type], int])
     with sent(told, folder, encoding) as messages:

@@ -33,7 +33,7 @@ AS_MAP: dict[str, Any] = {
 }  # fmt: skip
 AS_VLLM: dict[str, Any] = {
     "type": "BlockStored", "block_hashes": [2**64 - 5, 2**63 - 1], "parent_block_hash": None, "token_ids": [1, 2],
-    "block_size": 1, "lora_id": None, "medium": "GPU", "cache_salt": "tenant-a", "lora_name": None,
+    "block_size": 1, "lora_id": None, "medium": "GPU", "lora_name": None,
     "extra_keys": [["tenant-a"], None],
 }  # fmt: skip
 
