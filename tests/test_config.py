@@ -107,7 +107,7 @@ def test_hosts_that_do_not(options: dict[str, Any], says: str) -> None:
         ('{"hwm": "many"}', "hwm must be a whole number in [1, 2147483647]; got 'many'."),
         ('{"max_queue_size": 1.5}', "max_queue_size must be a whole number in [1, 2147483647]; got 1.5."),
         ('{"topic": 7}', "topic must be a text; got 7."),
-        ('{"encoding": "json"}', "encoding must be map or array; got 'json'."),
+        ('{"encoding": "json"}', "encoding must be map, array or vllm; got 'json'."),
         ('{"bind": 1}', "bind must be true or false; got 1."),
         ('{"format": "vllm"}', "format must be default or dynamo; got 'vllm'."),
         ('{"enable_kv_cache_events": null, "hwm": -1}', "hwm must be a whole number in [1, 2147483647]; got -1."),

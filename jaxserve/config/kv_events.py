@@ -19,7 +19,7 @@ _RULES = {
     "hwm": _COUNT,
     "max_queue_size": _COUNT,
     "topic": "a text",
-    "encoding": "map or array",
+    "encoding": "map, array or vllm",
     "bind": "true or false",
     "format": "default or dynamo",
     "enable_kv_cache_events": "true or false",
@@ -36,7 +36,8 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hwm: _Count = 100_000  # batches that wait for one slow subscriber; it misses what comes then
     max_queue_size: _Count = 100_000  # batches that wait for the publisher; those that come then are dropped
     topic: str = ""
-    encoding: Literal["map", "array"] = "map"  # of each event; array: as SGLang and vLLM wrote them first
+    # Of each event. array: as SGLang and vLLM wrote them first; vllm: maps as vLLM's are now
+    encoding: Literal["map", "array", "vllm"] = "map"
     bind: bool | None = None  # listen at `endpoint` or connect to it; None: listen if it is a wildcard or ipc
     # SGLang's dynamo names LoRA adapters besides, of which there are none here.
     format: Literal["default", "dynamo"] = "default"

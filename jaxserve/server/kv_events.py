@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _END_SEQ = (-1).to_bytes(8, "big", signed=True)
 _POSITIONAL_FIELDS = 6  # of BlockStored in an array: what comes behind has different meanings in SGLang and vLLM
+_UINT64 = 2**64 - 1
 _REPLAY_POLL_S = 0.05  # how long somebody who asks for a replay may wait
 _CLOSE_TIMEOUT_S = 5.0
 _LINGER_MS = 1000
@@ -116,7 +117,8 @@ class KVEventPublisher:
         return batch is not None
 
     def _send(self, batch: _Numbered) -> None:
-        events = batch.events if self._config.encoding == "map" else [_as_array(event) for event in batch.events]
+        encode = _ENCODINGS[self._config.encoding]
+        events = batch.events if encode is None else [encode(event) for event in batch.events]
         payload = self._encoder.encode(KVEventBatch(batch.ts, events, self._rank))
         seq = batch.seq.to_bytes(8, "big")
         self._pub.send_multipart((self._topic, seq, payload))
@@ -149,3 +151,22 @@ class KVEventPublisher:
 
 def _as_array(event: msgspec.Struct) -> tuple[Any, ...]:
     return (type(event).__name__, *msgspec.structs.astuple(event)[:_POSITIONAL_FIELDS])
+
+
+def _as_vllm(event: msgspec.Struct) -> dict[str, Any]:
+    """What vLLM's readers insist on: hashes without a sign, `lora_name` even where there is none, no field of SGLang's, and the
+    salt among what a sequence's first block was hashed with."""
+    fields = {"type": type(event).__name__, **msgspec.structs.asdict(event)}
+    if "block_hashes" in fields:
+        fields["block_hashes"] = [block_hash & _UINT64 for block_hash in fields["block_hashes"]]
+    if "token_ids" in fields:
+        fields["lora_name"] = None
+        salt, parent = fields.pop("cache_salt"), fields["parent_block_hash"]
+        if parent is not None:
+            fields["parent_block_hash"] = parent & _UINT64
+        elif salt is not None:
+            fields["extra_keys"] = [[salt], *[None] * (len(fields["block_hashes"]) - 1)]
+    return fields
+
+
+_ENCODINGS: dict[str, Callable[[msgspec.Struct], Any] | None] = {"map": None, "array": _as_array, "vllm": _as_vllm}

@@ -109,8 +109,10 @@ class FakeService:
         self.controls: list[ControlStruct] = []
         self.asked_for: list[tuple[int, int]] = []  # prompts and n that a route asked for before it worked on them
         state = {
-            "dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "max_total_num_tokens": 64, "token_usage": 0.5,
-            "page_size": 16, "leaks": 0,
+            "dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "num_pending_tokens": 7,
+            "max_total_num_tokens": 64, "max_running_requests": 8, "token_usage": 0.5, "last_gen_throughput": 9.5,
+            "cache_hit_rate": 0.25, "num_grammar_queue_reqs": 0, "num_paused_reqs": 0, "num_retracted_reqs": 1,
+            "avg_spec_accept_length": None, "spec_accept_rate": None, "page_size": 16, "leaks": 0,
         }  # fmt: skip
         self.control_replies: dict[str, list[Any]] = {
             "get_internal_state": [GetInternalStateReqOutput(state)],

@@ -224,6 +224,7 @@ async def test_token_ids_and_meta_info() -> None:
         ({"modalities": ["text", "audio"]}, "modalities", "not supported yet"),
         ({"web_search_options": {}}, "web_search_options", "not supported yet"),
         ({"verbosity": "low"}, "verbosity", "not supported yet"),
+        ({"include_reasoning": False}, "include_reasoning", "not supported yet"),
         ({"temprature": 1}, "temprature", "temprature is not a field this server knows."),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "supported"),
@@ -250,7 +251,7 @@ async def test_what_asks_for_nothing_is_accepted() -> None:
         user="u", metadata={"a": "b"}, store=True, service_tier="auto", prompt_cache_key="k", safety_identifier="s",
         modalities=["text"], verbosity="medium", separate_reasoning=True, stream_reasoning=True, parallel_tool_calls=False,
         reasoning=None, thinking={"type": "disabled"}, function_call="none", routed_dp_rank=0, mm_processor_kwargs={},
-        use_audio_in_video=False, custom_labels=None, response_format={"type": "text"},
+        use_audio_in_video=False, custom_labels=None, response_format={"type": "text"}, include_reasoning=True,
     )  # fmt: skip
 
 

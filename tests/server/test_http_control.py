@@ -12,6 +12,12 @@ from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
 from jaxserve.scheduler.control.slow_down import SlowDownReqInput
 
+CORE_LOAD = {
+    "dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "max_total_num_tokens": 64,
+    "max_running_requests": 8, "token_usage": 0.5, "gen_throughput": 9.5, "cache_hit_rate": 0.25, "num_total_tokens": 39,
+    "num_live_sequences": 0,
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(("status", "code"), [("starting", 503), ("ready", 200), ("draining", 503), ("failed", 503)])
 async def test_health_follows_the_status(status: str, code: int) -> None:
@@ -59,20 +65,31 @@ async def test_server_info_masks_secrets() -> None:
 async def test_loads() -> None:
     async with app_client(FakeService()) as client:
         report = (await client.get("/v1/loads?include=core&dp_rank=0")).json()
-        queries = ("include=spice", "dp_rank=1", "dp_rank=x", "format=prometheus", "inclde=core")
+        queries = ("include=spice", "dp_rank=1", "dp_rank=x", "format=prometheus", "inclde=core", "include=core,spice")
         wrong = [await client.get(f"/v1/loads?{query}") for query in queries]
-    assert report["loads"] == [
-        {
-            "dp_rank": 0,
-            "num_running_reqs": 2,
-            "num_waiting_reqs": 1,
-            "max_total_num_tokens": 64,
-            "token_usage": 0.5,
-            "num_live_sequences": 0,
-        }
-    ]
-    assert [reply.status_code for reply in wrong] == [400] * 5
+    assert report["loads"] == [CORE_LOAD]
+    assert [reply.status_code for reply in wrong] == [400] * 6
     assert "spice" in wrong[0].json()["message"]
+
+
+async def test_loads_have_the_sections_that_routers_ask_for() -> None:
+    service = FakeService()
+    queues = {"waiting": 1, "grammar": 0, "paused": 0, "retracted": 1}
+    async with app_client(service) as client:
+        (of_smg,) = (await client.get("/v1/loads?include=core,disagg,queues,memory")).json()["loads"]
+        (none_here,) = (await client.get("/v1/loads?include=spec,%20lora")).json()["loads"]
+        state = service.control_replies["get_internal_state"][0].internal_state
+        state.update(avg_spec_accept_length=2.5, spec_accept_rate=0.75)
+        (whole,) = (await client.get("/v1/loads")).json()["loads"]
+    assert of_smg == {**CORE_LOAD, "queues": queues}
+    assert none_here == CORE_LOAD
+    assert whole == {**CORE_LOAD, "queues": queues, "speculative": {"accept_length": 2.5, "accept_rate": 0.75}}
+
+
+async def test_load_as_released_routers_ask_for_it() -> None:
+    async with app_client(FakeService()) as client:
+        reply = await client.get("/get_load")
+    assert reply.json() == [{"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 39}]
 
 
 async def test_flush_cache() -> None:

@@ -31,6 +31,11 @@ AS_MAP: dict[str, Any] = {
     "type": "BlockStored", "block_hashes": [-5, 2**63 - 1], "parent_block_hash": None, "token_ids": [1, 2], "block_size": 1,
     "lora_id": None, "medium": "GPU", "cache_salt": "tenant-a",
 }  # fmt: skip
+AS_VLLM: dict[str, Any] = {
+    "type": "BlockStored", "block_hashes": [2**64 - 5, 2**63 - 1], "parent_block_hash": None, "token_ids": [1, 2],
+    "block_size": 1, "lora_id": None, "medium": "GPU", "lora_name": None,
+    "extra_keys": [["tenant-a"], None],
+}  # fmt: skip
 
 
 class Batch(msgspec.Struct, array_like=True):
@@ -123,6 +128,12 @@ class TestPublisher:
                 ["BlockStored", [-5, 2**63 - 1], None, [1, 2], 1, None, "GPU"],
                 ["BlockRemoved", [3], "GPU"],
                 ["AllBlocksCleared"],
+            ),
+            (
+                "vllm",
+                AS_VLLM,
+                {"type": "BlockRemoved", "block_hashes": [3], "medium": "GPU"},
+                {"type": "AllBlocksCleared"},
             ),
         ],
     )

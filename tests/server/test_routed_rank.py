@@ -28,7 +28,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "default", "messages": MESSAGES, "stream": False, "options": {"num_predict": 2}},
     "/api/generate": {"model": "default", "prompt": "a", "stream": False, "options": {"num_predict": 2}},
 }
-WITH_FIELDS = ("/generate", "/v1/completions", "/v1/chat/completions")
+WITH_FIELDS = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 @pytest.mark.parametrize("path", WITH_FIELDS)

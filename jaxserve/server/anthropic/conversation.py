@@ -67,6 +67,7 @@ def chat_request(
         chat.stream = body.stream
         chat.stop = body.stop_sequences
         chat.temperature, chat.top_k, chat.top_p = body.temperature, body.top_k, body.top_p
+        chat.routed_dp_rank, chat.data_parallel_rank = body.routed_dp_rank, body.data_parallel_rank
     return chat
 
 

@@ -72,6 +72,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: float | None = None
     top_k: Int32 | None = None
     top_p: float | None = None
+    # Not Anthropic's, but what routers that know of replicas put into every body
+    routed_dp_rank: Int32 | None = None
+    data_parallel_rank: Int32 | None = None
 
     @property
     def shows_thinking(self) -> bool:

@@ -120,6 +120,8 @@ JSON: dict[str, Any] = {
         "usage": {"prompt_tokens": 24, "completion_tokens": 0, "total_tokens": 24},
         "object": "scoring",
     },
+    "/v1/chat/completions/render": {"request_id": "chatcmpl-18ee...", "model": "default", "token_ids": [151644, 872, 198]},
+    "/v1/completions/render": [{"request_id": "cmpl-18ee...", "model": "default", "token_ids": [785, 6722, 315]}],
     "/v1/completions": {
         "id": "cmpl-18ee...",
         "object": "text_completion",
@@ -181,6 +183,7 @@ JSON: dict[str, Any] = {
         "version": "0.1.0",
         "loads": [{"dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 0, "token_usage": 0.5, "num_live_sequences": 2}],
     },
+    "/get_load": [{"dp_rank": 0, "num_reqs": 2, "num_waiting_reqs": 0, "num_tokens": 512}],
     "/recent_requests": {"now_s": 1790000000.5, "requests": []},
     "/open_session": "9c1f...",
     "/pause_generation": _PAUSED,

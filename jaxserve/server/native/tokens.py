@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import msgspec
@@ -11,15 +10,12 @@ from fastapi import APIRouter, Request
 from jaxserve.server.http.body import read_struct, shown
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.service import GenerationService, service_of
-from jaxserve.server.native.sizes import check_size, most_together
+from jaxserve.server.native.sizes import MOST_LISTS, check_size, encode_all, most_together
 from jaxserve.server.openai.conversation import Conversation
 from jaxserve.server.openai.params import check_model
 from jaxserve.server.requests import RequestError
 
 router = APIRouter(tags=["tokenizer"])
-
-# Of one request.
-_MOST_LISTS = 16384
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -95,11 +91,7 @@ async def _prompt_tokens(body: TokenizeRequest, service: GenerationService) -> A
         if getattr(body, field) is not None:
             raise RequestError(f"{field} needs messages instead of a prompt.", param=field)
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or []
-    num_chars = sum(map(len, texts))
-    check_size("prompt", "texts", len(texts), _MOST_LISTS)
-    check_size("prompt", "characters", num_chars, most_together(service))
-    encode = functools.partial(service.tokenizer.encode, add_special_tokens=body.add_special_tokens is not False)
-    ids = await service.lanes.run_all(num_chars, [functools.partial(encode, text) for text in texts])
+    ids = await encode_all(service, texts, add_special_tokens=body.add_special_tokens is not False)
     return ids[0] if isinstance(body.prompt, str) else ids
 
 
@@ -111,7 +103,7 @@ async def detokenize(request: Request) -> dict[str, Any]:
     check_model(body.model, request.app.state.args)
     single = not body.tokens or isinstance(body.tokens[0], int)
     lists: list[Any] = [body.tokens] if single else list(body.tokens)
-    check_size("tokens", "lists of tokens", len(lists), _MOST_LISTS)
+    check_size("tokens", "lists of tokens", len(lists), MOST_LISTS)
     num_tokens = sum(len(ids) for ids in lists if isinstance(ids, list))
     check_size("tokens", "tokens", num_tokens, most_together(service))
 

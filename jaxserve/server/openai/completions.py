@@ -23,6 +23,7 @@ from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.event_stream import EventStream
 from jaxserve.server.http.paced_stream import PacedStream
+from jaxserve.server.native.sizes import encode_all
 from jaxserve.server.openai.best_of import best_sequences
 from jaxserve.server.openai.collect import Ending, Sequence, Usage, gather, shaped
 from jaxserve.server.openai.constraints import requested_grammar
@@ -58,6 +59,17 @@ async def completions(request: Request) -> Response:
         stream = functools.partial(context.service.stream, job.generate)
         return EventStream(_Events(job), stream)
     return BlockResponse(await unless_disconnected(request.receive, job.reply()))
+
+
+@router.post("/v1/completions/render", openapi_extra=json_body(CompletionRequest))
+async def render(request: Request) -> list[dict[str, Any]]:
+    """vLLM's, for routers that know what is cached: the token ids of the prompts of a completion. Nothing is generated."""
+    context = context_of(request)
+    job = _Job.plan(await read_struct(request, _decoder, COMPLETION), context)
+    prompts = job.generate.input_ids or await encode_all(context.service, job.generate.prompts or [])
+    rids = job.generate.rids or []
+    model = context.args.effective_served_model_name
+    return [{"request_id": rid, "model": model, "token_ids": ids} for rid, ids in zip(rids, prompts, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)

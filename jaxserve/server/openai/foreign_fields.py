@@ -41,6 +41,7 @@ _UNSERVED_CHAT = {
         OFF,
     ),
     "function_call": (*OFF, "none", "auto"),
+    "include_reasoning": (True,),  # vLLM's; its router sends it with every request
     "modalities": ([], ["text"]),
     "verbosity": ("medium",),
     "web_search_options": (),  # {} asks for a search
@@ -48,6 +49,8 @@ _UNSERVED_CHAT = {
 
 COMPLETION = ForeignFields(_UNSERVED, WITHOUT_EFFECT)
 CHAT = ForeignFields(_UNSERVED_CHAT, WITHOUT_EFFECT)
+# Of a chat that is only rendered; llm-d says that the answer follows.
+RENDERED_CHAT = ForeignFields({**_UNSERVED_CHAT, "documents": OFF, "add_generation_prompt": (True,)}, WITHOUT_EFFECT)
 
 # Of a message.
 MESSAGE = ForeignFields(
