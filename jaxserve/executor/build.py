@@ -92,7 +92,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
 
 def draw_blueprint(args: ServerArgs) -> Blueprint:
     """On this machine's devices, which JAX starts here if it has not yet."""
-    select_devices(args.device, args.local_tp_size)
+    select_devices(args.device, args.num_local_devices)
     mesh = make_mesh(args.tp_size, attn_dp_size=args.attn_dp_size, dp_size=args.dp_size)
     return Blueprint.draw(args, ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args)), mesh)
 
