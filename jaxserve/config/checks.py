@@ -128,7 +128,8 @@ def _check_labels(args: ServerArgs) -> None:
 def _check_ranges(args: ServerArgs) -> None:
     at_least_one = (
         "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens", "prefill_max_requests",
-        "stream_interval", "tp_size", "pp_size", "pp_max_micro_batch_size", "ep_size", "dp_size", "attn_dp_size", "scheduler_recv_interval", "decode_log_interval",
+        "stream_interval", "tp_size", "pp_size", "pp_max_micro_batch_size", "ep_size", "dp_size", "attn_dp_size",
+        "scheduler_recv_interval", "decode_log_interval",
         "max_body_size_mb", "max_mamba_cache_size", "mamba_track_interval", "limit_concurrency", "max_reply_numbers",
         "speculative_ngram_min_match_window_size", "nnodes",
     )  # fmt: skip
