@@ -24,12 +24,12 @@ def ints(values: list[int]) -> np.ndarray:
 
 
 class Driver:
-    """Rows that grow step by step; each has the pages of its shard that follow from its row."""
+    """Rows that grow step by step; each has the pages of its shard's pools that follow from its row."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.lengths: dict[int, int] = {}
-        self.pages_per_row = runner.spec.kv_groups[0].num_pages // runner.spec.rows_per_shard
+        self.pages_per_row = [group.num_pages // runner.spec.rows_per_shard for group in runner.spec.kv_groups]
 
     def step(self, prompts: dict[int, list[int]], decode: list[int]) -> StepInput:
         """More tokens of some rows, and one more of those that decode."""
@@ -39,8 +39,9 @@ class Driver:
         updates = []
         for row, count in zip(rows, lens, strict=True):
             start = self.lengths.get(row, 0)
-            first = row % self.runner.spec.rows_per_shard * self.pages_per_row
-            updates += [(row, at, first + at) for at in range(start, start + count)]
+            for group, pages in enumerate(self.pages_per_row):
+                first = row % self.runner.spec.rows_per_shard * pages
+                updates += [(row, at, first + at, group) for at in range(start, start + count)]
             self.lengths[row] = start + count
         sampling = SamplingParams(temperature=0)
         return StepInput(
@@ -51,7 +52,7 @@ class Driver:
             num_decode_rows=len(decode),
             input_ids=ints([token for tokens in prompts.values() for token in tokens]),
             sample=np.ones(len(rows), bool),
-            page_updates=PageUpdates.of(*(ints(list(column)) for column in zip(*updates, strict=True))),
+            page_updates=PageUpdates(*(ints(list(column)) for column in zip(*updates, strict=True))),
             new_rows=[RowState(row, sampling, 0, len(prompts[row]), NOTHING, NOTHING, ints(prompts[row])) for row in new],
             needs_sampling=False,
             needs_adjusting=False,
