@@ -70,12 +70,10 @@ class Sizes(NamedTuple):
 
     def too_few(self, found: str) -> str:
         """A sentence. CUDA leaves out what a list names and is not there, and all that follows."""
-        options = (
-            f"--tp-size {self.tp_size}" if self.pp_size == 1 else f"--pp-size {self.pp_size} with --tp-size {self.tp_size}"
-        )
+        options = f"--tp-size {self.tp_size}" if self.pp_size == 1 else f"--pp-size {self.pp_size} and --tp-size {self.tp_size}"
         if self.dp_size == 1:
-            needed = "as many" if self.pp_size == 1 else self.per_replica
-            return f"{options} needs {needed} devices; {found}."
+            needs = "needs as many" if self.pp_size == 1 else f"need {self.per_replica}"
+            return f"{options} {needs} devices; {found}."
         cuda = os.environ.get("CUDA_VISIBLE_DEVICES")
         part = f" (CUDA_VISIBLE_DEVICES={cuda})" if cuda else ""
         return (
