@@ -137,13 +137,9 @@ class ModelRunner:
         return self.spec.num_draft_tokens > 1
 
     @property
-    def num_programs_missing(self) -> int:
-        return len(self._program_set.all) - len(self._present)
-
-    @property
-    def _present(self) -> dict[ProgramKey, Any]:
-        """Each program, in the last stage that has it."""
-        return {key: program for stage in self._pipeline.stages for key, program in stage.programs.items()}
+    def _present(self) -> set[ProgramKey]:
+        """Programs that all stages have which need them."""
+        return set().union(*(stage.programs for stage in self._pipeline.stages))
 
     def tend(self) -> int:
         later, is_changing = self._later, self._command is not None and not self._command.done()
@@ -159,7 +155,9 @@ class ModelRunner:
 
     def _choose_programs(self) -> None:
         """Once the programs that are there have changed."""
-        self._buckets, self._sampling_keys = self._program_set.served_by(self._present)
+        present = self._present
+        self.num_programs_missing = len(self._program_set.all) - len(present)
+        self._buckets, self._sampling_keys = self._program_set.served_by(present)
         for lines in {key.num_rows * key.tokens_per_row for key in self._sampling_keys} - self._no_masks.keys():
             allowed = np.full((lines, self.spec.mask_words), -1, np.int32)
             self._no_masks[lines] = jax.device_put(allowed, self._where_sampled)
