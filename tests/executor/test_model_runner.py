@@ -146,7 +146,7 @@ def test_logits_are_read_and_changed_between_the_halves(runner: ModelRunner, mod
 @pytest.mark.parametrize("count", [1, 8, 9, 20])
 def test_any_number_of_lines_is_moved(runner: ModelRunner, count: int) -> None:
     logits = np.random.default_rng(count).normal(size=(4, runner.spec.vocab_size)).astype(np.float32)
-    on_device = jax.device_put(logits, runner._on_all_devices)
+    on_device = jax.device_put(logits, runner._where_sampled)
     lines = np.arange(count, dtype=np.int32) % 4
     np.testing.assert_array_equal(runner._read_logits(on_device, lines), logits[lines])
     changed = logits[::-1]
