@@ -20,6 +20,8 @@ from jaxserve.models import ModelConfig, Stage, check_params, load_params
 
 # What may differ between checkpoints of one model: how they are stored, and where a text ends, which is decided at start.
 _MAY_DIFFER = ("dtype", "eos_token_ids")
+# What the server's options make of a model, whatever its weights.
+_OF_OPTIONS = ("quantization", "native_products", "expert_placement", "attn_dp_size")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,7 @@ class WeightLoader:
 
     def _comparable(self, config: ModelConfig) -> ModelConfig:
         config = config.for_context(self.context_len)
-        same = {name: getattr(self.config, name) for name in _MAY_DIFFER}
-        return config.replace(quantization=None, native_products=False, expert_placement=None, **same)
+        return config.replace(**{name: getattr(self.config, name) for name in (*_MAY_DIFFER, *_OF_OPTIONS)})
 
 
 def _first_difference(served: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -372,6 +372,12 @@ def test_factors_of_rope_that_the_context_decides_make_no_other_model(tmp_path: 
     loader_of(config.for_context(256), make_mesh(1), context_len=256).check(str(folder), "auto")
 
 
+def test_options_of_the_server_make_no_other_model(tmp_path: Path) -> None:
+    folder = make_checkpoint("qwen3", tmp_path)
+    config = ModelConfig.from_pretrained(folder)
+    loader_of(config.replace(attn_dp_size=2, quantization="int8wo"), make_mesh(2, attn_dp_size=2)).check(str(folder), "auto")
+
+
 @pytest.mark.parametrize("quantization", [None, "int8wo"])
 @pytest.mark.parametrize("load_format", ["safetensors", "orbax", "dummy"])
 def test_loading_again_compiles_nothing(
