@@ -51,6 +51,9 @@ class RunnerSpec:
     # Attention by data parallelism: rows are divided among so many shards, in order, each of which has pools and snapshots of
     # its own, as many as said above.
     num_shards: int = 1
+    # Pipeline parallelism: so many steps are computed at a time, one in each stage, as long as none of them needs the results
+    # of another that is under way.
+    num_stages: int = 1
 
     @property
     def rows_per_shard(self) -> int:

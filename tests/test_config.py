@@ -63,7 +63,7 @@ def test_options_that_make_no_sense_are_a_sentence(options: dict[str, Any], says
 @pytest.mark.parametrize("address", ["node-0:5000", "10.0.0.1:5000", "[fd00::1]:5000", "a.b.svc.cluster.local:1"])
 def test_hosts_that_fit_together(address: str) -> None:
     args = ServerArgs(model_path="m", nnodes=2, node_rank=1, tp_size=16, dist_init_addr=address)
-    assert args.local_tp_size == 8
+    assert args.num_local_devices == 8
 
 
 HOSTS: dict[str, Any] = {"nnodes": 2, "tp_size": 4, "dist_init_addr": "node-0:5000"}

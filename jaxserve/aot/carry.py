@@ -45,7 +45,7 @@ def fill_cache_for(target: Target, args: ServerArgs, folder: str) -> Filled:
             f"{-budget.free / GIB:.2f} GiB are missing on each device for the weights and a KV cache of --max-total-tokens "
             f"{args.max_total_tokens}."
         )
-    return compile_into(cache_folder(folder), blueprint, budget.num_pages)
+    return compile_into(cache_folder(folder), [blueprint], budget.num_pages)
 
 
 def _check(target: Target, args: ServerArgs) -> None:

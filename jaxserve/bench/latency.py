@@ -18,7 +18,7 @@ from jaxserve.bench.steps import StepDriver, prefill_steps
 from jaxserve.config import ServerArgs
 from jaxserve.executor import BuiltRunner, build_runner
 from jaxserve.executor.blueprint import Blueprint
-from jaxserve.executor.build import draw_blueprint
+from jaxserve.executor.build import draw_blueprints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ class LatencyBench:
 
     def __init__(self, args: ServerArgs, cases: Sequence[Case], *, show_progress: bool = True) -> None:
         self._model = args.effective_served_model_name
-        blueprint = draw_blueprint(args)
+        (blueprint,) = draw_blueprints(args)
         _check(blueprint, cases)
         self._built: BuiltRunner = build_runner(args, show_progress=show_progress)
         self._driver = StepDriver(self._built.runner)

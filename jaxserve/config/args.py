@@ -240,6 +240,9 @@ class ServerArgs:
     chunked_prefill_size: int | None = arg(None, "Most prompt tokens in a step; longer prompts are split; -1: never split one.")
     max_prefill_tokens: int = arg(16384, "Most prompt tokens of all requests in a step.")
     prefill_max_requests: int | None = arg(None, "Most requests in a prefill step; default: no limit.")
+    enable_dynamic_chunking: bool = arg(
+        False, "Make the chunks of a long prompt shorter as it goes on, so that each takes about as long as the first."
+    )
     prefill_decode_interval: int | None = arg(
         None, "Decode steps that follow each prefill step while requests run; default 1 (0: prefill always goes first)."
     )
@@ -335,6 +338,11 @@ class ServerArgs:
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
     tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")
+    pp_size: int = arg(1, "Stages: parts of the model's layers, each on --tp-size devices of its own (pipeline parallelism).")
+    pp_layer_partition: tuple[int, ...] | None = arg(None, "How many layers each stage has; default: as many as the others.")
+    pp_max_micro_batch_size: int | None = arg(
+        None, "Most running requests that decode in one step of a pipeline; default: those there are, divided by --pp-size."
+    )
     attn_dp_size: int = arg(
         1,
         "Attention by data parallelism: so many groups of the --tp-size devices, each with requests and a KV cache of its own; "
@@ -398,9 +406,14 @@ class ServerArgs:
         return self.tp_size // self.attn_dp_size
 
     @property
-    def local_tp_size(self) -> int:
-        """Devices of this host that the model runs on."""
-        return self.tp_size // self.nnodes
+    def num_devices(self) -> int:
+        """That the model runs on, of all stages."""
+        return self.pp_size * self.tp_size
+
+    @property
+    def num_local_devices(self) -> int:
+        """Those of this host."""
+        return self.num_devices // self.nnodes
 
     @property
     def kv_events(self) -> KVEventsConfig | None:

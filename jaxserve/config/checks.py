@@ -35,6 +35,7 @@ def check(args: ServerArgs) -> None:
     _check_white_space(args)
     _check_labels(args)
     _check_hosts(args)
+    _check_stages(args)
     if args.tp_size % args.attn_dp_size:
         raise ValueError(
             f"--attn-dp-size {args.attn_dp_size} must divide --tp-size {args.tp_size}, which counts all devices"
@@ -96,6 +97,23 @@ def _check_hosts(args: ServerArgs) -> None:
         raise ValueError(f"--warmup early with {together}: hosts must have the same programs at any time; leave it at full.")
 
 
+def _check_stages(args: ServerArgs) -> None:
+    stages, partition = f"--pp-size {args.pp_size}", args.pp_layer_partition
+    if partition is not None and (len(partition) != args.pp_size or min(partition, default=0) < 1):
+        numbers = ",".join(map(str, partition))
+        raise ValueError(
+            f"--pp-layer-partition must hold a number of layers, at least 1, for each stage of {stages}; got {numbers}."
+        )
+    if args.enable_dynamic_chunking and args.chunked_prefill_size == -1:
+        raise ValueError("--enable-dynamic-chunking needs chunked prefill; do not set --chunked-prefill-size -1.")
+    if args.pp_size == 1:
+        return
+    if args.nnodes > 1:
+        raise ValueError(f"{stages} with --nnodes {args.nnodes}: the stages of a pipeline are devices of one host.")
+    if args.warmup == "early":
+        raise ValueError(f"--warmup early with {stages}: all stages need a program before a step can use it; leave it at full.")
+
+
 def _check_labels(args: ServerArgs) -> None:
     extra = json.loads(args.extra_metric_labels or "{}")
     for name in (*extra, *(args.tokenizer_metrics_allowed_custom_labels or ())):
@@ -110,7 +128,8 @@ def _check_labels(args: ServerArgs) -> None:
 def _check_ranges(args: ServerArgs) -> None:
     at_least_one = (
         "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens", "prefill_max_requests",
-        "stream_interval", "tp_size", "ep_size", "dp_size", "attn_dp_size", "scheduler_recv_interval", "decode_log_interval",
+        "stream_interval", "tp_size", "pp_size", "pp_max_micro_batch_size", "ep_size", "dp_size", "attn_dp_size",
+        "scheduler_recv_interval", "decode_log_interval",
         "max_body_size_mb", "max_mamba_cache_size", "mamba_track_interval", "limit_concurrency", "max_reply_numbers",
         "speculative_ngram_min_match_window_size", "nnodes",
     )  # fmt: skip

@@ -33,6 +33,8 @@ ALIASES = {
     "model": "model_path",
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
     "ep": "ep_size",
     "expert_parallel_size": "ep_size",
     "dp": "dp_size",
@@ -44,5 +46,6 @@ SCHEDULER_OPTIONS = (
     "max_running_requests", "max_total_tokens", "page_size", "chunked_prefill_size", "max_prefill_tokens",
     "prefill_max_requests", "prefill_decode_interval", "enable_mixed_chunk", "schedule_policy", "schedule_conservativeness",
     "disable_radix_cache", "radix_eviction_policy", "disable_overlap_schedule", "scheduler_recv_interval", "tp_size",
+    "pp_size", "pp_max_micro_batch_size", "enable_dynamic_chunking",
     "context_length", "prefill_token_buckets", "decode_row_buckets",
 )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -26,7 +27,7 @@ from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.step import Params, Step
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, LatentBackend, choose_backend, choose_latent_backend
 from jaxserve.kernels.native import few_rows
-from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp
+from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp, divide_layers
 from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.expert_placement import ExpertPlacement, place_experts
 from jaxserve.runner import KVGroup, RunnerSpec
@@ -103,6 +104,16 @@ class Blueprint:
             )
         return Blueprint(args=args, config=config, mesh=mesh, backend=backend)
 
+    @staticmethod
+    def draw_stages(args: ServerArgs, config: ModelConfig, meshes: Sequence[Mesh]) -> tuple[Blueprint, ...]:
+        """Of a pipeline a blueprint for each stage; of a model that is not divided, the one. ValueError as `draw`."""
+        stages = divide_layers(config.num_layers, args.pp_size, args.pp_layer_partition)
+        whole = Blueprint.draw(args, config, meshes[0])
+        return tuple(
+            dataclasses.replace(whole, config=whole.config.replace(stage=stage), mesh=mesh)
+            for stage, mesh in zip(stages, meshes, strict=True)
+        )
+
     @property
     def platform(self) -> str:
         return self.backend.spec.chip.platform
@@ -126,7 +137,12 @@ class Blueprint:
 
     @property
     def program_set(self) -> ProgramSet:
-        """What a server compiles. Without grammars nothing masks but EVERYTHING."""
+        """What is compiled for these devices."""
+        return self.server_programs.of_stage(is_first=self.config.embeds, is_last=self.config.has_head)
+
+    @property
+    def server_programs(self) -> ProgramSet:
+        """What a server compiles, for all stages together. Without grammars nothing masks but EVERYTHING."""
         left_out = {SamplingMode.MASKED} if self.args.grammar_backend == "none" else set()
         modes = tuple(mode for mode in SamplingMode if mode not in left_out)
         drafts, hidden_states = self.drafter is not None, self.args.enable_return_hidden_states
@@ -160,16 +176,16 @@ class Blueprint:
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
-        """Per KV group: of one page in all its layers, on one device that holds it."""
+        """Per KV group: of one page in all its layers here, on one device that holds it."""
         layer_bytes = sum(page.nbytes for page in jax.tree.leaves(self.backend.kv_pages()))
-        return tuple(self.config.windows.count(window) * layer_bytes for window in self.config.kv_windows)
+        return tuple(self.config.own_cache_groups.count(window) * layer_bytes for window in self.config.kv_windows)
 
     def pools(self, num_pages: NumPages) -> dict[int | None, KVPool]:
         """Of the KV groups, by their window: one behind the other."""
         pools: dict[int | None, KVPool] = {}
         base = 0
         for window, pages in zip(self.config.kv_windows, num_pages, strict=True):
-            pools[window] = KVPool(base, self.config.windows.count(window), pages)
+            pools[window] = KVPool(base, self.config.own_cache_groups.count(window), pages)
             base = pools[window].end
         return pools
 
@@ -197,6 +213,7 @@ class Blueprint:
             counts_experts=self.counts_experts,
             num_snapshots=self.num_snapshots,
             num_shards=args.attn_dp_size,
+            num_stages=args.pp_size,
         )
 
     @functools.cached_property
@@ -226,10 +243,11 @@ class Blueprint:
         if not mixers:
             return None
         arrays = state_arrays(mixers[0], jnp.dtype(self.args.dtype), self.args.attn_tp_size)
-        return self._layout(arrays, len(mixers) * self._num_state_lines)
+        return self._layout(arrays, self.config.own_cache_groups.count("states") * self._num_state_lines)
 
     def _layout(self, arrays: Any, count: int) -> ArraysLayout:
-        return ArraysLayout(arrays, count, self.args.attn_tp_size, self.args.attn_dp_size)
+        # At least one, also for a stage without such layers: an array of nothing has no sharding.
+        return ArraysLayout(arrays, max(count, 1), self.args.attn_tp_size, self.args.attn_dp_size)
 
     @property
     def _rows_per_shard(self) -> int:

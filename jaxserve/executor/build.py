@@ -27,13 +27,14 @@ from jaxserve.executor.memory import (
     MemoryBudget,
     ProgramMemory,
     StepMemory,
+    alike_budgets,
     measure,
-    memory_budget,
     memory_lines,
     weight_bytes,
 )
-from jaxserve.executor.mesh import make_mesh, select_devices
+from jaxserve.executor.mesh import make_meshes, select_devices
 from jaxserve.executor.model_runner import ModelRunner
+from jaxserve.executor.pipeline import LoadedStage
 from jaxserve.executor.programs import ProgramKey
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter, cache_folder, compile_all, jax_cache
@@ -62,23 +63,22 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     """
     imports_s = time.time() - psutil.Process().create_time()
     counter = CompileCounter()
-    blueprint = draw_blueprint(args)
-    builder = _Builder(blueprint, cache_folder(args.compilation_cache_dir), show_progress)
+    blueprints = draw_blueprints(args)
+    blueprint = blueprints[-1]
+    builder = _Builder(blueprints, cache_folder(args.compilation_cache_dir), show_progress)
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
-    early = warmup == "early" or (warmup == "auto" and blueprint.platform == "cpu" and distributed.is_alone())
-    programs = blueprint.program_set
-    parts = builder.make(programs.essential, programs.for_short_prompts) if early else builder.make(programs.all)
-    missing = [key for key in programs.later if key not in parts.compiled]
+    can_be_early = blueprint.platform == "cpu" and distributed.is_alone() and len(blueprints) == 1
+    parts = builder.make(is_early=warmup == "early" or (warmup == "auto" and can_be_early))
+    compiled, programs = parts.stages[-1].programs, blueprint.server_programs
+    missing = [key for key in programs.later if key not in compiled] if len(blueprints) == 1 else []
     # Another process could only leave them in the cache.
     by_process = blueprint.platform == "cpu" and os.access(builder.folder, os.W_OK)
-    order = Order(args=args, num_pages=parts.compiler.num_pages) if by_process else None
+    order = Order(args=args, num_pages=parts.num_pages) if by_process else None
     runner = ModelRunner(
         program_set=programs,
-        compiled=parts.compiled,
-        later=BackgroundCompiler(parts.compiler, missing, order) if missing else None,
-        params=parts.params,
-        mesh=blueprint.mesh,
-        spec=blueprint.spec(parts.compiler.num_pages),
+        stages=parts.stages,
+        later=BackgroundCompiler(parts.compilers[-1], missing, order) if missing else None,
+        spec=blueprint.spec(parts.num_pages),
         compile_counter=counter,
         loader=builder.loader,
         model_path=args.model_path,
@@ -90,11 +90,12 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     return BuiltRunner(runner, blueprint.args, blueprint.config)
 
 
-def draw_blueprint(args: ServerArgs) -> Blueprint:
-    """On this machine's devices, which JAX starts here if it has not yet."""
-    select_devices(args.device, args.local_tp_size)
-    mesh = make_mesh(args.tp_size, attn_dp_size=args.attn_dp_size, dp_size=args.dp_size)
-    return Blueprint.draw(args, ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args)), mesh)
+def draw_blueprints(args: ServerArgs) -> tuple[Blueprint, ...]:
+    """Of each stage, on this machine's devices, which JAX starts here if it has not yet."""
+    select_devices(args.device, args.num_local_devices)
+    meshes = make_meshes(args.pp_size, args.tp_size, attn_dp_size=args.attn_dp_size, dp_size=args.dp_size)
+    config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
+    return Blueprint.draw_stages(args, config, meshes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,75 +113,102 @@ def fill_cache(args: ServerArgs, folder: str) -> Filled:
     On CPU the pool follows from memory as it is now; on accelerators a server finds a little less once its weights are there,
     so that only --max-total-tokens makes the programs the same. ValueError or OSError with a sentence.
     """
-    blueprint, path = draw_blueprint(args), cache_folder(folder)
-    return compile_into(path, blueprint, plan_memory(blueprint, path, weights_loaded=False).num_pages)
+    blueprints, path = draw_blueprints(args), cache_folder(folder)
+    return compile_into(path, blueprints, plan_memory(blueprints, path, weights_loaded=False)[-1].num_pages)
 
 
-def compile_into(folder: pathlib.Path, blueprint: Blueprint, num_pages: NumPages) -> Filled:
-    """Of all programs; the devices may be elsewhere."""
-    counter, keys = CompileCounter(), blueprint.program_set.all
-    ProgramCompiler.of(blueprint, num_pages, folder).obtain(keys, show_progress=True)
-    return Filled(len(keys), counter.count)
+def compile_into(folder: pathlib.Path, blueprints: Sequence[Blueprint], num_pages: NumPages) -> Filled:
+    """Of all programs of all stages; the devices may be elsewhere."""
+    counter, num_programs = CompileCounter(), 0
+    for blueprint in blueprints:
+        keys = blueprint.program_set.all
+        ProgramCompiler.of(blueprint, num_pages, folder).obtain(keys, show_progress=True)
+        num_programs += len(keys)
+    return Filled(num_programs, counter.count)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Parts:
     """What a runner is put together from."""
 
-    params: Params
-    compiler: ProgramCompiler
-    compiled: dict[ProgramKey, Any]
+    stages: list[LoadedStage]
+    compilers: list[ProgramCompiler]  # of the stages
+
+    @property
+    def num_pages(self) -> NumPages:
+        return self.compilers[-1].num_pages
 
 
 @dataclasses.dataclass(frozen=True)
 class _Builder:
-    blueprint: Blueprint
+    blueprints: Sequence[Blueprint]  # of the stages
     folder: pathlib.Path  # of the caches
     show_progress: bool
     took_s: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of each part; they may overlap
 
     @functools.cached_property
     def loader(self) -> WeightLoader:
-        args, config = self.blueprint.args, self.blueprint.config
+        args, config = self._args, self.blueprints[0].config.replace(stage=None)
         return WeightLoader(
             config=config,
             context_len=args.context_length or config.context_len,
-            mesh=self.blueprint.mesh,
+            stages=tuple((blueprint.config.stage, blueprint.mesh) for blueprint in self.blueprints),
             dtype=jnp.dtype(args.dtype),
             model_override_args=args.json_model_override_args,
         )
 
-    def make(self, keys: Sequence[ProgramKey], if_cached: Sequence[ProgramKey] = ()) -> _Parts:
-        """With the programs `keys`, and those of `if_cached` that need not be compiled."""
-        if self.blueprint.platform != "cpu":
+    @property
+    def _args(self) -> ServerArgs:
+        return self.blueprints[0].args
+
+    def make(self, *, is_early: bool) -> _Parts:
+        """With all programs, or the essential ones and of those for short prompts what is cached."""
+        if self.blueprints[0].platform != "cpu":
             with jax_cache(self.folder):
                 params = self._load_weights()
-            compiler = self._compiler(plan_memory(self.blueprint, self.folder, weights_loaded=True))
-            return _Parts(params, compiler, self._obtain(compiler, keys, if_cached))
+            compilers = self._compilers(weights_loaded=True)
+            return self._parts(params, compilers, self._obtain(compilers, is_early=is_early))
         # Nothing here depends on the weights but by their size: both at once.
-        self.loader.check_files(self.blueprint.args.model_path, self.blueprint.args.load_format)
-        compiler = self._compiler(plan_memory(self.blueprint, self.folder, weights_loaded=False))
+        self.loader.check_files(self._args.model_path, self._args.load_format)
+        compilers = self._compilers(weights_loaded=False)
         with concurrent.futures.ThreadPoolExecutor(1, "weights") as thread:
             loading = thread.submit(self._load_weights)
-            compiled = self._obtain(compiler, keys, if_cached)
-            return _Parts(loading.result(), compiler, compiled)
+            programs = self._obtain(compilers, is_early=is_early)
+            return self._parts(loading.result(), compilers, programs)
 
-    def _compiler(self, budget: MemoryBudget) -> ProgramCompiler:
-        for line in memory_lines(budget, self.blueprint):
-            logger.info("%s", line)
-        return ProgramCompiler.of(self.blueprint, budget.num_pages, self.folder)
+    def _parts(
+        self, params: tuple[Params, ...], compilers: list[ProgramCompiler], programs: list[dict[ProgramKey, Any]]
+    ) -> _Parts:
+        meshes = [blueprint.mesh for blueprint in self.blueprints]
+        return _Parts(list(map(LoadedStage, meshes, programs, params)), compilers)
 
-    def _load_weights(self) -> Params:
-        args = self.blueprint.args
+    def _compilers(self, *, weights_loaded: bool) -> list[ProgramCompiler]:
+        """Of the stages."""
+        compilers = []
+        for blueprint, budget in zip(
+            self.blueprints, plan_memory(self.blueprints, self.folder, weights_loaded=weights_loaded), strict=True
+        ):
+            for line in memory_lines(budget, blueprint):
+                logger.info("%s", line)
+            compilers.append(ProgramCompiler.of(blueprint, budget.num_pages, self.folder))
+        return compilers
+
+    def _load_weights(self) -> tuple[Params, ...]:
         with self._timed("weights"):
-            return self.loader.load(args.model_path, args.load_format, progress=self.show_progress)
+            return self.loader.load(self._args.model_path, self._args.load_format, progress=self.show_progress)
 
-    def _obtain(
-        self, compiler: ProgramCompiler, keys: Sequence[ProgramKey], if_cached: Sequence[ProgramKey]
-    ) -> dict[ProgramKey, Any]:
-        with self._timed(f"{len(keys)} programs"):
-            found = compiler.obtain(keys, show_progress=self.show_progress)
-            return found | compiler.load_all(key for key in if_cached if key not in found)
+    def _obtain(self, compilers: list[ProgramCompiler], *, is_early: bool) -> list[dict[ProgramKey, Any]]:
+        """The programs of each stage."""
+        sets = [blueprint.program_set for blueprint in self.blueprints]
+        chosen = [programs.essential if is_early else programs.all for programs in sets]
+        with self._timed(f"{sum(map(len, chosen))} programs"):
+            found = [
+                compiler.obtain(keys, show_progress=self.show_progress)
+                for compiler, keys in zip(compilers, chosen, strict=True)
+            ]
+            if is_early:
+                found[-1] |= compilers[-1].load_all(key for key in sets[-1].for_short_prompts if key not in found[-1])
+            return found
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -190,20 +218,19 @@ class _Builder:
         logger.info("%s: %.1f s", what, self.took_s[what])
 
 
-def plan_memory(blueprint: Blueprint, folder: pathlib.Path, *, weights_loaded: bool) -> MemoryBudget:
-    """Of the device as it is now; `folder` of the cache. Steps are compiled for it only where they decide about the pool."""
-    decides = blueprint.platform != "cpu" and blueprint.args.max_total_tokens is None
-    device = measure(blueprint.mesh.local_devices[0], blueprint.args.dp_size)
-    if not weights_loaded:
-        device = dataclasses.replace(device, free=device.free - weight_bytes(blueprint))
-    steps = measure_steps(blueprint, folder) if decides else None
-    budget = memory_budget(blueprint, device, steps)
-    pages = distributed.least(budget.num_pages[0])
-    if pages < budget.num_pages[0]:  # another host has less room
-        args = blueprint.args.replace(max_total_tokens=pages * blueprint.page_size * blueprint.args.attn_dp_size)
-        budget = memory_budget(dataclasses.replace(blueprint, args=args), device, steps)
-    distributed.check_alike("model or other options", blueprint.description(budget.num_pages))
-    return budget
+def plan_memory(blueprints: Sequence[Blueprint], folder: pathlib.Path, *, weights_loaded: bool) -> tuple[MemoryBudget, ...]:
+    """Of each stage's devices as they are now, with pools of the same pages; `folder` of the cache. Steps are compiled for it
+    only where they decide about the pool."""
+    plans = []
+    for blueprint in blueprints:
+        decides = blueprint.platform != "cpu" and blueprint.args.max_total_tokens is None
+        device = measure(blueprint.mesh.local_devices[0], blueprint.args.dp_size)
+        if not weights_loaded:
+            device = dataclasses.replace(device, free=device.free - weight_bytes(blueprint))
+        plans.append((blueprint, device, measure_steps(blueprint, folder) if decides else None))
+    budgets = alike_budgets(plans, distributed.least)
+    distributed.check_alike("model or other options", blueprints[-1].description(budgets[-1].num_pages))
+    return budgets
 
 
 def measure_steps(blueprint: Blueprint, folder: pathlib.Path | None = None) -> StepMemory:

@@ -42,15 +42,15 @@ logger = logging.getLogger(__name__)
 class DeviceContents(Protocol):
     """What a runner keeps on its devices and commands change. None: released."""
 
-    params: Params | None
-    kv_pool: Any | None
+    params: tuple[Params, ...] | None  # of each stage
+    kv_pool: tuple[Any, ...] | None
 
     @property
-    def expert_counts(self) -> jax.Array | None:
-        """How many tokens went to each expert; None if they are not counted at all."""
+    def expert_counts(self) -> np.ndarray | None:
+        """uint32 [layers with experts, experts]: how many tokens went to each expert; None if they are not counted at all."""
         ...
 
-    def empty_kv_pool(self) -> Any:
+    def empty_kv_pool(self) -> tuple[Any, ...]:
         """A new one. Nothing is compiled for it."""
         ...
 
@@ -152,7 +152,7 @@ class CommandThread:
         return (self._contents.params if tag == "weights" else self._contents.kv_pool) is None
 
 
-def _move_to_host(params: Params) -> tuple[Any, Any]:
+def _move_to_host(params: tuple[Params, ...]) -> tuple[Any, Any]:
     """Copies of this host's parts of the arrays, which are deleted; the arrays' shapes and shardings."""
     copies = jax.tree.map(_parts, params)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params)
@@ -169,11 +169,11 @@ def _parts(array: jax.Array) -> _Parts:
     return _Parts(parts)
 
 
-def _move_back(copies: Any, shapes: Any) -> Params:
+def _move_back(copies: Any, shapes: Any) -> tuple[Params, ...]:
     def make(parts: _Parts, shape: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.make_array_from_callback(shape.shape, shape.sharding, lambda index: parts.by_index[str(index)])
 
-    params: Params = jax.tree.map(make, copies, shapes)
+    params: tuple[Params, ...] = jax.tree.map(make, copies, shapes)
     return params
 
 

@@ -29,13 +29,13 @@ def main() -> None:
 
 def compile_order(order: Order, out: IO[str]) -> None:
     """Writes a line to `out` for each program as it is cached, here or by another such process."""
-    from jaxserve.executor.build import draw_blueprint
+    from jaxserve.executor.build import draw_blueprints
     from jaxserve.executor.compilation import ProgramCompiler
     from jaxserve.executor.programs import ProgramKey, program_name
     from jaxserve.executor.warmup import cache_folder
 
     args = order.args.replace(device="cpu")
-    blueprint = draw_blueprint(args)
+    (blueprint,) = draw_blueprints(args)  # a pipeline has all its programs from the start
     compiler = ProgramCompiler.of(blueprint, order.num_pages, cache_folder(args.compilation_cache_dir))
     keys = {program_name(key): key for key in blueprint.program_set.all}
     printing = threading.Lock()  # else lines of two threads run into each other

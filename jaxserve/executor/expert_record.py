@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from jaxserve.runner import CommandError, DumpExpertRecord, ExpertRecordCommand, StartExpertRecord, StopExpertRecord
@@ -24,22 +23,22 @@ class ExpertRecord:
         self._at_start: np.ndarray | None = None  # uint32 [layers with experts, experts]; None: nothing is being recorded
         self._recorded: np.ndarray | None = None  # what was, once it was stopped
 
-    def carry_out(self, command: ExpertRecordCommand, counts: jax.Array | None) -> None:
+    def carry_out(self, command: ExpertRecordCommand, counts: np.ndarray | None) -> None:
         """`counts` uint32 [layers with experts, experts]: the device's. Raises CommandError, OSError."""
         assert counts is not None, "the runner was built without counting"
         match command:
             case StartExpertRecord():
-                self._at_start, self._recorded = np.array(counts), None
+                self._at_start, self._recorded = counts, None
             case StopExpertRecord():
                 self._recorded, self._at_start = self._so_far(counts), None
             case DumpExpertRecord(file):
                 self._write(Path(file), self._so_far(counts) if self._recorded is None else self._recorded)
                 self._at_start = self._recorded = None
 
-    def _so_far(self, counts: jax.Array) -> np.ndarray:
+    def _so_far(self, counts: np.ndarray) -> np.ndarray:
         if self._at_start is None:
             raise CommandError("No expert distribution is being recorded: /start_expert_distribution_record begins it.")
-        return np.asarray(counts) - self._at_start
+        return counts - self._at_start
 
     def _write(self, file: Path, recorded: np.ndarray) -> None:
         """As SGLang's --init-expert-location reads it: logical_count [layers, experts], 0 for layers without experts."""

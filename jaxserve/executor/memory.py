@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -73,17 +73,17 @@ class StepMemory:
         """From those of ProgramSet.largest, compiled with pools of `num_pages`. The logits of the step before the one that runs
         are still there; an input, and what the compiler pads, come with the arguments. Code is that of all programs a server
         compiles, none of them larger than these."""
-        *forward, sampling, scoring = programs
+        forward, of_tokens = programs[:2], programs[2:]
         known = weight_bytes(blueprint) + page_table_bytes(blueprint) + hidden_bytes(blueprint)
         known += pool_bytes(num_pages, blueprint.page_bytes) + state_bytes(blueprint)
+        counts = len(SamplingKey.all_of(blueprint.buckets.all, blueprint.program_set.modes)), len(blueprint.program_set.scoring)
         inputs = max(max(program.arguments for program in forward) - known, 0)
         return StepMemory(
             temporaries=max(program.beside_arguments for program in programs)
             + max(program.new_outputs for program in programs)
             + inputs,
             code=max(program.code for program in forward) * len(blueprint.buckets.all)
-            + sampling.code * len(SamplingKey.all_of(blueprint.buckets.all, blueprint.program_set.modes))
-            + scoring.code * len(blueprint.program_set.scoring),
+            + sum(program.code * count for program, count in zip(of_tokens, counts, strict=False)),
         )
 
 
@@ -159,7 +159,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
             fitting_pages = _alike(fitting_pages)
         first_pages = min(fitting_pages, useful_pages(spec, spec.kv_groups[0]))
         if blueprint.platform == "cpu":
-            pools = blueprint.args.dp_size * blueprint.args.attn_dp_size
+            pools = blueprint.args.dp_size * blueprint.args.attn_dp_size * blueprint.args.pp_size
             first_pages = min(first_pages, max(fit(CPU_POOL_LIMIT_BYTES // pools), 1))
     return MemoryBudget(
         total=device.total,
@@ -174,6 +174,20 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         kv_groups=blueprint.spec(pools_of(spec, ratio, first_pages)).kv_groups,
         fitting_pages=fitting_pages,
     )
+
+
+def alike_budgets(
+    plans: Sequence[tuple[Blueprint, DeviceMemory, StepMemory | None]], least: Callable[[int], int] = int
+) -> tuple[MemoryBudget, ...]:
+    """Of all stages, with as many pages as the one with the least room has; `least`: of what all hosts say. ValueError if
+    one has no room."""
+    budgets = [memory_budget(*plan) for plan in plans]
+    pages = least(min(budget.num_pages[0] for budget in budgets))
+    for index, (blueprint, device, steps) in enumerate(plans):
+        if pages < budgets[index].num_pages[0]:  # another stage or host has less room
+            args = blueprint.args.replace(max_total_tokens=pages * blueprint.page_size * blueprint.args.attn_dp_size)
+            budgets[index] = memory_budget(dataclasses.replace(blueprint, args=args), device, steps)
+    return tuple(budgets)
 
 
 def _alike(pages: int) -> int:

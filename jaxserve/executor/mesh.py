@@ -6,6 +6,7 @@ import collections
 import glob
 import importlib.util
 import os
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -32,20 +33,53 @@ def select_devices(device: str, num_devices: int) -> None:
 
 
 def make_mesh(tp_size: int, devices: list[jax.Device] | None = None, *, attn_dp_size: int = 1, dp_size: int = 1) -> Mesh:
-    """An (attn_dp_size, tp_size / attn_dp_size) mesh over the first devices. ValueError if there are too few, or
-    none of the platform that was selected.
+    """An (attn_dp_size, tp_size / attn_dp_size) mesh over the first devices, as `make_meshes` makes them."""
+    (mesh,) = make_meshes(1, tp_size, devices, attn_dp_size=attn_dp_size, dp_size=dp_size)
+    return mesh
+
+
+def make_meshes(
+    pp_size: int, tp_size: int, devices: list[jax.Device] | None = None, *, attn_dp_size: int = 1, dp_size: int = 1
+) -> tuple[Mesh, ...]:
+    """Of each stage a mesh of its own, (attn_dp_size, tp_size / attn_dp_size), over the first devices. ValueError if there
+    are too few, or none of the platform that was selected.
 
     In JAX's order: XLA lays its rings by the devices' coordinates, whatever the mesh's order (tests/accelerator compare them).
     `dp_size`: as many replicas were given devices of their own by variables of the environment, this process one part.
     """
+    sizes = Sizes(pp_size, tp_size, dp_size)
+    count = sizes.per_replica
     if devices is None:
-        devices = _of_each_process(_find_devices(tp_size, dp_size), tp_size)
-    if len(devices) < tp_size:
-        found = f"{devices[0].platform} has {len(devices)}"
-        raise ValueError(
-            f"--tp-size {tp_size} needs as many devices; {found}." if dp_size == 1 else _too_few(tp_size, dp_size, found)
+        devices = _of_each_process(_find_devices(sizes), count)
+    if len(devices) < count:
+        raise ValueError(sizes.too_few(f"{devices[0].platform} has {len(devices)}"))
+    by_stage = np.asarray(devices[:count]).reshape(pp_size, attn_dp_size, -1)
+    return tuple(Mesh(of_stage, ALL_AXES) for of_stage in by_stage)
+
+
+class Sizes(NamedTuple):
+    """Of what devices are divided into."""
+
+    pp_size: int
+    tp_size: int
+    dp_size: int
+
+    @property
+    def per_replica(self) -> int:
+        return self.pp_size * self.tp_size
+
+    def too_few(self, found: str) -> str:
+        """A sentence. CUDA leaves out what a list names and is not there, and all that follows."""
+        options = f"--tp-size {self.tp_size}" if self.pp_size == 1 else f"--pp-size {self.pp_size} and --tp-size {self.tp_size}"
+        if self.dp_size == 1:
+            needs = "needs as many" if self.pp_size == 1 else f"need {self.per_replica}"
+            return f"{options} {needs} devices; {found}."
+        cuda = os.environ.get("CUDA_VISIBLE_DEVICES")
+        part = f" (CUDA_VISIBLE_DEVICES={cuda})" if cuda else ""
+        return (
+            f"--dp-size {self.dp_size} with {options} needs {self.dp_size * self.per_replica} devices, {self.per_replica} for "
+            f"each replica; of this one's{part}: {found}."
         )
-    return Mesh(np.asarray(devices[:tp_size]).reshape(attn_dp_size, -1), ALL_AXES)
 
 
 def _of_each_process(devices: list[jax.Device], count: int) -> list[jax.Device]:
@@ -66,31 +100,21 @@ def _of_each_process(devices: list[jax.Device], count: int) -> list[jax.Device]:
     return chosen
 
 
-def _find_devices(tp_size: int, dp_size: int) -> list[jax.Device]:
+def _find_devices(sizes: Sizes) -> list[jax.Device]:
     try:
         devices = jax.devices()
     except (RuntimeError, AssertionError) as error:  # the latter, without a word, where no NVIDIA GPU is visible
         wanted = str(jax.config.values["jax_platforms"] or "auto")
         reason = str(error).partition(" (set JAX_PLATFORMS")[0].partition(" (you may need to uninstall")[0].rstrip(".")
         needs = f" What it needs there: {_EXTRAS[wanted]}." if wanted in _EXTRAS else ""
-        share = "" if dp_size == 1 else f" {_too_few(tp_size, dp_size, 'it may be that this machine has fewer')}"
+        share = "" if sizes.dp_size == 1 else f" {sizes.too_few('it may be that this machine has fewer')}"
         raise ValueError(
             f"--device {wanted} (or JAX_PLATFORMS): JAX finds no such device, but {_whatever_there_is()}. "
             f"{reason or 'No NVIDIA GPU is visible'}.{needs}{share} `jaxserve check-env` shows what is installed."
         ) from error
-    if dp_size > 1 and devices[0].platform == "cpu" and _has_lost_gpus():
-        raise ValueError(_too_few(tp_size, dp_size, "none of them is there"))
+    if sizes.dp_size > 1 and devices[0].platform == "cpu" and _has_lost_gpus():
+        raise ValueError(sizes.too_few("none of them is there"))
     return devices
-
-
-def _too_few(tp_size: int, dp_size: int, found: str) -> str:
-    """CUDA leaves out what a list names and is not there, and all that follows."""
-    cuda = os.environ.get("CUDA_VISIBLE_DEVICES")
-    part = f" (CUDA_VISIBLE_DEVICES={cuda})" if cuda else ""
-    return (
-        f"--dp-size {dp_size} with --tp-size {tp_size} needs {dp_size * tp_size} devices, {tp_size} for each replica; "
-        f"of this one's{part}: {found}."
-    )
 
 
 def _has_lost_gpus() -> bool:

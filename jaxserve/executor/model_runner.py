@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.executor import profiling
 from jaxserve.executor.background import BackgroundCompiler
@@ -28,6 +29,7 @@ from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.input_embeds import pack_embeds
 from jaxserve.executor.logit_lines import LogitsKey, padded, padded_logits, parts_of
 from jaxserve.executor.mesh import spans_processes
+from jaxserve.executor.pipeline import LoadedStage, start_pipeline
 from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, ProgramKey, SamplingKey
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
@@ -94,10 +96,8 @@ class ModelRunner:
         self,
         *,
         program_set: ProgramSet,
-        compiled: dict[ProgramKey, Any],
+        stages: Sequence[LoadedStage],
         later: BackgroundCompiler | None,
-        params: Params,
-        mesh: Mesh,
         spec: RunnerSpec,
         compile_counter: CompileCounter,
         loader: WeightLoader,
@@ -106,14 +106,12 @@ class ModelRunner:
         expert_record: ExpertRecord,
         startup_s: dict[str, float],
     ) -> None:
-        """`compiled`: the essential programs of the set, at least; what is missing comes from `later`. `params` came from the
-        folder `model_path`; `loader` is for those that replace them. `startup_s`: what it took to get all that."""
+        """`stages`: with the essential programs of the set, at least; what is missing comes from `later`, for a model with one
+        stage. Weights came from the folder `model_path`; `loader` is for those that replace them. `startup_s`: what it took to
+        get all that."""
         self.spec = spec
         self._program_set = program_set
-        self._compiled = dict(compiled)
         self._later = later
-        self._params: Params | None = params
-        self._mesh = mesh
         self._counter = compile_counter
         self._commands = CommandThread(self, loader, model_path, load_format, expert_record)
         self._command: Future[None] | None = None  # the newest
@@ -121,13 +119,13 @@ class ModelRunner:
         self._row_params = np.zeros((spec.max_rows, NUM_ROW_PARAMS), np.int32)
         self._steps_in_larger_program = 0
         started_s = time.monotonic()
-        self._forward_state, self._sampling_state = self._compiled["empty_state"]()
+        self._pipeline = start_pipeline(stages, spec)
         # By lines: what a step without a grammar brings to a program that takes masks.
         self._no_masks: dict[int, jax.Array] = {}
         self._choose_programs()
         if not self._on_cpu:
-            self._run_once(list(self._compiled))
-        jax.block_until_ready((self._forward_state, self._sampling_state))
+            self._run_once(list(self._present))
+        jax.block_until_ready(([stage.state for stage in self._pipeline.stages], self._pipeline.sampling))
         self._startup_s = startup_s | {"state and first runs": time.monotonic() - started_s}
         if later is not None:
             later.start()
@@ -139,15 +137,16 @@ class ModelRunner:
         return self.spec.num_draft_tokens > 1
 
     @property
-    def num_programs_missing(self) -> int:
-        return len(self._program_set.all) - len(self._compiled)
+    def _present(self) -> set[ProgramKey]:
+        """Programs that all stages have which need them."""
+        return set().union(*(stage.programs for stage in self._pipeline.stages))
 
     def tend(self) -> int:
         later, is_changing = self._later, self._command is not None and not self._command.done()
-        if later is None or is_changing or self._params is None or self.kv_pool is None:
+        if later is None or is_changing or self.params is None or self.kv_pool is None:
             return self.num_programs_missing
         while (arrived := later.take()) is not None:
-            key, self._compiled[key] = arrived
+            key, self._pipeline.last.programs[key] = arrived
             self._choose_programs()
             if not self._on_cpu:
                 self._run_once([key])
@@ -156,10 +155,12 @@ class ModelRunner:
 
     def _choose_programs(self) -> None:
         """Once the programs that are there have changed."""
-        self._buckets, self._sampling_keys = self._program_set.served_by(self._compiled)
+        present = self._present
+        self.num_programs_missing = len(self._program_set.all) - len(present)
+        self._buckets, self._sampling_keys = self._program_set.served_by(present)
         for lines in {key.num_rows * key.tokens_per_row for key in self._sampling_keys} - self._no_masks.keys():
             allowed = np.full((lines, self.spec.mask_words), -1, np.int32)
-            self._no_masks[lines] = jax.device_put(allowed, self._on_all_devices)
+            self._no_masks[lines] = jax.device_put(allowed, self._where_sampled)
         if not self.num_programs_missing:
             self._later = None
             self._counter.mark_ready()
@@ -167,16 +168,16 @@ class ModelRunner:
     def _run_once(self, keys: list[ProgramKey]) -> None:
         """With padding alone. What an accelerator does at a program's first run (loading, allocating) should not happen in
         front of a request. On CPU the first run costs a few milliseconds, and running all programs took seconds."""
-        by_shape = {(key.total_rows, key.tokens_per_row): key for key in self._compiled if isinstance(key, Bucket)}
+        by_shape = {(key.total_rows, key.tokens_per_row): key for key in self._present if isinstance(key, Bucket)}
         for key in keys:
             match key:
                 case Bucket():
-                    self._forward(key, self._padding_only(key))
+                    self._forward_padding(key)
                 case SamplingKey(num_rows, tokens_per_row):
                     bucket = by_shape[num_rows, tokens_per_row]
-                    self._sample(self._forward(bucket, self._padding_only(bucket)), key, None)
+                    self._sample(self._forward_padding(bucket), key, None)
                 case LogitsKey(num_lines, writes):
-                    logits = jax.device_put(np.zeros((num_lines, self.spec.vocab_size), np.float32), self._on_all_devices)
+                    logits = jax.device_put(np.zeros((num_lines, self.spec.vocab_size), np.float32), self._where_sampled)
                     if writes:
                         self._write_logits(logits, LogitLines(_SLOT, np.zeros((1, self.spec.vocab_size), np.float32)))
                     else:
@@ -197,7 +198,7 @@ class ModelRunner:
     # --- Runner
 
     def forward(self, step: StepInput) -> PendingStep:
-        assert self._params is not None and self.kv_pool is not None, "a step is launched while memory is released"
+        assert self.params is not None and self.kv_pool is not None, "a step is launched while memory is released"
         for state in step.new_rows:
             self._row_params[state.row] = row_params_from_state(state)
             if needs_tables(state):
@@ -213,7 +214,7 @@ class ModelRunner:
             (first_slot,) = deal.hidden_slots(np.array([embeds.first_slot], np.int32))
             self._write_embeds(dataclasses.replace(embeds, first_slot=int(first_slot)))
         row_params = self._row_params[step.rows]
-        forwarded = self._forward(bucket, deal.pack(row_params))
+        forwarded = self._pipeline.forward(bucket, step.rows[: step.num_decode_rows], deal.pack(row_params))
         mode = _sampling_mode(step, row_params)
         pending = PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, deal, forwarded)
         if (query := step.score_query) is not None:
@@ -241,6 +242,7 @@ class ModelRunner:
         if masks is not None:
             masks = _for_all_rows(masks, key, handle.deal)
         handle.sampled = self._sample(handle.forwarded, key, masks)
+        self._pipeline.sampled(handle.deal.step.rows)
         handle.forwarded = None
         if not self._on_cpu:
             for array in self._fetched(handle.sampled):
@@ -273,13 +275,13 @@ class ModelRunner:
         return profiling.annotation(name, facts)
 
     def internal_state(self) -> dict[str, Any]:
-        leaves = jax.tree.leaves(self._params)
-        devices = self._mesh.devices.size
+        meshes = [stage.mesh for stage in self._pipeline.stages]
+        devices = sum(mesh.devices.size for mesh in meshes)
         return {
-            "device": f"{devices} x {self._mesh.devices.flat[0].device_kind}",
+            "device": f"{devices} x {meshes[0].devices.flat[0].device_kind}",
             "memory_usage": {
-                "weight_gb": sum(leaf.nbytes for leaf in leaves) / 1e9,
-                "kvcache_gb": sum(leaf.nbytes for leaf in jax.tree.leaves(self._forward_state.kv)) / 1e9,
+                "weight_gb": sum(leaf.nbytes for leaf in jax.tree.leaves(self.params)) / 1e9,
+                "kvcache_gb": sum(leaf.nbytes for leaf in jax.tree.leaves(self.kv_pool)) / 1e9,
                 "token_capacity": self.spec.max_total_tokens,
             },
             "buckets": [bucket.name for bucket in self._program_set.buckets.all],
@@ -294,50 +296,58 @@ class ModelRunner:
     # --- what commands change (`DeviceContents`)
 
     @property
-    def params(self) -> Params | None:
-        return self._params
+    def params(self) -> tuple[Params, ...] | None:
+        return _all_or_none([stage.params for stage in self._pipeline.stages])
 
     @params.setter
-    def params(self, params: Params | None) -> None:
-        self._params = params
+    def params(self, params: tuple[Params, ...] | None) -> None:
+        for index, stage in enumerate(self._pipeline.stages):
+            stage.params = None if params is None else params[index]
 
     @property
-    def kv_pool(self) -> Any | None:
-        return self._forward_state.kv
+    def kv_pool(self) -> tuple[Any, ...] | None:
+        return _all_or_none([stage.state.kv for stage in self._pipeline.stages])
 
     @kv_pool.setter
-    def kv_pool(self, kv_pool: Any | None) -> None:
-        self._forward_state = dataclasses.replace(self._forward_state, kv=kv_pool)
+    def kv_pool(self, kv_pool: tuple[Any, ...] | None) -> None:
+        for index, stage in enumerate(self._pipeline.stages):
+            stage.state = dataclasses.replace(stage.state, kv=None if kv_pool is None else kv_pool[index])
 
     @property
-    def expert_counts(self) -> jax.Array | None:
-        return self._forward_state.expert_counts
+    def expert_counts(self) -> np.ndarray | None:
+        counts = _all_or_none([stage.state.expert_counts for stage in self._pipeline.stages])
+        return None if counts is None else np.concatenate([np.asarray(of_stage) for of_stage in counts])
 
-    def empty_kv_pool(self) -> Any:
-        return self._compiled["kv_pool"]()
+    def empty_kv_pool(self) -> tuple[Any, ...]:
+        return tuple(stage.programs["kv_pool"]() for stage in self._pipeline.stages)
 
     # --- inside
 
     @property
     def _on_cpu(self) -> bool:
-        return self._mesh.devices.flat[0].platform == "cpu"
+        return self._pipeline.last.mesh.devices.flat[0].platform == "cpu"
 
     @property
-    def _on_all_devices(self) -> NamedSharding:
-        return NamedSharding(self._mesh, PartitionSpec())
+    def _where_sampled(self) -> NamedSharding:
+        return NamedSharding(self._pipeline.last.mesh, PartitionSpec())
 
-    def _forward(self, bucket: Bucket, packed: np.ndarray) -> Forwarded:
-        self._forward_state, forwarded = self._compiled[bucket](
-            self._params, self._forward_state, self._sampling_state.continuation, packed
-        )
-        return forwarded
+    @property
+    def _compiled(self) -> dict[ProgramKey, Any]:
+        """Of the stage that samples."""
+        return self._pipeline.last.programs
+
+    def _forward_padding(self, bucket: Bucket) -> Forwarded:
+        """A step without a live row."""
+        packed = self._shards.deal(_NO_STEP, bucket).pack(np.zeros((0, NUM_ROW_PARAMS), np.int32))
+        return self._pipeline.forward(bucket, _NOTHING, packed)
 
     def _sample(self, forwarded: Forwarded, key: SamplingKey, masks: np.ndarray | None) -> SampledTokens:
         words = None
         if key.mode.takes_masks:
             lines = key.num_rows * key.tokens_per_row
             words = self._no_masks[lines] if masks is None else masks
-        self._sampling_state, sampled = self._compiled[key](self._sampling_state, forwarded, words)
+        sampled: SampledTokens
+        self._pipeline.sampling, sampled = self._compiled[key](self._pipeline.sampling, forwarded, words)
         return sampled
 
     def _read_logits(self, logits: jax.Array, lines: np.ndarray) -> np.ndarray:
@@ -362,40 +372,42 @@ class ModelRunner:
         return next((key for key in present if key.num_lines >= len(query.slots)), present[-1])
 
     def _score(self, key: ScoringKey, query: ScoreQuery) -> list[ScoredLines]:
-        program, hidden = self._compiled[key], self._forward_state.hidden
+        program, last = self._compiled[key], self._pipeline.last
         scored = []
         for packed in pack_query(query, key.num_lines):
-            scored.append(program(self._params, hidden, packed))
-            if self._on_cpu and spans_processes(self._mesh):  # too many collectives at a time, and gloo's threads wait forever
+            scored.append(program(last.params, last.state.hidden, packed))
+            if self._on_cpu and spans_processes(last.mesh):  # too many collectives at a time, and gloo's threads wait forever
                 jax.block_until_ready(scored[-1])
         return scored
 
     def _copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         program = self._compiled["hidden_states"]
-        return [program(self._forward_state.hidden, packed) for packed in pack_slots(slots)]
+        return [program(self._pipeline.last.state.hidden, packed) for packed in pack_slots(slots)]
 
     def _write_embeds(self, embeds: EmbeddedTokens) -> None:
+        stage = self._pipeline.first
         for first_slot, lines in pack_embeds(embeds):
-            hidden = self._compiled["input_embeds"](self._forward_state.hidden, first_slot, lines)
-            self._forward_state = dataclasses.replace(self._forward_state, hidden=hidden)
+            hidden = stage.programs["input_embeds"](stage.state.hidden, first_slot, lines)
+            stage.state = dataclasses.replace(stage.state, hidden=hidden)
 
     def _write_row_tables(self, buffers: list[np.ndarray]) -> None:
         for packed in buffers:
-            tables = self._compiled["row_tables"](self._sampling_state.tables, packed)
-            self._sampling_state = dataclasses.replace(self._sampling_state, tables=tables)
+            state = self._pipeline.sampling
+            self._pipeline.sampling = dataclasses.replace(state, tables=self._compiled["row_tables"](state.tables, packed))
 
     def _write_history(self, row: int, token_ids: np.ndarray) -> None:
         for start in range(0, len(token_ids), HISTORY_CHUNK):
             packed = np.zeros(2 + HISTORY_CHUNK, np.int32)
             part = token_ids[start : start + HISTORY_CHUNK]
             packed[:2], packed[2 : 2 + len(part)] = (row, start), part
-            history = self._compiled["history"](self._sampling_state.history, packed)
-            self._sampling_state = dataclasses.replace(self._sampling_state, history=history)
+            state = self._pipeline.sampling
+            self._pipeline.sampling = dataclasses.replace(state, history=self._compiled["history"](state.history, packed))
 
     def _write_page_table(self, updates: PageUpdates) -> None:
         packed = self._shards.pack_page_updates(updates, PAGE_UPDATE_CHUNK)
-        table = self._compiled["page_table"](self._forward_state.page_table, packed)
-        self._forward_state = dataclasses.replace(self._forward_state, page_table=table)
+        for stage in self._pipeline.stages:
+            table = stage.programs["page_table"](stage.state.page_table, packed)
+            stage.state = dataclasses.replace(stage.state, page_table=table)
 
     def _write_excess_page_updates(self, step: StepInput, bucket: Bucket) -> StepInput:
         """Long prefix hits bring more page-table entries than a step has room for: those go ahead of it."""
@@ -408,9 +420,10 @@ class ModelRunner:
             self._write_page_table(ahead[start : start + PAGE_UPDATE_CHUNK])
         return dataclasses.replace(step, page_updates=updates[~is_beyond])
 
-    def _padding_only(self, bucket: Bucket) -> np.ndarray:
-        """A packed step without a live row."""
-        return self._shards.deal(_NO_STEP, bucket).pack(np.zeros((0, NUM_ROW_PARAMS), np.int32))
+
+def _all_or_none(of_stages: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What stages have all, or none of them."""
+    return None if of_stages[0] is None else tuple(of_stages)
 
 
 def _sampling_mode(step: StepInput, row_params: np.ndarray) -> SamplingMode:

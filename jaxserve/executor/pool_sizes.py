@@ -43,7 +43,9 @@ def first_pool_that_fits(
     def taken(first_pages: int) -> int:
         return pool_bytes(pools_of(spec, swa_full_tokens_ratio, first_pages), page_bytes)
 
-    candidates = range(max(available_bytes, 0) // page_bytes[0] + 1)
+    # Of a pipeline's stage that has no layers of the first group, as many as can be used.
+    most = max(available_bytes, 0) // page_bytes[0] if page_bytes[0] else useful_pages(spec, spec.kv_groups[0])
+    candidates = range(most + 1)
     return max(bisect.bisect_right(candidates, available_bytes, key=taken) - 1, 0)
 
 

@@ -24,21 +24,35 @@ _FREQUENT_MODES = (SamplingMode.EVERYTHING, SamplingMode.GREEDY, SamplingMode.LI
 @dataclasses.dataclass(frozen=True)
 class ProgramSet:
     buckets: Buckets
-    modes: tuple[SamplingMode, ...]  # EVERYTHING among them
+    modes: tuple[SamplingMode, ...]  # EVERYTHING among them, where tokens are sampled
     drafts: bool
     hidden_states: bool = False
     moves_logits: bool = False
+    embeds: bool = True  # False: of a pipeline, another stage does
+    samples: bool = True
+
+    def of_stage(self, *, is_first: bool, is_last: bool) -> ProgramSet:
+        """Those that a pipeline's stage needs."""
+        return dataclasses.replace(
+            self,
+            modes=self.modes if is_last else (),
+            drafts=self.drafts and is_last,
+            hidden_states=self.hidden_states and is_last,
+            moves_logits=self.moves_logits and is_last,
+            embeds=is_first,
+            samples=is_last,
+        )
 
     @property
     def others(self) -> tuple[str, ...]:
         """What there is one of."""
-        names = ("page_table", "row_tables", "input_embeds", "kv_pool", "empty_state")
+        names = ("page_table", *("row_tables",) * self.samples, *("input_embeds",) * self.embeds, "kv_pool", "empty_state")
         return names + ("history",) * self.drafts + ("hidden_states",) * self.hidden_states
 
     @property
     def scoring(self) -> tuple[ScoringKey, ...]:
         """By increasing lines."""
-        return tuple(map(ScoringKey, LINE_COUNTS))
+        return tuple(map(ScoringKey, LINE_COUNTS)) if self.samples else ()
 
     @property
     def logit_lines(self) -> tuple[LogitsKey, ...]:
@@ -59,9 +73,10 @@ class ProgramSet:
         return (*largest, *sampling, self.scoring[-1], *self.logit_lines, *self.others)
 
     @property
-    def largest(self) -> tuple[Bucket, Bucket, SamplingKey, ScoringKey]:
-        """Of each kind the one that takes most memory."""
-        return self.buckets.extend[-1], self.buckets.decode[-1], SamplingKey.largest_of(self.buckets.decode), self.scoring[-1]
+    def largest(self) -> tuple[ProgramKey, ...]:
+        """Of each kind the one that takes most memory: two forward halves, then sampling and scoring, if that is done here."""
+        forward = self.buckets.extend[-1], self.buckets.decode[-1]
+        return (*forward, SamplingKey.largest_of(self.buckets.decode), self.scoring[-1]) if self.samples else forward
 
     @property
     def for_short_prompts(self) -> tuple[ProgramKey, ...]:

@@ -21,7 +21,7 @@ from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.sampling import Continuation, Forwarded, SamplingState, sample_rows
 from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoringKey, copy_lines, score_lines
-from jaxserve.executor.step import ForwardState, Params, Step, write_own_pages
+from jaxserve.executor.step import ForwardState, HandedOn, Params, RowInputs, Step, write_own_pages
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.native.zero_pages import zero_pages
 from jaxserve.models import DATA_AXIS
@@ -91,8 +91,9 @@ class StepPrograms:
         self._spec = spec
         self._mesh = mesh
         self._drafter = drafter
+        hidden = _BY_SHARD if self._keeps_hidden else None
         counts = _WHOLE if step.counts_experts else None
-        self._state_specs = ForwardState(kv_cache.specs(), _BY_SHARD, _BY_SHARD, counts)  # type: ignore[arg-type]
+        self._state_specs = ForwardState(kv_cache.specs(), _BY_SHARD, hidden, counts)  # type: ignore[arg-type]
 
     def lower(self, key: ProgramKey, params: Params) -> Any:
         """A jax.stages.Lowered. `params` may be shapes with shardings."""
@@ -107,17 +108,26 @@ class StepPrograms:
         return getattr(self, f"lower_{key}")()
 
     def lower_forward(self, bucket: Bucket, params: Params) -> Any:
-        """A jax.stages.Lowered of (params, forward state, continuation, packed) -> (forward state, Forwarded).
+        """A jax.stages.Lowered of (params, forward state, continuation, packed) -> (forward state, Forwarded); of a pipeline's
+        stage of (params, forward state, HandedOn, packed) if it is not the first, and -> (forward state, HandedOn) if it is not
+        the last.
 
         `params` may be shapes with shardings.
         """
+        config = self._step.decoder.config
 
-        def run(params: Params, state: ForwardState, continuation: Continuation, packed: jax.Array) -> Any:
-            return self._step(params, state, continuation, packed, bucket)
+        def run(params: Params, state: ForwardState, start: Continuation | HandedOn, packed: jax.Array) -> Any:
+            return self._step(params, state, start, packed, bucket)
 
-        sharded = self._sharded(run, (self._param_specs, self._state_specs, _WHOLE, _WHOLE), (self._state_specs, _WHOLE))
+        handed_on: Any = HandedOn(_BY_SHARD, None if self._drafter is None else _WHOLE)  # type: ignore[arg-type]
+        start = self._continuation() if config.embeds else self._handed_on(bucket)
+        sharded = self._sharded(
+            run,
+            (self._param_specs, self._state_specs, _WHOLE if config.embeds else handed_on, _WHOLE),
+            (self._state_specs, _WHOLE if config.has_head else handed_on),
+        )
         packed = self._whole((packed_len(bucket),))
-        return self._jit(sharded, donated=1).lower(params, self._forward_state(), self._continuation(), packed)
+        return self._jit(sharded, donated=1).lower(params, self._forward_state(), start, packed)
 
     def lower_sampling(self, key: SamplingKey) -> Any:
         """Of (sampling state, Forwarded, masks) -> (sampling state, SampledTokens); masks None in modes that take none."""
@@ -167,7 +177,7 @@ class StepPrograms:
     def lower_input_embeds(self) -> Any:
         """Of (hidden states, int32 [1] slot, float32 [EMBED_LINES, hidden size]) -> hidden states."""
         hidden = self._forward_state().hidden
-        lines = self._whole((EMBED_LINES, hidden.shape[1]), jnp.float32)
+        lines = self._whole((EMBED_LINES, self._spec.hidden_size), jnp.float32)
         sharded = self._sharded(write_own_embeds, (_BY_SHARD, _WHOLE, _WHOLE), _BY_SHARD)
         return self._jit(sharded, donated=0).lower(hidden, self._whole((1,)), lines)
 
@@ -191,16 +201,16 @@ class StepPrograms:
         shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
         return jax.jit(lambda: self._empty_pool(shapes), out_shardings=shardings).lower()
 
-    def state_shapes(self) -> tuple[ForwardState, SamplingState]:
-        """ShapeDtypeStructs with shardings in place of arrays."""
-        return self._forward_state(), self._sampling_state()
+    def state_shapes(self) -> tuple[ForwardState, SamplingState | None]:
+        """ShapeDtypeStructs with shardings in place of arrays; the latter where tokens are sampled."""
+        return self._forward_state(), self._sampling_state() if self._step.decoder.config.has_head else None
 
     def lower_empty_state(self) -> Any:
         """Of () -> both states, in zeros."""
         shapes = self.state_shapes()
         forward, sampling = shapes
 
-        def run() -> tuple[ForwardState, SamplingState]:
+        def run() -> tuple[ForwardState, SamplingState | None]:
             page_table, hidden, counts = _zeros((forward.page_table, forward.hidden, forward.expert_counts))
             if self._spec.num_snapshots:  # no page has one
                 tables = page_table.reshape(self._spec.num_shards, self._spec.num_tables, -1)
@@ -228,13 +238,26 @@ class StepPrograms:
     def _forward_state(self) -> ForwardState:
         kv = jax.tree.map(self._shape, self._kv_cache.shapes(), self._kv_cache.specs())
         page_table = self._by_shard((self._spec.num_tables * self._num_rows, self._spec.max_pages_per_row))
-        step, spec = self._step, self._spec
-        hidden_shape = (spec.num_shards * spec.max_slots, step.decoder.config.hidden_size)
-        hidden = self._by_shard(hidden_shape, jnp.dtype(step.attention.spec.dtype))
-        config = step.decoder.config
-        counts_shape = (len(config.sparse_layers), config.num_experts)
-        counts = self._whole(counts_shape, jnp.uint32) if step.counts_experts else None
+        config, spec = self._step.decoder.config, self._spec
+        hidden = self._hidden_states(spec.num_shards * spec.max_slots) if self._keeps_hidden else None
+        counts_shape = (len(config.own_sparse_layers), config.num_experts)
+        counts = self._whole(counts_shape, jnp.uint32) if self._step.counts_experts else None
         return ForwardState(kv, page_table, hidden, counts)
+
+    @property
+    def _keeps_hidden(self) -> bool:
+        config = self._step.decoder.config
+        return config.embeds or config.has_head
+
+    def _hidden_states(self, num_slots: int) -> Any:
+        """Of so many tokens of all shards."""
+        return self._by_shard((num_slots, self._step.decoder.config.hidden_size), jnp.dtype(self._step.attention.spec.dtype))
+
+    def _handed_on(self, bucket: Bucket) -> HandedOn:
+        rows = bucket.num_shards, bucket.num_rows
+        inputs = RowInputs(self._whole((*rows, bucket.tokens_per_row)), self._whole(rows))
+        x = self._hidden_states(bucket.num_shards * bucket.num_tokens)
+        return HandedOn(x, None if self._drafter is None else inputs)
 
     def _sampling_state(self) -> SamplingState:
         tables = RowTables.shapes(self._num_rows, self._spec.vocab_size)

@@ -5,6 +5,9 @@ what is not sharded (rows, tokens, logits) is computed alike on every device. Wi
 place along the mesh's "data", has rows, tokens and pages of its own; logits of all rows are on every device. They go to the
 sampling half (`sampling`), a program of its own because the two vary with different things: the forward pass with tokens and
 rows, sampling with rows and what the requests ask for. Each half's state is donated to it and comes back updated in place.
+
+Of a pipeline each stage has a forward half of its own, over its own mesh and its own layers. All get the same packed batch; the
+first embeds and knows what rows go on from, each hands on hidden states, and the last one makes logits.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.executor.state_rows import StateLines, plan_states
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.models import DATA_AXIS, Decoder, Exchange, GatherAll, OfAllShards, PackAll, own_lines
+from jaxserve.models import DATA_AXIS, Decoder, Exchange, GatherAll, OfAllShards, PackAll, StepContext, own_lines
 from jaxserve.models.blocks.attend import HeadInputs, Inputs, LatentInputs, Mixer, StateInputs
 from jaxserve.models.specs import AttentionMixer, SelfAttentionSpec, StateMixer
 
@@ -39,8 +42,25 @@ class ForwardState:
 
     kv: Any  # the backend's arrays [pages of all layers, *page shape], each KV group has its part of them; or PagesAndStates
     page_table: jax.Array  # int32 [groups * (max_rows + 1), max_pages_per_row]: group by group, all rows of each
-    hidden: jax.Array  # [slots, hidden size] behind the final norm, of the newest step's tokens; for `scoring`, `input_embeds`
+    hidden: jax.Array | None  # [slots, hidden size] behind the final norm, of the newest step's tokens: for `scoring` where
+    # logits are made, and where tokens are embedded for `input_embeds`
     expert_counts: jax.Array | None = None  # uint32 [layers with experts, experts]: tokens that went to each, if recorded
+
+
+class RowInputs(NamedTuple):
+    """What the rows of a step go on from, of all D shards with R rows each."""
+
+    tokens: jax.Array  # int32 [D, R, K]
+    lengths: jax.Array | None  # int32 [D, R] tokens in the row's KV cache; None where nothing drafts: the host knows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class HandedOn:
+    """What a stage of a pipeline gives to the next."""
+
+    x: jax.Array  # [T, hidden size], of each shard
+    inputs: RowInputs | None  # None where nothing drafts: only who embeds needs the tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,18 +78,19 @@ class Step:
     keeps_snapshots: bool = False  # of states, behind pages: then the last table says where
 
     def __call__(
-        self, params: Params, state: ForwardState, continuation: Continuation, packed: jax.Array, bucket: Bucket
-    ) -> tuple[ForwardState, Forwarded]:
+        self, params: Params, state: ForwardState, start: Continuation | HandedOn, packed: jax.Array, bucket: Bucket
+    ) -> tuple[ForwardState, HandedOn | Forwarded]:
+        """`start`: what the stage before has made, or in the first stage what rows go on from."""
         # Of all shards, [D, ...], as sampling wants them; then of this one.
         batches = unpack(packed, bucket)
         rows = batches.rows + self._first_rows(bucket)
-        all_inputs = continuation.tokens[rows, : bucket.tokens_per_row]
-        if continuation.lengths is not None:
-            batches = jax.vmap(_count_drafts)(batches, all_inputs, continuation.lengths[rows])
+        inputs = _row_inputs(start, rows, bucket)
+        if inputs.lengths is not None:
+            batches = jax.vmap(_count_drafts)(batches, inputs.tokens, inputs.lengths)
         shard = jax.lax.axis_index(DATA_AXIS) if bucket.num_shards > 1 else 0
         batch = jax.tree.map(lambda field: field[shard], batches)
         page_table = write_page_table(state.page_table, batch.page_updates)
-        placement, token_ids, of_all = _place(batches, all_inputs, bucket, shard)
+        placement, token_ids, of_all = _place(batches, inputs.tokens, bucket, shard)
         # Of one group the whole: jnp.split would add an operation.
         num_tables = len(self.pools) + self.keeps_snapshots
         tables = jnp.split(page_table, num_tables) if num_tables > 1 else [page_table]
@@ -98,22 +119,33 @@ class Step:
 
         positions, is_live, counts_experts = placement.positions, placement.is_live, self.counts_experts
         context = self.decoder.context(positions, is_live, of_all=of_all, counts_experts=counts_experts)
-        x = self.decoder.embed(params, token_ids.of_all, context)
-        if batch.input_ids is not None:
-            given, config = state.hidden, self.decoder.config
-            if config.scales_given_embeddings:
-                given = given * jnp.asarray(config.embedding_scale, given.dtype)
-            x = with_given(x, token_ids.own, given)
+        x = start.x if isinstance(start, HandedOn) else self._embed(params, state, batch, token_ids, context)
         hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend)
+        state = dataclasses.replace(state, kv=kv, page_table=page_table)
+        if counts is not None:
+            assert state.expert_counts is not None
+            state = dataclasses.replace(state, expert_counts=state.expert_counts + counts.astype(jnp.uint32))
+        if not self.decoder.config.has_head:
+            return state, HandedOn(hidden, None if inputs.lengths is None else inputs)
         with jax.named_scope("logits"):
             sampled = _sampled_tokens(hidden, placement, bucket)
             logits = self.decoder.logits(params, sampled if bucket.num_shards == 1 else GatherAll().gather(sampled))
-        of_rows = (all_inputs, rows, batches.seq_lens, batches.extend_lens, batches.sample, batches.row_params)
+        of_rows = (inputs.tokens, rows, batches.seq_lens, batches.extend_lens, batches.sample, batches.row_params)
         forwarded = Forwarded(logits, *(field.reshape(-1, *field.shape[2:]) for field in of_rows))
-        if counts is not None:
-            assert state.expert_counts is not None
-            counts = state.expert_counts + counts.astype(jnp.uint32)
-        return ForwardState(kv, page_table, jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0)), counts), forwarded
+        assert state.hidden is not None
+        return dataclasses.replace(state, hidden=jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0))), forwarded
+
+    def _embed(
+        self, params: Params, state: ForwardState, batch: ForwardBatch, token_ids: TokenIds, context: StepContext
+    ) -> jax.Array:
+        x = self.decoder.embed(params, token_ids.of_all, context)
+        if batch.input_ids is None:
+            return x
+        given, config = state.hidden, self.decoder.config
+        assert given is not None
+        if config.scales_given_embeddings:
+            given = given * jnp.asarray(config.embedding_scale, given.dtype)
+        return with_given(x, token_ids.own, given)
 
     def _first_rows(self, bucket: Bucket) -> jax.Array:
         """int32 [D, 1]: where each shard's rows begin in tables of all of them."""
@@ -161,6 +193,14 @@ class Step:
             rows = AttentionRows(batch.seq_lens, placement.cu_q_lens, pages, decode_q_len)
         step = AttentionMetadata(**rows._asdict(), slot_pages=slot_pages, slot_offsets=slot_offsets)
         return self.attention.plan(step)
+
+
+def _row_inputs(start: Continuation | HandedOn, rows: jax.Array, bucket: Bucket) -> RowInputs:
+    """Of the rows int32 [D, R]."""
+    if isinstance(start, Continuation):
+        lengths = None if start.lengths is None else start.lengths[rows]
+        return RowInputs(start.tokens[rows, : bucket.tokens_per_row], lengths)
+    return start.inputs or RowInputs(jnp.zeros((*rows.shape, bucket.tokens_per_row), jnp.int32), None)
 
 
 def _count_drafts(batch: ForwardBatch, inputs: jax.Array, lengths: jax.Array) -> ForwardBatch:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from jaxserve.executor.mesh import platform_of
 from jaxserve.executor.step import Params
-from jaxserve.models import ModelConfig, check_params, load_params
+from jaxserve.models import ModelConfig, Stage, check_params, load_params
 
 # What may differ between checkpoints of one model: how they are stored, and where a text ends, which is decided at start.
 _MAY_DIFFER = ("dtype", "eos_token_ids")
@@ -28,17 +28,21 @@ _OF_OPTIONS = ("quantization", "native_products", "expert_placement", "attn_dp_s
 class WeightLoader:
     config: ModelConfig  # of the model that is served, for sequences of at most
     context_len: int
-    mesh: Mesh
+    stages: tuple[tuple[Stage | None, Mesh], ...]  # its parts, and where they are
     dtype: Any
     model_override_args: str  # JSON, as --json-model-override-args
 
-    def load(self, path: str, load_format: str, *, progress: bool = False) -> Params:
-        """Raises ValueError or OSError with a sentence."""
-        return load_params(path, self.config, self.mesh, self.dtype, load_format=load_format, progress=progress)
+    def load(self, path: str, load_format: str, *, progress: bool = False) -> tuple[Params, ...]:
+        """Of each stage. Raises ValueError or OSError with a sentence."""
+        return tuple(
+            load_params(path, self.config.replace(stage=stage), mesh, self.dtype, load_format=load_format, progress=progress)
+            for stage, mesh in self.stages
+        )
 
     def check_files(self, path: str, load_format: str) -> None:
         """ValueError or OSError with a sentence if a tensor is missing or has another shape. Reads no weights."""
-        check_params(path, self.config, self.mesh, self.dtype, load_format)
+        for stage, mesh in self.stages:
+            check_params(path, self.config.replace(stage=stage), mesh, self.dtype, load_format)
 
     def check(self, path: str, load_format: str) -> None:
         """ValueError or OSError if the folder holds another model, or if a tensor is missing or has another shape."""
@@ -55,9 +59,9 @@ class WeightLoader:
     def loads_beside(self) -> bool:
         """Whether other weights are loaded while these are there. Not on an accelerator: its memory is divided, and weights in
         the room that steps need would leave it in pieces."""
-        return platform_of(self.mesh) == "cpu"
+        return platform_of(self.stages[0][1]) == "cpu"
 
-    def fits_on_host(self, params: Params) -> bool:
+    def fits_on_host(self, params: tuple[Params, ...]) -> bool:
         """A second set of these."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(params)) <= psutil.virtual_memory().available
 

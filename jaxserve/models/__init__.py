@@ -11,6 +11,7 @@ from jaxserve.models.families import Family, FamilyTraits, families
 from jaxserve.models.location import model_folder
 from jaxserve.models.rope_config import RopeConfig
 from jaxserve.models.specs import DenseMLPSpec, LatentAttentionSpec, LayerSpec, MoESpec, NormSpec, RouterSpec, SelfAttentionSpec
+from jaxserve.models.stage import Stage, divide_layers
 
 if TYPE_CHECKING:
     from jaxserve.models.arrays import ALL_AXES, DATA_AXIS, TENSOR_AXIS, ArrayInfo
@@ -69,12 +70,14 @@ __all__ = [
     "RopeConfig",
     "RouterSpec",
     "SelfAttentionSpec",
+    "Stage",
     "StepContext",
     "abstract_params",
     "build_decoder",
     "check_params",
     "check_tp",
     "convert",
+    "divide_layers",
     "families",
     "generation_defaults",
     "load_params",

@@ -11,13 +11,14 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxserve.kernels.spec import ProjectedHead
 from jaxserve.models.expert_placement import ExpertPlacement
 from jaxserve.models.families import find_family, required_int
 from jaxserve.models.rope_config import merge_overrides
 from jaxserve.models.specs import AttentionMixer, LayerSpec, MoESpec, NormSpec, StateMixer
+from jaxserve.models.stage import Stage
 from jaxserve.models.tensor_names import LLAMA_NAMES, TensorNames
 
 STORED_FORMATS = ("fp8", "mxfp4")  # of quantized checkpoints, what quant_method may be
@@ -51,6 +52,7 @@ class ModelConfig:
     native_products: bool = False  # those of few rows are computed in C++ (`Declare.weight`); the server's machine decides
     expert_placement: ExpertPlacement | None = None  # on several devices; None: in order. The server's options
     attn_dp_size: int = 1  # groups of devices that have attention of their own, on several devices; the server's option
+    stage: Stage | None = None  # of a pipeline, the part that is described; None: the whole model
 
     @property
     def num_layers(self) -> int:
@@ -106,9 +108,34 @@ class ModelConfig:
         return tuple(sorted(set(self.windows), key=lambda window: math.inf if window is None else window, reverse=True))
 
     @property
+    def own_layers(self) -> range:
+        """Numbers of the layers that are computed here."""
+        return range(self.num_layers) if self.stage is None else self.stage.layers
+
+    @property
+    def embeds(self) -> bool:
+        """Tokens are embedded here."""
+        return self.stage is None or self.stage.is_first
+
+    @property
+    def has_head(self) -> bool:
+        """Logits are computed here."""
+        return self.stage is None or self.stage.is_last
+
+    @property
+    def own_sparse_layers(self) -> tuple[int, ...]:
+        """The layers with experts that are computed here."""
+        return tuple(index for index in self.sparse_layers if index in self.own_layers)
+
+    @property
+    def own_cache_groups(self) -> tuple[int | Literal["states"] | None, ...]:
+        """Per layer that is computed here: the window of its KV group, or that it keeps a state."""
+        return tuple(getattr(self.layers[index].mixer, "window", "states") for index in self.own_layers)
+
+    @property
     def kv_indices(self) -> tuple[int, ...]:
-        """Per layer: its number in its KV group, or among those that keep a state."""
-        groups = [getattr(layer.mixer, "window", "states") for layer in self.layers]
+        """Per layer that is computed here: its number among those of its KV group, or among those that keep a state."""
+        groups = self.own_cache_groups
         return tuple(groups[:layer].count(group) for layer, group in enumerate(groups))
 
     @property

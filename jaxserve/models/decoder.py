@@ -37,20 +37,21 @@ ParamTree = dict[str, Any]
 
 
 class DecoderOutput(NamedTuple):
-    hidden: jax.Array  # [T, hidden_size] after the final norm
+    hidden: jax.Array  # [T, hidden_size]; behind the last layer after the final norm
     kv: Any
-    expert_counts: jax.Array | None  # int32 [layers with experts, experts]: tokens that went to each, if they are counted
+    expert_counts: jax.Array | None  # int32 [own layers with experts, experts]: tokens that went to each, if they are counted
 
 
 class Ends(nnx.Module):
-    """What stands before and behind the layers."""
+    """What stands before and behind the layers; in a stage of a pipeline what it computes with. What is tied is in both."""
 
     def __init__(self, config: ModelConfig, declare: Declare) -> None:
-        self.embed = declare_embedding(declare, config.vocab_size)
-        self.final_norm = declare.norm("model.norm.weight", config.final_norm)
-        unit_rows = config.lm_head_has_unit_rows
-        self.lm_head = None if config.tie_word_embeddings else declare_lm_head(declare, config.vocab_size, unit_rows=unit_rows)
-        self.lm_head_bias = declare_lm_head_bias(declare, config.vocab_size) if config.lm_head_bias else None
+        has_head, is_tied, vocab_size = config.has_head, config.tie_word_embeddings, config.vocab_size
+        self.embed = declare_embedding(declare, vocab_size) if config.embeds or (has_head and is_tied) else None
+        self.final_norm = declare.norm("model.norm.weight", config.final_norm) if has_head else None
+        own_head, unit_rows = has_head and not is_tied, config.lm_head_has_unit_rows
+        self.lm_head = declare_lm_head(declare, vocab_size, unit_rows=unit_rows) if own_head else None
+        self.lm_head_bias = declare_lm_head_bias(declare, vocab_size) if has_head and config.lm_head_bias else None
 
 
 def _jitted_layer(graphdef: Any, spec: LayerSpec, context: StepContext, attend: Attend) -> Any:
@@ -90,17 +91,18 @@ class Decoder:
         return StepContext.of(positions, is_live, attention, max_len, of_all=of_all, counts_experts=counts_experts)
 
     def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> DecoderOutput:
-        """Of embedded tokens [T, hidden_size]."""
+        """Of embedded tokens [T, hidden_size], or of what another stage made of them."""
         # Layers of equal specs differ in their weights only, so one is traced and the others reuse it: a jitted function that
         # is called again with arguments of the same types is not traced again. XLA inlines the calls.
         bodies = {spec: _jitted_layer(graphdef, spec, context, attend) for spec, graphdef in self.layers.items()}
         counts = []
-        for spec, index, weights in zip(self.config.layers, self.config.kv_indices, params["layers"], strict=True):
-            x, kv, of_layer = bodies[spec](weights, x, kv, jnp.int32(index))
+        for layer, index in zip(self.config.own_layers, self.config.kv_indices, strict=True):
+            x, kv, of_layer = bodies[self.config.layers[layer]](params["layers"][layer], x, kv, jnp.int32(index))
             counts += [] if of_layer is None else [of_layer]
-        with jax.named_scope("final_norm"):
-            hidden = norm(x, self._ends(params).final_norm, self.config.final_norm)
-        return DecoderOutput(hidden, kv, jnp.stack(counts) if counts else None)
+        if self.config.has_head:
+            with jax.named_scope("final_norm"):
+                x = norm(x, self._ends(params).final_norm, self.config.final_norm)
+        return DecoderOutput(x, kv, jnp.stack(counts) if counts else None)
 
     def logits(self, params: ParamTree, hidden: jax.Array) -> jax.Array:
         """hidden [R, hidden_size], alike on all devices -> float32 [R, vocab_size], likewise."""
@@ -120,23 +122,23 @@ class Decoder:
 def build_decoder(config: ModelConfig, tp_size: int) -> Decoder:
     """The decoder for weights of `abstract_params(config, dtype, tp_size)`."""
     declare = _declare(config, jnp.float32, tp_size)  # graphs do not depend on the type
-    first = {spec: config.layers.index(spec) for spec in config.layers}
+    first = {config.layers[index]: index for index in reversed(config.own_layers)}
     layers = {spec: nnx.graphdef(DecoderLayer(spec, _at_layer(declare, config, at), "")) for spec, at in first.items()}
     return Decoder(config, nnx.graphdef(Ends(config, declare)), layers)
 
 
 def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
-    """The tree of ArrayInfo (global shapes): {embed, layers: [{attn_norm, attn, mlp_norm, mlp}], final_norm,
-    lm_head?, lm_head_bias?}.
+    """The tree of ArrayInfo (global shapes): {embed, layers: {0: {attn_norm, attn, mlp_norm, mlp}}, final_norm,
+    lm_head?, lm_head_bias?}; of a stage what it has of them.
 
     Matrices are a Weight of ArrayInfo. ValueError if the model cannot be split over `tp_size` devices.
     """
     declare = _declare(config, dtype, tp_size)
-    layers = [
-        DecoderLayer(spec, _at_layer(declare, config, index), f"model.layers.{index}")
-        for index, spec in enumerate(config.layers)
-    ]
-    tree = {**_described(Ends(config, declare)), "layers": [_described(layer) for layer in layers]}
+    layers = {
+        index: _described(DecoderLayer(config.layers[index], _at_layer(declare, config, index), f"model.layers.{index}"))
+        for index in config.own_layers
+    }
+    tree = {**_described(Ends(config, declare)), "layers": layers}
     return jax.tree.map(lambda info: stored_as(info, config.tensor_names), tree)
 
 

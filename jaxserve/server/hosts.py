@@ -101,7 +101,7 @@ def _start_jax(args: ServerArgs, coordinator: str) -> None:
         coordinator,
         num_processes=args.nnodes,
         rank=args.node_rank,
-        num_devices=args.local_tp_size,
+        num_devices=args.num_local_devices,
         timeout_s=args.dist_timeout,
     )
 

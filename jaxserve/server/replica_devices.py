@@ -18,7 +18,7 @@ _FIRST_TPU_PORT = 8476
 
 def replica_environment(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
     """What the scheduler process of replica `rank` finds in its environment beside `environment`, so that JAX sees only its
-    --tp-size devices there. {} for a single replica, and on CPU.
+    own devices there. {} for a single replica, and on CPU.
 
     Which accelerator `auto` finds is not known here, so variables of both are set: one ignores the other's. ValueError with a
     sentence if a list of devices in `environment` is too short, or if TPUs cannot be divided so.
@@ -40,17 +40,17 @@ def _cuda(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[s
         listed = listed[: listed.index("-1")]
     if listed == [] and args.device == "auto":  # no GPU is to be seen, as so often on purpose
         return {}
-    return {_CUDA_LIST: _share(args, rank, _CUDA_LIST, listed, args.tp_size)}
+    return {_CUDA_LIST: _share(args, rank, _CUDA_LIST, listed, args.num_devices)}
 
 
 def _tpu(args: ServerArgs, rank: int, environment: Mapping[str, str]) -> dict[str, str]:
-    num_chips = -(-args.tp_size // _devices_per_chip(environment))  # a chip belongs to one process, with all its devices
+    num_chips = -(-args.num_devices // _devices_per_chip(environment))  # a chip belongs to one process, with all its devices
     bounds = _CHIP_BOUNDS.get(num_chips)
     if bounds is None:
         if args.device != "tpu":  # `auto` may find GPUs, which are divided as one likes
             return {}
         raise ValueError(
-            f"--tp-size {args.tp_size} with --dp-size {args.dp_size}: the chips of a TPU host are divided into parts of "
+            f"{_sizes(args)} with --dp-size {args.dp_size}: the chips of a TPU host are divided into parts of "
             f"{', '.join(map(str, _CHIP_BOUNDS))}."
         )
     name = next((name for name in _TPU_LISTS if name in environment), _TPU_LISTS[0])
@@ -85,7 +85,11 @@ def _share(args: ServerArgs, rank: int, name: str, listed: Sequence[str] | None,
     if listed is None:
         listed = [str(index) for index in range(needed)]
     if len(listed) < needed:
-        raise ValueError(
-            f"--dp-size {args.dp_size} with --tp-size {args.tp_size} needs {needed} {unit}; {name} names {len(listed)}."
-        )
+        raise ValueError(f"--dp-size {args.dp_size} with {_sizes(args)} needs {needed} {unit}; {name} names {len(listed)}.")
     return ",".join(listed[rank * size : (rank + 1) * size])
+
+
+def _sizes(args: ServerArgs) -> str:
+    """What says how many devices a replica has."""
+    pipeline = f"--pp-size {args.pp_size} and " if args.pp_size > 1 else ""
+    return f"{pipeline}--tp-size {args.tp_size}"

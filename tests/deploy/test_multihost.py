@@ -135,7 +135,7 @@ def test_the_hosts_of_a_group_are_one_server(overlay: str, group: dict[str, Any]
         args = args_of(container, size, rank)
         assert (args.nnodes, args.node_rank) == (size, rank)
         assert args.dist_init_addr.startswith(f"{LEADER}:")
-        assert args.local_tp_size == container["resources"]["limits"][resource]
+        assert args.num_local_devices == container["resources"]["limits"][resource]
         secret = next(variable for variable in container["env"] if variable["name"] == "JAXSERVE_DIST_SECRET")
         assert "secretKeyRef" in secret["valueFrom"]
 

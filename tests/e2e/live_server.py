@@ -135,6 +135,7 @@ class Deployment:
 
     num_hosts: int = 1
     num_fronts: int = 1
+    num_stages: int = 1  # of a pipeline
     num_shards: int = 1  # groups of devices with attention of their own; of a device each
 
     @property
@@ -142,15 +143,17 @@ class Deployment:
         devices, fronts = str(self.num_hosts * self.num_shards), str(self.num_fronts)
         detokenizers = ("--detokenizer-worker-num", "2") if self.num_fronts > 1 else ()
         shards = ("--attn-dp-size", str(self.num_shards))
-        return ("--tp-size", devices, *shards, "--tokenizer-worker-num", fronts, *detokenizers)
+        stages = ("--pp-size", str(self.num_stages))
+        return ("--tp-size", devices, *stages, *shards, "--tokenizer-worker-num", fronts, *detokenizers)
 
 
 # A fixture's parameters: one host and one front process, and in the full matrices two, with half of the devices each, or three;
-# or four devices with attention of their own, also over two hosts.
+# or four devices with attention of their own, also over two hosts; or two stages.
 DEPLOYMENTS = [
     pytest.param(Deployment(), id="1"),
     pytest.param(Deployment(num_hosts=2), marks=pytest.mark.matrix, id="2 hosts"),
     pytest.param(Deployment(num_fronts=3), marks=pytest.mark.matrix, id="3 fronts"),
+    pytest.param(Deployment(num_stages=2), marks=pytest.mark.matrix, id="2 stages"),
     pytest.param(Deployment(num_shards=4), marks=pytest.mark.matrix, id="4 shards"),
     pytest.param(Deployment(num_hosts=2, num_shards=2), marks=pytest.mark.matrix, id="2 shards on 2 hosts"),
 ]

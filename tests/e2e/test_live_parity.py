@@ -110,6 +110,33 @@ def test_attention_shards_answer_as_one(
     serve_and_check(served, checkpoint, tmp_path, compilation_cache)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize(("pp", "tp", "attn_dp", "dp"), [(2, 1, 1, 1), (2, 2, 1, 1), (2, 2, 2, 1), (2, 1, 1, 2)])
+@pytest.mark.parametrize("case", ["llama", "qwen3-moe", "deepseek-v3", "gemma3", "bamba"])
+def test_pipelines_answer_as_one(
+    case: str,
+    pp: int,
+    tp: int,
+    attn_dp: int,
+    dp: int,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    compilation_cache: str,
+) -> None:
+    sizes = {"pp": pp, "tp": tp, "attn_dp": attn_dp, "dp": dp, "states": 320 if case == "bamba" else None}
+    serve_and_check(
+        Served(case, page_size=8, chunk=32, mixed=True, drafts=True, **sizes), checkpoint, tmp_path, compilation_cache
+    )
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("case", ["gemma3", "cohere2"])
+def test_four_stages_answer_as_one(
+    case: str, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
+) -> None:
+    serve_and_check(Served(case, page_size=16, chunk=32, pp=4, drafts=True), checkpoint, tmp_path, compilation_cache)
+
+
 def serve_and_check(served: Served, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str) -> None:
     model = checkpoint(served.case)
     oracle = Oracle(model)

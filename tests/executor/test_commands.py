@@ -352,7 +352,7 @@ def loader_of(config: ModelConfig, mesh: Mesh, context_len: int | None = None) -
     return WeightLoader(
         config=config,
         context_len=context_len or config.context_len,
-        mesh=mesh,
+        stages=((None, mesh),),
         dtype=np.dtype(np.float32),
         model_override_args="{}",
     )

@@ -17,7 +17,7 @@ import pytest
 from jaxserve.config import ServerArgs
 from jaxserve.executor import warmup
 from jaxserve.executor.background import BackgroundCompiler, Order
-from jaxserve.executor.build import draw_blueprint
+from jaxserve.executor.build import draw_blueprints
 from jaxserve.executor.compilation import ProgramCompiler
 from jaxserve.executor.compile_process import compile_order
 from jaxserve.executor.programs import ProgramKey, program_name
@@ -78,7 +78,7 @@ def test_behind_servers_that_serve_already_too(checkpoint: Callable[[str], Path]
         device="cpu",
         compilation_cache_dir=str(tmp_path),
     )
-    blueprint = draw_blueprint(args)
+    (blueprint,) = draw_blueprints(args)
     num_pages, keys = blueprint.pages_each(4), blueprint.program_set.later
     counter, out = CompileCounter(), io.StringIO()
     thread = BackgroundCompiler(ProgramCompiler.of(blueprint, num_pages, tmp_path), keys, None)

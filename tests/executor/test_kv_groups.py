@@ -112,10 +112,10 @@ class Host:
                     self.free[group].append(held.pop(index))
 
     def poison(self) -> None:
-        state = self.runner._forward_state
         pages = np.concatenate([pages_of(pool, free) for pool, free in zip(self.pools, self.free, strict=True)])
-        kv = jax.tree.map(lambda array: jax.device_put(with_nan(array, pages), array.sharding), state.kv)
-        self.runner._forward_state = dataclasses.replace(state, kv=kv)
+        self.runner.kv_pool = jax.tree.map(
+            lambda array: jax.device_put(with_nan(array, pages), array.sharding), self.runner.kv_pool
+        )
 
 
 def pools_of(runner: ModelRunner, model: Path) -> list[KVPool]:
@@ -188,7 +188,7 @@ def next_tokens(torch_model: Any, tokens: list[int]) -> list[int]:
 def test_the_pools_are_updated_in_place(runner: ModelRunner) -> None:
     for bucket in runner._buckets.all:
         program = runner._compiled[bucket]
-        for array in jax.tree.leaves(runner._forward_state.kv):
+        for array in jax.tree.leaves(runner.kv_pool):
             made = copies_of(program.as_text(), array.shape)
             assert "copy" not in {instruction.opcode for instruction in made}, (bucket.name, made)
             assert program.memory_analysis().alias_size_in_bytes >= array.nbytes

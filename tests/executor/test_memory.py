@@ -185,8 +185,9 @@ def test_a_server_and_a_plan_draw_up_the_same_budget(
 ) -> None:
     blueprint, total = make_blueprint(model, **changes), 2 * TOTAL
     monkeypatch.setattr(build, "measure", lambda *_: DeviceMemory(total, total - weight_bytes(blueprint)))
-    assert plan_of(blueprint, monkeypatch, "none", total, **changes) == build.plan_memory(
-        blueprint, tmp_path, weights_loaded=True
+    assert (
+        plan_of(blueprint, monkeypatch, "none", total, **changes)
+        == build.plan_memory([blueprint], tmp_path, weights_loaded=True)[0]
     )
 
 
@@ -198,13 +199,13 @@ def test_of_several_hosts_the_one_with_the_least_memory_decides(
     budgets = []
     for total in (3 * TOTAL, 6 * TOTAL // 5):
         monkeypatch.setattr(build, "measure", lambda *_, total=total: DeviceMemory(total, total - weight_bytes(blueprint)))
-        budgets.append(build.plan_memory(blueprint, tmp_path, weights_loaded=True))
+        budgets.append(build.plan_memory([blueprint], tmp_path, weights_loaded=True)[0])
     large, small = budgets
     assert large.num_pages > small.num_pages
     monkeypatch.setattr(build.distributed, "least", lambda pages: min(pages, small.num_pages[0]))
-    assert build.plan_memory(blueprint, tmp_path, weights_loaded=True).num_pages == small.num_pages
+    assert build.plan_memory([blueprint], tmp_path, weights_loaded=True)[0].num_pages == small.num_pages
     monkeypatch.setattr(build, "measure", lambda *_: DeviceMemory(3 * TOTAL, 3 * TOTAL - weight_bytes(blueprint)))
-    agreed = build.plan_memory(blueprint, tmp_path, weights_loaded=True)
+    agreed = build.plan_memory([blueprint], tmp_path, weights_loaded=True)[0]
     assert (agreed.num_pages, agreed.total) == (small.num_pages, 3 * TOTAL)
 
 

@@ -146,7 +146,7 @@ def test_logits_are_read_and_changed_between_the_halves(runner: ModelRunner, mod
 @pytest.mark.parametrize("count", [1, 8, 9, 20])
 def test_any_number_of_lines_is_moved(runner: ModelRunner, count: int) -> None:
     logits = np.random.default_rng(count).normal(size=(4, runner.spec.vocab_size)).astype(np.float32)
-    on_device = jax.device_put(logits, runner._on_all_devices)
+    on_device = jax.device_put(logits, runner._where_sampled)
     lines = np.arange(count, dtype=np.int32) % 4
     np.testing.assert_array_equal(runner._read_logits(on_device, lines), logits[lines])
     changed = logits[::-1]
@@ -256,7 +256,7 @@ def test_embeddings_of_no_token_beside_a_decode_row_and_ids(runner: ModelRunner,
 
 def test_the_pool_is_updated_in_place(runner: ModelRunner) -> None:
     """The compiled steps alias the donated state and never copy the KV pool."""
-    pool = runner._forward_state.kv.values
+    pool = runner.kv_pool[0].values
     shape = f"f32[{','.join(map(str, pool.shape))}]"
     for bucket in runner._buckets.all:
         program = runner._compiled[bucket]
@@ -270,16 +270,16 @@ def test_the_pool_is_updated_in_place(runner: ModelRunner) -> None:
 
 
 def test_nan_logits_are_reported_and_do_not_stay(runner: ModelRunner) -> None:
-    healthy = runner._params
+    (healthy,) = runner.params
     request = step(2, 0, [5, 6, 7], [300, 301, 302], new=row_state(2, 3))
     expected = run(runner, request)
     norm = healthy["final_norm"]
     broken = jax.device_put(np.full(norm.shape, np.nan, norm.dtype), norm.sharding)  # put, not computed: nothing compiles
-    runner._params = {**healthy, "final_norm": broken}
+    runner.params = ({**healthy, "final_norm": broken},)
     try:
         assert run(runner, request) == -1
     finally:
-        runner._params = healthy
+        runner.params = (healthy,)
     assert run(runner, request) == expected
 
 

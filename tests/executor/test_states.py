@@ -152,9 +152,9 @@ def test_chunks_go_on_from_the_row_or_from_a_snapshot(runner: ModelRunner) -> No
 
 def test_states_are_given_back_with_the_pages(runner: ModelRunner) -> None:
     before = run(runner, PROMPT, 0)
-    assert isinstance(runner.kv_pool, PagesAndStates)
+    assert isinstance(runner.kv_pool[0], PagesAndStates)
     runner.execute(ReleaseMemory(("kv_cache",))).result()
     assert runner.kv_pool is None
     runner.execute(ResumeMemory(("kv_cache",))).result()
-    assert all(not np.asarray(array).any() for array in runner.kv_pool.states.values())
+    assert all(not np.asarray(array).any() for array in runner.kv_pool[0].states.values())
     assert run(runner, PROMPT, 0) == before

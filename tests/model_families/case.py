@@ -35,6 +35,7 @@ class Served:
     page_size: int
     chunk: int
     tp: int = 1
+    pp: int = 1  # stages, of so many devices each
     attn_dp: int = 1  # groups of the devices with attention of their own
     dp: int = 1  # replicas, of live servers
     hosts: int = 1  # processes, each with its part of the devices, of live servers
@@ -58,6 +59,7 @@ class Served:
             "page_size": self.page_size,
             "chunked_prefill_size": self.chunk,
             "tp_size": self.tp,
+            "pp_size": self.pp,
             "attn_dp_size": self.attn_dp,
             "dp_size": self.dp,
             "decode_row_buckets": self.rows,
@@ -72,6 +74,7 @@ class Served:
 
     def __str__(self) -> str:
         flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
+        flags += [f"pp{self.pp}"] * (self.pp > 1)
         flags += [f"attndp{self.attn_dp}"] * (self.attn_dp > 1)
         flags += [f"dp{self.dp}"] * (self.dp > 1) + [f"hosts{self.hosts}"] * (self.hosts > 1)
         flags += [f"ep{self.ep}"] * (self.ep is not None) + [f"redundant{self.redundant}"] * (self.redundant > 0)

@@ -57,5 +57,5 @@ LIVE = [
 ]
 IN_PROCESS = [
     Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, attn_dp=2, drafts=True),
-    Served("kimi-k2", page_size=64, chunk=64, mixed=True),
+    Served("kimi-k2", page_size=64, chunk=64, pp=2, tp=2, attn_dp=2, mixed=True),
 ]

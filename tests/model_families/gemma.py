@@ -38,7 +38,7 @@ CASES: dict[str, Case] = {
 }
 LIVE = [
     Served("gemma2", page_size=16, chunk=32, mixed=True, **SEVERAL),
-    Served("gemma3", page_size=1, chunk=48, tp=2, mixed=True),
+    Served("gemma3", page_size=1, chunk=48, pp=4, mixed=True),
 ]
 IN_PROCESS = [
     Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False),

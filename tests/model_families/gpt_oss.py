@@ -107,5 +107,5 @@ LIVE = [
     Served("gpt-oss", page_size=16, chunk=32, tp=2, ep=1, mixed=True),
 ]
 IN_PROCESS = [
-    Served("gpt-oss-mxfp4", page_size=1, chunk=48, drafts=True),
+    Served("gpt-oss-mxfp4", page_size=1, chunk=48, pp=3, drafts=True),
 ]

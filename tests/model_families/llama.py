@@ -18,13 +18,13 @@ CASES: dict[str, Case] = {
 }
 LIVE = [
     Served("llama", page_size=1, chunk=32, **SEVERAL),
-    Served("mistral", page_size=16, chunk=-1, tp=2, overlap=False, **SEVERAL),
+    Served("mistral", page_size=16, chunk=-1, pp=2, overlap=False, **SEVERAL),
 ]
 IN_PROCESS = [
     Served("llama-biases", page_size=64, chunk=-1, tp=4, attn_dp=4),
     Served("llama-linear", page_size=16, chunk=32, mixed=True, overlap=False),
     Served("llama-dynamic", page_size=1, chunk=16, mixed=True),
-    Served("llama-llama3", page_size=16, chunk=32, tp=2, mixed=True),
+    Served("llama-llama3", page_size=16, chunk=32, pp=2, tp=2, mixed=True),
     Served("llama-yarn", page_size=64, chunk=64, overlap=False),
     Served("mistral-full", page_size=1, chunk=32, tp=4, mixed=True),
 ]
