@@ -132,7 +132,7 @@ class PrefillPlanner:
         if len(adder.items) == 1:
             self._alone_at = self._arrivals()
         self._waiting.drop_admitted([item.req for item in adder.items if item.is_new])
-        return ScheduleBatch(decode_rows=self._running.rows if num_mixed else NO_ROWS, items=adder.items)
+        return ScheduleBatch(decode_rows=self._running.due_rows if num_mixed else NO_ROWS, items=adder.items)
 
     def after_decode(self) -> None:
         self._num_decode_steps += 1
@@ -146,17 +146,17 @@ class PrefillPlanner:
     def _num_rows_to_mix(self, share: int) -> int:
         """Decode rows ride along if they leave at least half of the step, and of each shard's share, to prompts; else both
         kinds of step take turns."""
-        count = len(self._running)
+        count = len(self._running.due_rows)
         if not self._mixes or not count:
             return 0
         page_size, limits = self._cache.page_size, self._limits
-        most = max(len(rows) for _, rows in self._cache.by_shard(self._running.rows))
+        most = max(len(rows) for _, rows in self._cache.by_shard(self._running.due_rows))
         leaves_enough = limits.tokens_beside(count) >= max(limits.step_tokens // 2, page_size)
         return count if leaves_enough and share - most >= max(share // 2, page_size) else 0
 
     def _rooms(self, share: int, num_mixed: int) -> list[ShardRoom]:
         """What each shard has for prompts."""
-        rows = self._running.rows[:num_mixed]
+        rows = self._running.due_rows[:num_mixed]
         return [
             ShardRoom(shard, demand, share - len(decode_rows), is_alone=not shard.num_leases)
             for (shard, decode_rows), demand in zip(self._cache.by_shard(rows), self._demands(), strict=True)
