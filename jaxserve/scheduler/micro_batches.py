@@ -1,13 +1,13 @@
-"""MicroBatches: which of the running rows decode in the next step of a pipeline, where P steps are under way, one in each stage.
+"""MicroBatches: which of the running rows decode in the next step of a pipeline. P steps are under way, one in each stage.
 
-A row's next token needs the one before, so a row that is in one of the last P - 1 steps would wait on the device, and the stages
-with it. Rows that are in none of them are due. Of these go those that have waited longest, their share: P steps of the ring
-divide all rows among them, so micro-batches stay disjoint, and even out when requests come and end. Steps that only prefill have
-a place in the ring, too; then fewer steps divide the rows.
+A row's next token needs the one before, so a row that is in one of the last P - 1 steps would wait on the device, and stages
+with it. Rows that are in none of them are due. Of these go those that have waited longest, as many as is their share: P steps
+divide all rows among them, so micro-batches stay disjoint, and even out when requests come and end. Steps that only prefill
+have a place in this ring, too; then fewer steps divide the rows.
 
-If no row is due, there are too few for a ring without gaps. Prefill steps may fill these. Without any, the rows that have waited
-longest go on all the same, so that a step stands ready where the one before it ends; but never two steps ahead of what the host
-knows, for all that is launched later has to wait behind them.
+If no row is due, there are too few for a ring without gaps. Prefill steps may fill these. Without any, the rows that have
+waited longest go on all the same, so that a step stands ready where the one before it ends; but never two steps ahead of what
+the host knows, for all that is launched later has to wait behind them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOBODY = MicroBatch(NO_ROWS, False)
 
 class MicroBatches:
     def __init__(self, table: RowTable, *, num_stages: int, num_shards: int = 1, most_rows: int | None = None) -> None:
-        """`most_rows`: in one step. Each shard's rows are divided by themselves, for its devices wait for those of the others."""
+        """`most_rows`: in one step. Each shard's rows are divided by themselves, as its devices wait for those of the others."""
         self._table = table
         self._num_stages = num_stages
         self._num_shards = num_shards

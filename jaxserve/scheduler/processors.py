@@ -1,7 +1,8 @@
 """Processors: changes the logits of rows whose request brought code of its own, between a step's two halves.
 
 The code sees what has been sampled so far, so a step with such rows is sampled when the results of the steps before it that
-name them are in, as with grammars. What goes wrong with a request's code ends that request; its row is sampled like any other and dropped.
+name them are in, as with grammars. What goes wrong with a request's code ends that request; its row is sampled like any other
+and dropped.
 """
 
 from __future__ import annotations

@@ -403,8 +403,8 @@ class Scheduler:
         self._outputs.flush()
 
     def process_results(self, keep: int = 0) -> None:
-        """Takes in the results of launched steps, oldest first, until `keep` are left in flight; more, if the step launched last
-        needs them for its masks. Waits for them."""
+        """Takes in the results of launched steps, oldest first, until `keep` are left in flight; more, if the masks of the step
+        launched last depend on them. Waits for them."""
         self._log.counters.generated_tokens += self._in_flight.take_in(keep)
 
     def _plan_decode(self) -> ScheduleBatch | NeedsResults | None:
