@@ -37,7 +37,7 @@ _NOBODY = MicroBatch(NO_ROWS, False)
 
 class MicroBatches:
     def __init__(self, table: RowTable, *, num_stages: int, num_shards: int = 1, most_rows: int | None = None) -> None:
-        """`most_rows`: in one step. Each shard's rows are divided by themselves, as its devices wait for those of the others."""
+        """`most_rows`: in one step. Each shard's rows are divided by themselves, as devices wait for those of other shards."""
         self._table = table
         self._num_stages = num_stages
         self._num_shards = num_shards

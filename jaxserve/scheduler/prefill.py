@@ -11,6 +11,7 @@ from jaxserve.cache.shards import ShardedCache
 from jaxserve.config import ServerArgs
 from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NO_ROWS, NeedsResults, ScheduleBatch
+from jaxserve.scheduler.chunk_times import ChunkTimes
 from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
 from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.policy import SchedulePolicy
@@ -54,7 +55,15 @@ def prefill_limits(args: ServerArgs, spec: RunnerSpec) -> PrefillLimits:
         max_running=min(args.max_running_requests or spec.max_rows, spec.max_rows),
         max_requests=args.prefill_max_requests,
         shard_tokens=shard_tokens,
+        chunk_times=_chunk_times(args, spec),
     )
+
+
+def _chunk_times(args: ServerArgs, spec: RunnerSpec) -> ChunkTimes | None:
+    if not args.enable_dynamic_chunking or not spec.attention_work_ratio:
+        return None
+    buckets = tuple(args.prefill_token_buckets or ()) if spec.num_shards == 1 else ()  # shards have parts of one each
+    return ChunkTimes(spec.attention_work_ratio, spec.page_size, buckets)
 
 
 class PrefillPlanner:
