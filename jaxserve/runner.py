@@ -54,6 +54,8 @@ class RunnerSpec:
     # Pipeline parallelism: so many steps are computed at a time, one in each stage, as long as none of them needs the results
     # of another that is under way.
     num_stages: int = 1
+    # How much more a prompt's token takes for each token before it, in what the first one takes; 0: not known, or nothing.
+    attention_work_ratio: float = 0.0
 
     @property
     def rows_per_shard(self) -> int:

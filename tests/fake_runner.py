@@ -17,6 +17,7 @@ It also checks each StepInput against the contract in `runner`; a violation is r
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -104,7 +105,7 @@ class FakeRunner:
         self._states: dict[int, RowState] = {}
         self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="fake-device")
         self._unsampled: _Launched | None = None
-        self._num_unfetched = 0
+        self._unfetched: collections.deque[_Launched] = collections.deque()  # oldest first
         self.weights = 0
         self.command_delay_s = 0.0
         self.programs_missing = 0
@@ -126,8 +127,10 @@ class FakeRunner:
         assert self._command is None or self._command.done(), "a step is launched while a command is carried out"
         assert not self.released, f"a step is launched while {self.released} is released"
         self.steps.append(step)
-        self._num_unfetched += 1
         self._unsampled = _Launched(step)
+        self._unfetched.append(self._unsampled)
+        most = self._spec.num_stages + 1  # one in each stage, and the next
+        assert len(self._unfetched) <= most, f"{len(self._unfetched)} steps are in flight, of {self._spec.num_stages} stages"
         return self._unsampled
 
     def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:
@@ -147,14 +150,14 @@ class FakeRunner:
 
     def fetch(self, handle: _Launched) -> StepOutput:
         assert handle.output is not None, "a step is fetched that was not sampled"
-        self._num_unfetched -= 1
+        assert handle is self._unfetched.popleft(), "steps are fetched out of order"
         return handle.output.result(timeout=60)
 
     def execute(self, command: Command) -> concurrent.futures.Future[None]:
         self.commands.append(command)
         future = self._worker.submit(self._carry_out, command)
         if not isinstance(command, CheckWeights | StartProfile | StopProfile):
-            assert not self._num_unfetched, "a command that changes something is given while a step is in flight"
+            assert not self._unfetched, "a command that changes something is given while a step is in flight"
             self._command = future
         return future
 

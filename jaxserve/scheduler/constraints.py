@@ -1,7 +1,8 @@
 """Constraints: what grammars and logit processors let the rows of a step sample, and where each request stands in its grammar.
 
-The masks of a step follow from the tokens of all steps before it. So a step with constrained rows is launched in two phases:
-its forward pass first, and its sampling when the results of the step before are in and the matchers have followed them.
+The masks of a step follow from the tokens that its constrained rows got in all steps before it. So a step with such rows is
+launched in two phases: its forward pass first, and its sampling when the results of the last step that names one of them are in
+and the matchers have followed them.
 
 A row that thinks needs no masks, and nobody waits for it. When its answer begins, the step after that was sampled already,
 without a mask: what it gave the row is dropped, and the row is sent back (`jumps`) to be sampled again at that place.
@@ -18,6 +19,7 @@ from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.types import FinishReason, ForwardMode
 
+MASKED = RowFlag.GRAMMAR | RowFlag.RULES | RowFlag.PROCESSOR  # rows of which the host decides what they may sample
 _REFUSED = "A token was sampled that the grammar does not allow; other parameters, such as stop_token_ids, leave nothing else."
 
 
@@ -26,12 +28,19 @@ class Constraints:
         self._table = table
         self._spec = spec
         self._jumps = jumps
-        self.masks_are_due = False  # the step launched last is not sampled yet and will be asked for with `masks`
+        self.due: StepInput | None = None  # the step launched last, if it is not sampled yet and will be asked for with `masks`
         self._filler: MaskFiller | None = None  # made when the first grammar comes: it brings threads
 
+    @property
+    def wait_for_results(self) -> bool:
+        """Whether the masks that are due depend on steps in flight: their rows are in an earlier one, too."""
+        if self.due is None:
+            return False
+        table, rows = self._table, self.due.rows[self.due.sample]
+        return bool((((table.flags[rows] & MASKED) != 0) & (table.in_flight[rows] > 1) & table.alive[rows]).any())
+
     def masks(self, step: StepInput) -> np.ndarray | None:
-        """int32 [R, K, words] for Runner.sample; None if all rows are free for now. All results of earlier steps must have been
-        processed."""
+        """int32 [R, K, words] for Runner.sample; None if all rows are free for now. Does not `wait_for_results`."""
         table, spec = self._table, self._spec
         flags = np.where(step.sample & table.alive[step.rows], table.flags[step.rows], 0)
         places = (flags & RowFlag.GRAMMAR).nonzero()[0].tolist()
@@ -108,7 +117,8 @@ class Constraints:
             return
         table.flags[row] ^= np.uint16(RowFlag.THINKING | RowFlag.GRAMMAR)
         # Drafts behind the tag, and those that the next step verifies, were guessed and taken without the grammar.
-        is_ahead = self._spec.num_draft_tokens > 1 or (table.in_flight[row] and not self.masks_are_due)
+        is_due = self.due is not None and bool((self.due.rows == row).any())
+        is_ahead = self._spec.num_draft_tokens > 1 or int(table.in_flight[row]) > is_due
         if thought and is_ahead:
             self._jumps.redo(req)
 

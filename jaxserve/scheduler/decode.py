@@ -13,7 +13,9 @@ import numpy as np
 
 from jaxserve.cache.manager import CacheManager
 from jaxserve.cache.shards import ShardedCache
+from jaxserve.scheduler.batch import NO_ROWS, ScheduleBatch
 from jaxserve.scheduler.kv_demand import KVDemand
+from jaxserve.scheduler.micro_batches import MicroBatches
 from jaxserve.scheduler.prefill_adder import CLIP_MAX_NEW_TOKENS
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.residents import Residents
@@ -25,20 +27,27 @@ logger = logging.getLogger(__name__)
 
 
 class RunningBatch:
-    """The running requests whose prompt was launched, in the order they joined. `rows` holds those that can take part in the
-    next step; it is replaced, never written to: launched steps refer to it.
+    """The running requests whose prompt was launched, in the order they joined. `rows` holds those that can decode,
+    `next_rows` those of them whose step is next: all, unless micro-batches divide them. Both are replaced, never written to:
+    launched steps refer to them.
 
     The others wait for results: those whose last token is being sampled, for their end by length is known already, those that
     may have reached their end, if drafts were accepted, and those that are about to jump (`jumps`).
     """
 
-    def __init__(self, table: RowTable) -> None:
+    def __init__(self, table: RowTable, micro_batches: MicroBatches | None = None) -> None:
+        """`micro_batches`: of a pipeline."""
         self._table = table
-        self._members = np.zeros(0, np.int32)
-        self.rows = self._members
+        self._micro_batches = micro_batches
+        self._members = self.rows = self.next_rows = np.zeros(0, np.int32)
+        self.due_rows = self.rows  # `next_rows` unless they would have to wait on the device for a step that is under way
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def launched(self, batch: ScheduleBatch) -> None:
+        if self._micro_batches is not None:
+            self._micro_batches.launched(batch)
 
     def join(self, rows: list[int]) -> None:
         self._members = np.concatenate([self._members, np.array(rows, np.int32)])
@@ -51,10 +60,24 @@ class RunningBatch:
             self._members = self._members[alive]
         needs_more = (table.kv_len[self._members] + 1 < table.max_len[self._members]) & ~table.is_held[self._members]
         self.rows = self._members if needs_more.all() else self._members[needs_more]
+        self.pick()
+
+    def pick(self) -> None:
+        """Whose step is next, of `rows` as they are now."""
+        self.next_rows = self.due_rows = self.rows
+        if self._micro_batches is not None:
+            micro_batch = self._micro_batches.pick(self.rows)
+            self.next_rows = micro_batch.rows
+            self.due_rows = micro_batch.rows if micro_batch.is_due else NO_ROWS
 
     def remove(self, row: int) -> None:
+        """Nobody takes its place in the next step: that one may have its pages already."""
         self._members = self._members[self._members != row]
         self.rows = self.rows[self.rows != row]
+        if self._micro_batches is None:
+            self.next_rows = self.due_rows = self.rows
+        else:
+            self.next_rows, self.due_rows = self.next_rows[self.next_rows != row], self.due_rows[self.due_rows != row]
 
     def add_to(self, demand: KVDemand, rows: np.ndarray, new_token_ratio: float) -> None:
         """What some of them may still produce: that share of what they may at most; all of it for those that ignore eos."""
@@ -96,8 +119,8 @@ class DecodeMemory:
         }
 
     def grow(self) -> bool:
-        """Pages for what the next step may add to every decode row, or False and nothing happened."""
-        rows = self._running.rows
+        """Pages for what the next step may add to each of its decode rows, or False and nothing happened."""
+        rows = self._running.next_rows
         ends = self._table.longest_after_step(rows, self._tokens_per_step)
         return self._cache.grow_rows(rows, self._table.earliest_start(rows), ends, self._table.kv_len[rows])
 
@@ -107,6 +130,7 @@ class DecodeMemory:
         At least one request stays in each shard. Returns one if there is no room even for that one alone; the caller ends it.
         """
         victims = self._retract_until_fits()
+        self._running.pick()
         rows = self._running.rows
         self._ratio.after_retraction(
             int((self._table.known_len[rows] - self._table.prompt_len[rows]).sum()),

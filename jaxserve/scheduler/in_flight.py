@@ -54,25 +54,27 @@ class InFlight:
         launched_s = time.perf_counter()
         handle = self._runner.forward(step)
         self._steps.append(_Step(batch, step, handle, launched_s))
-        self._constraints.masks_are_due = step.needs_masks
-        if not step.needs_masks:
+        if step.needs_masks:
+            self._constraints.due = step
+        else:
             self._runner.sample(handle)
         return step
 
     def finish_launch(self) -> None:
-        """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in. Ends requests
-        whose own code fails."""
-        if self._constraints.masks_are_due:
-            step, handle = self._steps[-1].step, self._steps[-1].handle
+        """Samples the step launched last, if it waits for masks, for which `take_in` comes first. Ends requests whose own code
+        fails."""
+        if (step := self._constraints.due) is not None:
+            handle = self._steps[-1].handle
             with self._meter.stages.part("masks"):
                 changed = None if self._processors is None else self._processors.apply(step, handle)
                 self._runner.sample(handle, self._constraints.masks(step), changed)
-            self._constraints.masks_are_due = False
+            self._constraints.due = None
 
     def take_in(self, keep: int = 0) -> int:
-        """Results of the oldest steps, until `keep` are left. Waits for them. Returns how many tokens went to requests."""
+        """Results of the oldest steps, until `keep` are left and none that the masks of the newest one depend on. Waits for
+        them. Returns how many tokens went to requests."""
         num_tokens, stages = 0, self._meter.stages
-        while len(self._steps) > keep:
+        while len(self._steps) > keep or self._constraints.wait_for_results:
             launched = self._steps[0]
             stages.enter(Stage.WAIT)
             output = self._runner.fetch(launched.handle)

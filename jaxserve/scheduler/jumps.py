@@ -44,8 +44,10 @@ class Jumps:
         *,
         is_on: bool,
         mixes: bool,
+        num_stages: int = 1,
     ) -> None:
-        """`mixes`: decode rows ride along in prefill steps."""
+        """`mixes`: decode rows ride along in prefill steps. `num_stages`: of a pipeline, in which a step takes the others as
+        much less of the time that a token of theirs takes."""
         self._table = table
         self._residents = residents
         self._waiting = waiting
@@ -53,6 +55,7 @@ class Jumps:
         self._finish = finish
         self._is_on = is_on
         self._mixes = mixes
+        self._num_stages = num_stages
         self._held: list[Req] = []
         self.num_jumps = 0
 
@@ -64,7 +67,7 @@ class Jumps:
         """After the newest token of a request that goes on."""
         if req.matcher is None or not self._is_on:
             return
-        others = 0 if self._mixes else max(len(self._running) - 1, 0)
+        others = 0 if self._mixes else max(len(self._running) - 1, 0) // self._num_stages
         row = req.row
         if others > _MOST_OTHERS or self._table.is_held[row] or self._table.flags[row] & _LOOKED_AT:
             return

@@ -4,6 +4,8 @@ Overlap (default): while the device runs step N, the host takes in the results o
 waits for N-1, because decode rows read their input token on the device. Only where the plan itself depends on the results
 (somebody has to give way, and who has just ended?) they are taken in first.
 Plain (--disable-overlap-schedule): each step's result is processed before the next step is scheduled. Same tokens.
+A pipeline of P stages computes P steps at a time: then it is the result of N-P that is taken in once N was launched, or, plain,
+before N is scheduled.
 
 The loop knows a Transport, not sockets; it ends when a ShutdownReq came and all requests are answered.
 """
@@ -108,20 +110,21 @@ class SchedulerLoop:
         scheduler.check_timers()
         self._stages.enter(Stage.SCHEDULE)
         batch = scheduler.next_batch()
-        if isinstance(batch, NeedsResults):
-            scheduler.process_results()
+        while isinstance(batch, NeedsResults):
+            assert scheduler.num_in_flight, "all results are in"
+            scheduler.process_results(keep=scheduler.num_in_flight - 1)
             self._stages.enter(Stage.SCHEDULE)
             batch = scheduler.next_batch()
-            assert not isinstance(batch, NeedsResults), "all results are in"
         if batch is not None:
             self._stages.enter(Stage.LAUNCH)
             scheduler.launch(batch)
         self._stages.enter(Stage.PROCESS)
-        scheduler.process_results(keep=1 if batch is not None else 0)
+        # Without a new step the oldest result may bring one about.
+        scheduler.process_results(keep=scheduler.num_stages if batch is not None else max(scheduler.num_in_flight - 1, 0))
         self._stages.enter(Stage.LAUNCH)
         scheduler.finish_launch()
         if not self._overlap:
-            scheduler.process_results()
+            scheduler.process_results(keep=scheduler.num_stages - 1)
         self._recv_skipper.round_ended(batch)
         if not scheduler.is_idle:
             self._was_idle_long = False

@@ -11,6 +11,7 @@ from jaxserve.cache.shards import ShardedCache
 from jaxserve.config import ServerArgs
 from jaxserve.runner import RunnerSpec
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NO_ROWS, NeedsResults, ScheduleBatch
+from jaxserve.scheduler.chunk_times import ChunkTimes
 from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
 from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.policy import SchedulePolicy
@@ -54,7 +55,15 @@ def prefill_limits(args: ServerArgs, spec: RunnerSpec) -> PrefillLimits:
         max_running=min(args.max_running_requests or spec.max_rows, spec.max_rows),
         max_requests=args.prefill_max_requests,
         shard_tokens=shard_tokens,
+        chunk_times=_chunk_times(args, spec),
     )
+
+
+def _chunk_times(args: ServerArgs, spec: RunnerSpec) -> ChunkTimes | None:
+    if not args.enable_dynamic_chunking or not spec.attention_work_ratio:
+        return None
+    buckets = tuple(args.prefill_token_buckets or ()) if spec.num_shards == 1 else ()  # shards have parts of one each
+    return ChunkTimes(spec.attention_work_ratio, spec.page_size, buckets)
 
 
 class PrefillPlanner:
@@ -132,7 +141,7 @@ class PrefillPlanner:
         if len(adder.items) == 1:
             self._alone_at = self._arrivals()
         self._waiting.drop_admitted([item.req for item in adder.items if item.is_new])
-        return ScheduleBatch(decode_rows=self._running.rows if num_mixed else NO_ROWS, items=adder.items)
+        return ScheduleBatch(decode_rows=self._running.due_rows if num_mixed else NO_ROWS, items=adder.items)
 
     def after_decode(self) -> None:
         self._num_decode_steps += 1
@@ -146,17 +155,17 @@ class PrefillPlanner:
     def _num_rows_to_mix(self, share: int) -> int:
         """Decode rows ride along if they leave at least half of the step, and of each shard's share, to prompts; else both
         kinds of step take turns."""
-        count = len(self._running)
+        count = len(self._running.due_rows)
         if not self._mixes or not count:
             return 0
         page_size, limits = self._cache.page_size, self._limits
-        most = max(len(rows) for _, rows in self._cache.by_shard(self._running.rows))
+        most = max(len(rows) for _, rows in self._cache.by_shard(self._running.due_rows))
         leaves_enough = limits.tokens_beside(count) >= max(limits.step_tokens // 2, page_size)
         return count if leaves_enough and share - most >= max(share // 2, page_size) else 0
 
     def _rooms(self, share: int, num_mixed: int) -> list[ShardRoom]:
         """What each shard has for prompts."""
-        rows = self._running.rows[:num_mixed]
+        rows = self._running.due_rows[:num_mixed]
         return [
             ShardRoom(shard, demand, share - len(decode_rows), is_alone=not shard.num_leases)
             for (shard, decode_rows), demand in zip(self._cache.by_shard(rows), self._demands(), strict=True)

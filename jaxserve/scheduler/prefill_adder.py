@@ -32,6 +32,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxserve.scheduler.chunk_times import ChunkTimes
 from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.prefill_item import PrefillItem
 from jaxserve.scheduler.req import Req
@@ -60,6 +61,7 @@ class PrefillLimits:
     max_running: int
     max_requests: int | None  # in one prefill step
     shard_tokens: int  # of a step that several shards share: each one's part, decode rows included
+    chunk_times: ChunkTimes | None = None  # chunks get shorter as a prompt goes on
 
     def tokens_beside(self, num_decode_rows: int) -> int:
         """Prompt tokens that fit into a step together with decode rows."""
@@ -174,6 +176,9 @@ class PrefillAdder:
         fill_len = req.fill_len
         extend_len = fill_len - start
         step_left = min(self._step_left, room.step_left)
+        if self._limits.chunk_times is not None:
+            in_step = self._limits.max_step_tokens - self._hard_left
+            step_left = self._limits.chunk_times.longest(start, step_left, in_step)
         if extend_len <= min(step_left, self._hard_left):
             return fill_len
         if not self._may_split(req, extend_len):
@@ -193,10 +198,17 @@ class PrefillAdder:
         )
         assert item.is_last or end % self._page_size == 0, f"chunk of {req.rid} ends at {end}, inside a page"
         self.items.append(item)
-        room.take(item)
-        self._step_left -= end - start
+        taken = self._share_taken(item)
+        room.take(item, taken)
+        self._step_left -= taken
         self._hard_left -= end - start
         self._note_shareable(room, req, start, end)
+
+    def _share_taken(self, item: PrefillItem) -> int:
+        """Tokens of the step's budget: of a chunk as many as would take as long at the prompt's beginning."""
+        chunk_times, length = self._limits.chunk_times, item.end - item.start
+        is_chunk = not item.is_last or not item.is_new
+        return chunk_times.at_beginning(item.start, length) if chunk_times is not None and is_chunk else length
 
     # --- in-batch prefix sharing
 

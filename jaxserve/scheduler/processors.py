@@ -1,7 +1,8 @@
 """Processors: changes the logits of rows whose request brought code of its own, between a step's two halves.
 
-The code sees what has been sampled so far, so a step with such rows is sampled when the results of the step before are in, as
-with grammars. What goes wrong with a request's code ends that request; its row is sampled like any other and dropped.
+The code sees what has been sampled so far, so a step with such rows is sampled when the results of the steps before it that
+name them are in, as with grammars. What goes wrong with a request's code ends that request; its row is sampled like any other
+and dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Processors:
         self._finish = finish
 
     def apply(self, step: StepInput, handle: Any) -> LogitLines | None:
-        """For Runner.sample. All results of earlier steps must have been processed. Ends requests."""
+        """For Runner.sample. The results of earlier steps that name a row with code must have been processed. Ends requests."""
         table, rows = self._table, step.rows
         is_wanted = step.sample & table.alive[rows] & ~table.drops[rows]
         places = (is_wanted & ((table.flags[rows] & RowFlag.PROCESSOR) != 0)).nonzero()[0].tolist()

@@ -50,6 +50,7 @@ from jaxserve.scheduler.intake import Intake
 from jaxserve.scheduler.jumps import Jumps
 from jaxserve.scheduler.make_cache import make_cache
 from jaxserve.scheduler.meter import Meter
+from jaxserve.scheduler.micro_batches import micro_batches_for
 from jaxserve.scheduler.outputs import OutputSender
 from jaxserve.scheduler.pace import Pace, PauseMode
 from jaxserve.scheduler.policy import SchedulePolicy
@@ -117,8 +118,8 @@ class Scheduler:
         self._compiling = GrammarQueue(grammars)
         self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
         self._residents = Residents(self.cache, self._table, wall_clock)
-        self._running = RunningBatch(self._table)
-        self._ratio = NewTokenRatio(args.schedule_conservativeness)
+        self._running = RunningBatch(self._table, micro_batches_for(args, spec, self._table))
+        self._ratio = NewTokenRatio(args.schedule_conservativeness, spec.num_stages)
         self._turns = Turns(args.prefill_decode_interval)
         self._intake = Intake(args, spec, decoder=decoder, clock=clock, wall_clock=wall_clock)
         self._outputs = OutputSender(
@@ -144,6 +145,7 @@ class Scheduler:
             self._requests.finish,
             is_on=not args.disable_jump_forward and not args.disable_radix_cache,
             mixes=args.enable_mixed_chunk,
+            num_stages=spec.num_stages,
         )
         constraints = Constraints(self._table, spec, self._jumps)
         self._results = ResultProcessor(
@@ -229,6 +231,11 @@ class Scheduler:
             return POLL_INTERVAL_S
         looks_only = self._holds_nothing or self.pace.is_stopped  # at control requests that wait, now and then
         return TIMER_INTERVAL_S if looks_only else min(self.pace.wait_s, TIMER_INTERVAL_S)
+
+    @property
+    def num_stages(self) -> int:
+        """So many steps the runner computes at a time."""
+        return self._runner.spec.num_stages
 
     @property
     def num_in_flight(self) -> int:
@@ -317,6 +324,8 @@ class Scheduler:
 
     def flush_cache(self) -> bool:
         """Whether nothing used the cache, so that it is empty now. Requests that a pause keeps waiting do not use it."""
+        if not self._requests.live:
+            self.process_results()  # of steps that only requests which have ended took part in
         is_unused = not self._in_flight and not len(self._residents) and (self.pace.is_paused or not len(self._waiting))
         return is_unused and self.cache.flush()
 
@@ -361,12 +370,12 @@ class Scheduler:
         self._running.refresh()
         batch: ScheduleBatch | NeedsResults | None = None
         decode_lacks_pages, self._decode_lacks_pages = self._decode_lacks_pages, False
-        if self._turns.prefill_may_run(len(self._running)) and not (decode_lacks_pages and len(self._running)):
+        if self._turns.prefill_may_run(len(self._running.due_rows)) and not (decode_lacks_pages and len(self._running)):
             batch = self._prefill.plan(is_settled=not self._in_flight)
             if batch is NEEDS_RESULTS:
                 return batch
             self._requests.refuse_beyond_limit(self._prefill.deferred)
-        if batch is None and len(self._running):
+        if batch is None and len(self._running.next_rows):
             batch = self._plan_decode()
         if batch is None and not self._in_flight and not len(self._running):
             self._end_stuck_request()
@@ -381,6 +390,7 @@ class Scheduler:
         self._table.kv_len[batch.rows] = step.seq_lens
         if batch.items:
             self._book_prefill(batch)
+        self._running.launched(batch)
         if len(batch.decode_rows):
             self._ratio.after_decode()
             self._turns.after_decode()
@@ -388,22 +398,23 @@ class Scheduler:
         self._log.launched(batch)
 
     def finish_launch(self) -> None:
-        """Samples the step launched last, if it waits for masks: all results of the steps before it are to be in."""
+        """Samples the step launched last, if it waits for masks, for which `process_results` comes first."""
         self._in_flight.finish_launch()
         self._outputs.flush()
 
     def process_results(self, keep: int = 0) -> None:
-        """Takes in the results of launched steps, oldest first, until `keep` are left in flight. Waits for them."""
+        """Takes in the results of launched steps, oldest first, until `keep` are left in flight; more, if the masks of the step
+        launched last depend on them. Waits for them."""
         self._log.counters.generated_tokens += self._in_flight.take_in(keep)
 
     def _plan_decode(self) -> ScheduleBatch | NeedsResults | None:
-        while len(self._running) and not self._memory.grow():
+        while len(self._running.next_rows) and not self._memory.grow():
             if self._in_flight:
                 self._decode_lacks_pages = True
                 return NEEDS_RESULTS
             if (last := self._memory.make_room()) is not None:
                 self._make_last_room(last)
-        return ScheduleBatch(decode_rows=self._running.rows) if len(self._running) else None
+        return ScheduleBatch(decode_rows=self._running.next_rows) if len(self._running.next_rows) else None
 
     def _make_last_room(self, last: Req) -> None:
         """A running request that is left alone in its shard lacks a page. A chunked request there gives way; else it ends."""

@@ -36,9 +36,10 @@ class ShardRoom:
             demand.add(item.end, item.expected_len)
         self.is_alone = not self.cache.num_leases
 
-    def take(self, item: PrefillItem) -> None:
+    def take(self, item: PrefillItem, share_tokens: int) -> None:
+        """`share_tokens`: what it takes of the share."""
         self.items.append(item)
-        self.step_left -= item.end - item.start
+        self.step_left -= share_tokens
         self.demand.add(item.end, item.expected_len)
         if not item.is_last:
             self.chunked_req, self.chunked_left = item.req, item.fill_len - item.end

@@ -14,10 +14,11 @@ RETRACT_DECODE_STEPS = 20
 
 
 class NewTokenRatio:
-    def __init__(self, conservativeness: float) -> None:
+    def __init__(self, conservativeness: float, num_stages: int = 1) -> None:
+        """`num_stages`: of a pipeline, in which as many steps together decode all requests."""
         self._initial = min(INITIAL_RATIO * conservativeness, 1.0)
         self._least = self._initial * MIN_FACTOR
-        self._decay = (self._initial - self._least) / DECAY_STEPS
+        self._decay = (self._initial - self._least) / (DECAY_STEPS * num_stages)
         self.value = self._initial
 
     def after_decode(self) -> None:
