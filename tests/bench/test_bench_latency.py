@@ -36,10 +36,10 @@ def test_the_least_time_of_a_prompt(checkpoint: Callable[[str], Path]) -> None:
     """In one step: what its rows need together, and the weights once."""
     shard = ModelShard(ModelConfig.from_pretrained(str(checkpoint("qwen3"))), "bfloat16", 1, 64)
     chip = dataclasses.replace(CHIPS["v6e"], hbm_bytes_per_s=1.0, bf16_flops_per_s=1e30)
-    least = Roofline(chip, shard, "").prefill(prefill_steps([8, 8], 16, 1))
+    least = Roofline(chip, (shard,), "").prefill(prefill_steps([8, 8], 16, 1))
     assert least.bound == "memory"
     assert least.step_s == step_work(shard, StepShape(2, 8, 8)).memory_bytes
-    twice = Roofline(chip, shard, "").prefill(prefill_steps([8, 8], 8, 1))
+    twice = Roofline(chip, (shard,), "").prefill(prefill_steps([8, 8], 8, 1))
     assert twice.step_s == 2 * step_work(shard, StepShape(1, 8, 8)).memory_bytes
 
 
@@ -49,7 +49,7 @@ def test_a_device_without_peaks(checkpoint: Callable[[str], Path], monkeypatch: 
 
     shard = ModelShard(ModelConfig.from_pretrained(str(checkpoint("qwen3"))), "float32", 1, 64)
     monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert Roofline.here(shard) is None
+    assert Roofline.here([shard]) is None
 
 
 def test_latency(
