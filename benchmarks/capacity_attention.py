@@ -20,8 +20,9 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.capacity_large import GIB, taken
 from benchmarks.model_configs import DEEPSEEK_V3, QWEN3_235B_A22B, write_config
+from jaxserve.aot.capacity_plan import CapacityPlan, PlanOptions
 from jaxserve.aot.hlo import expected_collectives
-from jaxserve.aot.planner import CapacityPlan, PlanOptions, plan_capacity
+from jaxserve.aot.planner import plan_capacity
 from jaxserve.aot.report import compiler_versions
 from jaxserve.aot.shard_collectives import expected_with_shards
 from jaxserve.aot.targets import parse_target
@@ -77,8 +78,6 @@ def check(case: Case, found: CapacityPlan) -> None:
     assert found.memory is not None
     config = found.config.replace(attn_dp_size=case.attn_dp_size)
     for step in found.steps:
-        if step.program is None:
-            continue
         if case.attn_dp_size == 1:
             expected = dict(expected_collectives(config, case.tp_size))
         else:
@@ -87,8 +86,9 @@ def check(case: Case, found: CapacityPlan) -> None:
         sums, gathers = expected.get("all-reduce", 0) + 1, expected["all-gather"] - 1
         added_up = {**expected, "all-reduce": sums, "all-gather": gathers}
         allowed = (expected, {name: count for name, count in added_up.items() if count})
-        assert step.program.collectives in allowed, (case.model, step.bucket.name, step.program.collectives)
-        assert step.program.aliased_bytes >= found.memory.kv_pool > step.program.temp_bytes, (case.model, step.bucket.name)
+        for program in step.programs:
+            assert program.collectives in allowed, (case.model, step.bucket.name, program.collectives)
+            assert program.aliased_bytes >= found.memory.kv_pool > program.temp_bytes, (case.model, step.bucket.name)
 
 
 def row(case: Case, *, compiles: Literal["none", "largest"]) -> str:
@@ -98,7 +98,7 @@ def row(case: Case, *, compiles: Literal["none", "largest"]) -> str:
     prefill, decode = ("-", "-") if compiles == "none" else (most_taken(found, is_decode) for is_decode in (False, True))
     memory, most = found.memory, found.steps[-1]
     context = "" if most.shape.context_len == 4096 else f" (of {most.shape.context_len} tokens)"
-    step_s = most.prediction.step_s
+    step_s = most.prediction.interval_s
     cells = (
         case.model, case.topology, case.tp_size, case.attn_dp_size, f"{memory.weights / GIB:.2f}",
         f"{memory.kv_pool / GIB:.2f}", f"{found.kv_tokens:,}", prefill, decode,

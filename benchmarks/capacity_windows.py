@@ -19,7 +19,8 @@ from benchmarks.model_configs import (
     QWEN3_30B_A3B,
     write_config,
 )
-from jaxserve.aot.planner import CapacityPlan, PlanOptions, plan_capacity
+from jaxserve.aot.capacity_plan import CapacityPlan, PlanOptions
+from jaxserve.aot.planner import plan_capacity
 from jaxserve.aot.targets import parse_target
 from jaxserve.config import ServerArgs
 from jaxserve.executor.pool_sizes import num_requests

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 
 from jaxserve.aot.targets import Target, without_devices
 from jaxserve.config import ServerArgs
-from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.blueprint import Blueprint, NumPages
 from jaxserve.executor.build import Filled, compile_into
-from jaxserve.executor.memory import GIB, DeviceMemory, memory_budget, weight_bytes
-from jaxserve.executor.mesh import make_mesh, select_devices
+from jaxserve.executor.memory import GIB, DeviceMemory, alike_budgets, weight_bytes
+from jaxserve.executor.mesh import make_meshes, select_devices
 from jaxserve.executor.warmup import cache_folder
 from jaxserve.models import ModelConfig
 
@@ -32,25 +33,33 @@ def fill_cache_for(target: Target, args: ServerArgs, folder: str) -> Filled:
     ValueError, RuntimeError or OSError with a sentence for what cannot be or is not installed.
     """
     _check(target, args)
-    select_devices(args.device, args.tp_size)
+    select_devices(args.device, args.num_devices)
     without_devices()
     if target.chip.platform == "tpu":
         _as_beside_tpus()
     config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
-    blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size, list(target.devices()), attn_dp_size=args.attn_dp_size))
+    meshes = make_meshes(args.pp_size, args.tp_size, list(target.devices()), attn_dp_size=args.attn_dp_size)
+    blueprints = Blueprint.draw_stages(args, config, meshes)
+    return compile_into(cache_folder(folder), blueprints, _num_pages(blueprints, target))
+
+
+def _num_pages(blueprints: Sequence[Blueprint], target: Target) -> NumPages:
+    """Of the pools. ValueError if they do not fit beside the weights."""
     memory = target.chip.hbm_bytes
-    budget = memory_budget(blueprint, DeviceMemory(memory, memory - weight_bytes(blueprint)), None)
-    if budget.free < 0:
+    budgets = alike_budgets(
+        [(blueprint, DeviceMemory(memory, memory - weight_bytes(blueprint)), None) for blueprint in blueprints]
+    )
+    free = min(budget.free for budget in budgets)
+    if free < 0:
         raise ValueError(
-            f"{-budget.free / GIB:.2f} GiB are missing on each device for the weights and a KV cache of --max-total-tokens "
-            f"{args.max_total_tokens}."
+            f"{-free / GIB:.2f} GiB are missing on each device for the weights and a KV cache of --max-total-tokens "
+            f"{blueprints[0].args.max_total_tokens}."
         )
-    return compile_into(cache_folder(folder), [blueprint], budget.num_pages)
+    return budgets[0].num_pages
 
 
 def _check(target: Target, args: ServerArgs) -> None:
-    if args.tp_size > target.num_devices:
-        raise ValueError(f"--tp-size {args.tp_size} needs as many devices; {target.name} has {target.num_devices}.")
+    target.check(args.pp_size, args.tp_size)
     if target.num_hosts > 1:
         raise ValueError(f"{target.name} spans {target.num_hosts} hosts; `jaxserve serve` runs on those of one today.")
     if args.max_total_tokens is None:

@@ -10,6 +10,7 @@ import dataclasses
 from jaxserve.executor.mesh import GPU_MEMORY_SHARE
 
 GIB = 1 << 30
+GPUS_PER_HOST = 8  # at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class ChipSpec:
     # One direction of one link between chips; a GPU has one, to the switch. None: devices of a chip share no faster one.
     link_bytes_per_s: float
     in_chip_bytes_per_s: float | None = None  # one direction between the devices of one chip
+    network_bytes_per_s: float | None = None  # one direction from this device to other hosts; None: links go there, too
     wrapped_axis: int = 0  # a torus axis of this size, or a multiple of it, closes into a ring
     warning: str = ""  # what a plan should say of it
 
@@ -114,7 +116,7 @@ TPU7X = _tpu(
 H200 = ChipSpec(
     # NVIDIA H200 data sheet (SXM): 4.8 TB/s, 989.5 TFLOP/s bf16, 1979 fp8 and int8 (dense), 67 float32, NVLink 900 GB/s in both
     # directions together. Memory: the share that JAX takes of h200.txtpb's device_memory_size. Shared memory: 227 KiB for a
-    # block, CUDA's table for compute capability 9.0.
+    # block, CUDA's table for compute capability 9.0. Network: DGX H200 data sheet, a ConnectX-7 of 400 Gb/s for each GPU.
     name="h200",
     kind="NVIDIA H200",
     platform="gpu",
@@ -127,6 +129,7 @@ H200 = ChipSpec(
     float32_flops_per_s=67e12,
     scratchpad_bytes=227 << 10,
     link_bytes_per_s=450e9,
+    network_bytes_per_s=400e9 / 8,
     warning="XLA chooses among matmuls by timing them on the device: without it, temporaries may be others than a server's.",
 )
 

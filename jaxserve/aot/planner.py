@@ -1,99 +1,44 @@
 """The capacity plan: what fits on hardware that is not at hand, what its programs take, and how fast they could be.
 
-options, config.json, target -> blueprint -> memory budget -> programs -> plan
+options, config.json, target -> blueprints -> memory budgets -> programs -> plan
 
-The budget is the one a server draws up when it starts (executor.memory), and then every program is compiled with that pool by
-the compiler of the target, which refuses what does not fit. Where steps turn out to need more than --mem-fraction-static leaves
-them, the pool is cut and the programs are compiled again. No weights are read and no device is used.
+There is a blueprint for each stage of a pipeline; a model that is not divided is one stage. The budgets are those a server
+draws up when it starts (executor.memory), and then every program is compiled with that pool by the compiler of the target,
+which refuses what does not fit. Where steps turn out to need more than --mem-fraction-static leaves them, the pool is cut and
+the programs are compiled again. No weights are read and no device is used.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import jax
-
-from jaxserve.aot.fitting import Demand, suggestion, weights_too_large
-from jaxserve.aot.programs import Compilation, ProgramReport
-from jaxserve.aot.roofline import Interconnect, ModelShard, Prediction, StepShape, StepWork, predict, step_work
+from jaxserve.aot.capacity_plan import CapacityPlan, PlanOptions, StagePlan, StepPart, StepPlan
+from jaxserve.aot.fitting import Demand, stage_name, suggestion, weights_too_large
+from jaxserve.aot.hand_over import hand_over_bytes_per_s
+from jaxserve.aot.pipeline_roofline import PipelinePrediction, joined, shard_of
+from jaxserve.aot.plan_notes import notes_of
+from jaxserve.aot.programs import ProgramReport
+from jaxserve.aot.roofline import Interconnect, ModelShard, Prediction, StepShape, predict, step_work
+from jaxserve.aot.stage_programs import Reports, StagePrograms
 from jaxserve.aot.targets import Target, links_per_chip, without_devices
 from jaxserve.config import KV_CACHE_DTYPES, ServerArgs
-from jaxserve.executor.blueprint import Blueprint, NumPages, placement_of
+from jaxserve.executor.blueprint import Blueprint, placement_of
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.memory import (
     DeviceMemory,
     MemoryBudget,
     StepMemory,
+    alike_budgets,
     memory_budget,
     memory_lines,
     row_table_bytes,
     weight_bytes,
 )
-from jaxserve.executor.mesh import make_mesh
-from jaxserve.executor.pool_sizes import longest_of, num_requests
-from jaxserve.executor.programs import ProgramKey, program_name
+from jaxserve.executor.mesh import make_meshes
+from jaxserve.executor.pool_sizes import longest_of
 from jaxserve.executor.resolve import platform_defaults
-from jaxserve.executor.warmup import compile_all
-from jaxserve.kernels.api import choose_backend, choose_latent_backend
 from jaxserve.models import ModelConfig
-
-# Pages of the pool that the largest step is compiled with to learn what it takes, where it does not fit beside the first pool.
-_PROBE_PAGES = 64
-
-
-@dataclasses.dataclass(frozen=True)
-class PlanOptions:
-    """What a plan is asked beside the server's own options."""
-
-    compile: str = "all"  # every program of a server, those that decide about memory, or none
-    assumed_context: int = 4096  # tokens of each decode row in the predictions
-    save_to: Path | None = None  # folder for the compiled programs
-    show_progress: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class StepPlan:
-    """A bucket of the forward pass: what it has to do at least, and what the compiler made of it."""
-
-    bucket: Bucket
-    shape: StepShape
-    work: StepWork
-    prediction: Prediction
-    program: ProgramReport | None  # None: not compiled
-
-
-@dataclasses.dataclass(frozen=True)
-class CapacityPlan:
-    target: Target
-    args: ServerArgs  # without an "auto" left, if a blueprint could be drawn
-    config: ModelConfig
-    backend: str = ""
-    memory: MemoryBudget | None = None  # a server's, with these options on this target
-    memory_text: str = ""
-    steps: tuple[StepPlan, ...] = ()
-    others: tuple[ProgramReport, ...] = ()  # sampling, page table, row tables
-    notes: tuple[str, ...] = ()
-    failure: str | None = None  # a sentence: why this cannot work
-
-    @property
-    def kv_tokens(self) -> int:
-        """What the pools of the first KV group hold."""
-        return 0 if self.memory is None else self.args.attn_dp_size * self.memory.num_pages[0] * (self.args.page_size or 1)
-
-    @property
-    def full_requests(self) -> int:
-        if self.memory is None:
-            return 0
-        each = num_requests(self.memory.kv_groups, self.args.page_size or 1, self.args.context_length or 1)
-        return self.args.attn_dp_size * each
-
-    @property
-    def programs(self) -> tuple[ProgramReport, ...]:
-        return (*(step.program for step in self.steps if step.program), *self.others)
 
 
 def plan_capacity(args: ServerArgs, config: ModelConfig, target: Target, options: PlanOptions) -> CapacityPlan:
@@ -101,17 +46,19 @@ def plan_capacity(args: ServerArgs, config: ModelConfig, target: Target, options
 
     What cannot work on this target is the plan's `failure`.
     """
-    if args.tp_size > target.num_devices:
-        raise ValueError(f"--tp-size {args.tp_size} needs as many devices; {target.name} has {target.num_devices}.")
+    target.check(args.pp_size, args.tp_size)
     without_devices()
     config = config.replace(quantization=args.quantization)
     demand = _demand(args, config, target)
-    too_large = weights_too_large(demand, target, args.tp_size)
+    too_large = weights_too_large(demand, target, args.tp_size, args.pp_size, args.pp_layer_partition)
     if too_large:
         return CapacityPlan(target, args, config, failure=too_large)
-    blueprint = Blueprint.draw(args, config, make_mesh(args.tp_size, list(target.devices()), attn_dp_size=args.attn_dp_size))
-    plan = CapacityPlan(target, blueprint.args, config, blueprint.backend.name, notes=tuple(_notes(blueprint, target)))
-    return _Planner(blueprint, target, demand, options).complete(plan)
+    meshes = make_meshes(args.pp_size, args.tp_size, list(target.devices()), attn_dp_size=args.attn_dp_size)
+    blueprints = Blueprint.draw_stages(args, config, meshes)
+    first = blueprints[0]
+    notes = tuple(notes_of(blueprints, target))
+    plan = CapacityPlan(target, first.args, config, first.backend.name, notes=notes)
+    return _Planner(blueprints, target, demand, options).complete(plan)
 
 
 def _demand(args: ServerArgs, config: ModelConfig, target: Target) -> Demand:
@@ -129,140 +76,142 @@ def _demand(args: ServerArgs, config: ModelConfig, target: Target) -> Demand:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Budgets:
+    """Of each stage, with as many pages in all of them."""
+
+    stages: tuple[MemoryBudget, ...]
+    decides: int  # the number of the stage that has room for the fewest pages
+
+
+@dataclasses.dataclass(frozen=True)
 class _Planner:
-    blueprint: Blueprint
+    blueprints: Sequence[Blueprint]  # of the stages
     target: Target
     demand: Demand
     options: PlanOptions
 
     def complete(self, plan: CapacityPlan) -> CapacityPlan:
-        is_fixed = self.blueprint.args.max_total_tokens is not None
+        first, programs = self.blueprints[0], [self._stage_programs(number) for number in range(len(self.blueprints))]
         try:
-            plan = self._with_budget(plan, self._budget(None))
-            if self.options.compile == "none" or (is_fixed and plan.failure):
-                return plan
-            assert plan.memory is not None
-            budget = self._budget(self._step_memory(plan))
-            if plan.failure or budget.num_pages != plan.memory.num_pages:
-                return self._with_budget(plan, budget)
+            budgets = self._budgets([None] * len(programs))
+            num_pages = budgets.stages[0].num_pages
+            reports = [stage.compile(num_pages) for stage in programs]
+            tried = self._filled(plan, budgets, reports)
+            if self.options.compile == "none" or (first.args.max_total_tokens is not None and tried.failure):
+                return tried
+            measured = [stage.step_memory(found, num_pages) for stage, found in zip(programs, reports, strict=True)]
+            budgets = self._budgets(measured)
+            if tried.failure or budgets.stages[0].num_pages != num_pages:
+                num_pages = budgets.stages[0].num_pages
+                reports = [stage.compile(num_pages) for stage in programs]
         except ValueError as error:
-            return dataclasses.replace(plan, failure=f"{error} {suggestion(self.demand, self.target.chip)}")
-        return self._judged(plan, budget)
+            args = first.args
+            more = suggestion(self.demand, self.target, args.tp_size, args.pp_size)
+            return dataclasses.replace(plan, failure=f"{error} {more}")
+        return self._filled(plan, budgets, reports)
 
-    def _with_budget(self, plan: CapacityPlan, budget: MemoryBudget) -> CapacityPlan:
-        """The plan with its programs compiled for this budget's pool."""
-        steps, others = self._programs(budget.num_pages)
-        return self._judged(dataclasses.replace(plan, steps=tuple(steps), others=tuple(others)), budget)
-
-    def _judged(self, plan: CapacityPlan, budget: MemoryBudget) -> CapacityPlan:
-        plan = dataclasses.replace(plan, memory=budget, memory_text="\n".join(memory_lines(budget, self.blueprint)))
-        return dataclasses.replace(plan, failure=_failure(plan, budget))
+    def _stage_programs(self, number: int) -> StagePrograms:
+        folder = self.options.save_to
+        if folder is not None and len(self.blueprints) > 1:
+            folder = folder / f"stage{number + 1}"
+            folder.mkdir(exist_ok=True)
+        return StagePrograms(self.blueprints[number], self.options.compile, folder, self.options.show_progress)
 
     # --- memory
 
-    def _budget(self, steps: StepMemory | None) -> MemoryBudget:
+    def _budgets(self, measured: Sequence[StepMemory | None]) -> _Budgets:
+        """ValueError if a stage has no room."""
         hbm = self.target.chip.hbm_bytes
-        return memory_budget(self.blueprint, DeviceMemory(hbm, hbm - weight_bytes(self.blueprint)), steps)
+        plans = [
+            (blueprint, DeviceMemory(hbm, hbm - weight_bytes(blueprint)), steps)
+            for blueprint, steps in zip(self.blueprints, measured, strict=True)
+        ]
+        rooms = []
+        for number, stage in enumerate(plans):
+            try:
+                rooms.append(memory_budget(*stage).fitting_pages)
+            except ValueError as error:
+                raise ValueError(f"{self._of_stage(number)}{error}") from error
+        return _Budgets(alike_budgets(plans), rooms.index(min(rooms)))
 
-    def _step_memory(self, plan: CapacityPlan) -> StepMemory:
-        """From the plan's programs. ValueError if the largest do not compile beside any pool."""
-        assert plan.memory is not None
-        largest, num_pages = self.blueprint.program_set.largest, plan.memory.num_pages
-        names = [program_name(key) for key in largest]
-        reports = [program for program in plan.programs if program.name in names]
-        if any(program.error for program in plan.programs):
-            num_pages = self.blueprint.pages_each(_PROBE_PAGES)
-            reports = self._compile(num_pages, largest)
-        for report in reports:
-            if report.error:
-                raise ValueError(f"{report.name} does not compile: {report.error}")
-        reports = sorted(reports, key=lambda report: names.index(report.name))
-        return StepMemory.of(self.blueprint, [report.memory for report in reports], num_pages)
+    def _of_stage(self, number: int) -> str:
+        """What a sentence about one of several stages begins with."""
+        pp_size = len(self.blueprints)
+        return "" if pp_size == 1 else f"Of {stage_name(self.blueprints[number].config, number, pp_size)}: "
 
-    # --- programs
+    # --- the plan
 
-    def _programs(self, num_pages: NumPages) -> tuple[list[StepPlan], list[ProgramReport]]:
-        """Steps in the order of the buckets, and the other programs of a server."""
-        buckets = self.blueprint.buckets
-        chosen: tuple[ProgramKey, ...] = ()
-        if self.options.compile == "all":
-            chosen = self.blueprint.program_set.all
-        elif self.options.compile == "largest":
-            chosen = self.blueprint.program_set.largest
-        reports = dict(zip(chosen, self._compile(num_pages, chosen), strict=True))
-        steps = [self._step(bucket, num_pages, reports.pop(bucket, None)) for bucket in buckets.all]
-        return steps, list(reports.values())
+    def _filled(self, plan: CapacityPlan, budgets: _Budgets, reports: Sequence[Reports]) -> CapacityPlan:
+        """With what is known of the stages and the steps."""
+        stages = tuple(
+            StagePlan(blueprint.config, budget, "\n".join(memory_lines(budget, blueprint)), _others(blueprint, found))
+            for blueprint, budget, found in zip(self.blueprints, budgets.stages, reports, strict=True)
+        )
+        steps = tuple(self._step(bucket, budgets, reports) for bucket in self.blueprints[0].buckets.all)
+        plan = dataclasses.replace(plan, stages=stages, decides=budgets.decides, steps=steps)
+        return dataclasses.replace(plan, failure=self._failure(plan, reports))
 
-    def _compile(self, num_pages: NumPages, keys: Any) -> list[ProgramReport]:
-        programs, params = self.blueprint.programs(num_pages), self.blueprint.abstract_params()
-        kv_cache = self.blueprint.kv_cache(num_pages)
-        pool = [(kv_cache.pages.count, *page.shape) for page in jax.tree.leaves(kv_cache.pages.arrays)]
-        lower: dict[Any, Callable[[], Compilation]] = {}
-        for key in keys:
-            make = functools.partial(programs.lower, key, params)
-            lower[key] = functools.partial(self._compilation, program_name(key), make, tuple(pool))
-        return list(compile_all(lower, show_progress=self.options.show_progress).values()) if lower else []
+    def _failure(self, plan: CapacityPlan, reports: Sequence[Reports]) -> str | None:
+        for number, (stage, found) in enumerate(zip(plan.stages, reports, strict=True)):
+            start = self._of_stage(number)
+            for program in found.values():
+                if program.error:
+                    cache = f"a KV cache of {plan.kv_tokens} tokens"
+                    return f"{start}{program.name} does not compile with {cache}: {program.error}"
+            if stage.memory.free < 0:
+                return (
+                    f"{start}{-stage.memory.free / 2**30:.2f} GiB are missing on each device for a KV cache of "
+                    f"{plan.kv_tokens} tokens: lower --mem-fraction-static or --max-total-tokens."
+                )
+        return None
 
-    def _compilation(self, name: str, lower: Callable[[], Any], pool: tuple[tuple[int, ...], ...]) -> Compilation:
-        platform = self.blueprint.platform
-        options = {"xla_gpu_autotune_level": "0"} if platform == "gpu" else None  # autotuning needs the device
-        return Compilation(name, lower(), platform, pool, options, self.options.save_to)
+    # --- times
 
-    def _step(self, bucket: Bucket, num_pages: NumPages, program: ProgramReport | None) -> StepPlan:
-        blueprint, chip = self.blueprint, self.target.chip
-        args, config = blueprint.args, blueprint.config
-        assert args.context_length
-        token_bytes = sum(blueprint.page_bytes) / len(config.windows) / blueprint.page_size
-        shard = ModelShard(config, args.dtype, args.tp_size, token_bytes)
-        rows = bucket.num_rows
+    def _step(self, bucket: Bucket, budgets: _Budgets, reports: Sequence[Reports]) -> StepPlan:
+        shards = [shard_of(blueprint) for blueprint in self.blueprints]
+        at_once = self._steps_at_once(bucket)
+        shape = self._shape(bucket, at_once, budgets.stages[0])
+        works = [step_work(shard, shape) for shard in shards]
+        predictions = tuple(self._predict(shard, shape) for shard in shards)
+        devices = [list(blueprint.mesh.devices.flat) for blueprint in self.blueprints]
+        hand_over_s = tuple(
+            work.handed_on_bytes / hand_over_bytes_per_s(self.target, sends, receives)
+            for work, sends, receives in zip(works[:-1], devices[:-1], devices[1:], strict=True)
+        )
+        whole = joined(shards)
+        together = dataclasses.replace(shape, num_rows=shape.num_rows * (at_once if bucket.decode_only else 1))
+        return StepPlan(
+            bucket,
+            shape,
+            tuple(StepPart(work, found.get(bucket)) for work, found in zip(works, reports, strict=True)),
+            PipelinePrediction(predictions, hand_over_s, at_once if bucket.decode_only else None),
+            None if whole is None else together.all_tokens / self._predict(whole, together).step_s,
+        )
+
+    def _steps_at_once(self, bucket: Bucket) -> int:
+        """Of different requests, as many as a server takes."""
+        rows = self.blueprints[0].args.max_running_requests
+        assert rows is not None
+        return min(max(rows // bucket.total_rows, 1), len(self.blueprints))
+
+    def _shape(self, bucket: Bucket, at_once: int, budget: MemoryBudget) -> StepShape:
+        blueprint, rows = self.blueprints[0], bucket.num_rows
+        assert blueprint.args.context_length
         if bucket.decode_only:
-            limit = min(self.options.assumed_context, args.context_length)
-            longest = longest_of(blueprint.spec(num_pages).kv_groups, blueprint.page_size, rows, limit)
+            limit = min(self.options.assumed_context, blueprint.args.context_length)
+            longest = longest_of(budget.kv_groups, blueprint.page_size, rows * at_once, limit)
             tokens = bucket.tokens_per_row
             shape = StepShape(rows, tokens, max(longest, tokens), sampled_tokens=tokens)
         else:  # prompts of equal length, from their beginning
             shape = StepShape(rows, bucket.num_tokens // rows, bucket.num_tokens // rows)
-        shape = dataclasses.replace(shape, num_shards=bucket.num_shards, is_packed=bucket.packs_tokens)
-        work = step_work(shard, shape)
-        interconnect = Interconnect.of(chip, args.tp_size, links_per_chip(self.target, args.tp_size))
-        return StepPlan(bucket, shape, work, predict(work, chip, args.dtype, interconnect), program)
+        return dataclasses.replace(shape, num_shards=bucket.num_shards, is_packed=bucket.packs_tokens)
+
+    def _predict(self, shard: ModelShard, shape: StepShape) -> Prediction:
+        chip = self.target.chip
+        interconnect = Interconnect.of(chip, shard.tp_size, links_per_chip(self.target, shard.tp_size))
+        return predict(step_work(shard, shape), chip, shard.dtype, interconnect)
 
 
-def _failure(plan: CapacityPlan, budget: MemoryBudget) -> str | None:
-    failed = [program for program in plan.programs if program.error]
-    if failed:
-        return f"{failed[0].name} does not compile with a KV cache of {plan.kv_tokens} tokens: {failed[0].error}"
-    if budget.free < 0:
-        return (
-            f"{-budget.free / 2**30:.2f} GiB are missing on each device for a KV cache of {plan.kv_tokens} tokens: "
-            "lower --mem-fraction-static or --max-total-tokens."
-        )
-    return None
-
-
-def _notes(blueprint: Blueprint, target: Target) -> list[str]:
-    args, config, notes = blueprint.args, blueprint.config, []
-    if target.chip.warning:
-        notes.append(target.chip.warning)
-    if args.tp_size < target.num_devices:
-        notes.append(f"{target.num_devices - args.tp_size} of the {target.num_devices} devices stay idle.")
-    if target.num_hosts > 1:
-        notes.append(f"{target.name} spans {target.num_hosts} hosts; `jaxserve serve` runs on the devices of one host today.")
-    devices = args.attn_tp_size
-    if config.latent_dim is not None and devices > 1:
-        notes.append(
-            f"Each of the {devices} devices keeps the latents of all tokens: they hold no more tokens than one would beside "
-            f"the same weights. With --attn-dp-size {args.tp_size} each keeps those of other requests."
-        )
-    elif devices > config.num_kv_heads:
-        notes.append(
-            f"Each of the {config.num_kv_heads} KV heads is kept on {devices // config.num_kv_heads} devices, which "
-            f"hold no more tokens together than {config.num_kv_heads} would beside the same weights (--attn-dp-size)."
-        )
-    if blueprint.backend.name == "reference":
-        try:
-            choose = choose_backend if config.latent_dim is None else choose_latent_backend
-            choose("pallas", blueprint.backend.spec)
-        except NotImplementedError as error:
-            notes.append(f"Attention runs without our kernels, which is slow: {error}")
-    return notes
+def _others(blueprint: Blueprint, reports: Reports) -> tuple[ProgramReport, ...]:
+    """Reports of what is no forward half of a step."""
+    return tuple(report for key, report in reports.items() if key not in blueprint.buckets.all)

@@ -1,5 +1,7 @@
 """The least time a step can take on a chip: bytes, operations and messages, from the model's shapes, over the chip's peaks.
 
+Of a pipeline each stage has a time of its own (`pipeline_roofline` puts them together); a model that is not divided is one.
+
 Counted by us, since XLA's own numbers leave out what kernels do: weights read once; keys, values and states read and written;
 logits; products with weights and of attention; what all-reduces and the logits' all-gather send (with attention by data
 parallelism an all-gather and a reduce-scatter count as an all-reduce of all devices). Not counted: activations,
@@ -19,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxserve.aot.chips import ChipSpec
+from jaxserve.aot.chips import GPUS_PER_HOST, ChipSpec
 from jaxserve.models import ALL_AXES, TENSOR_AXIS, ArrayInfo, LayerSpec, ModelConfig, MoESpec, abstract_params
 from jaxserve.models.blocks.state_inputs import state_bytes
 
@@ -28,7 +30,7 @@ LOGITS_BYTES = 4  # float32
 
 @dataclasses.dataclass(frozen=True)
 class ModelShard:
-    """What one of `tp_size` devices holds of a model."""
+    """What one of `tp_size` devices holds of a model, or of a pipeline's stage."""
 
     config: ModelConfig
     dtype: str
@@ -50,8 +52,13 @@ class ModelShard:
     @property
     def state_bytes(self) -> int:
         """Of one sequence, in all layers that keep states."""
-        mixers = self.config.state_layers
-        return len(mixers) * state_bytes(mixers[0], self.dtype, self.attn_tp_size) if mixers else 0
+        mixers, count = self.config.state_layers, self.config.own_cache_groups.count("states")
+        return count * state_bytes(mixers[0], self.dtype, self.attn_tp_size) if count else 0
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Per layer here that attends."""
+        return tuple(group for group in self.config.own_cache_groups if group != "states")
 
     @property
     def itemsize(self) -> int:
@@ -117,6 +124,7 @@ class StepWork:
     attention_flops: int
     all_reduce_bytes: int  # the messages' sizes
     all_gather_bytes: int  # of the whole result
+    handed_on_bytes: int = 0  # hidden states that the next stage of a pipeline gets from this device
 
     @property
     def memory_bytes(self) -> int:
@@ -128,42 +136,50 @@ class StepWork:
 
 
 def step_work(shard: ModelShard, step: StepShape) -> StepWork:
-    cfg, tp_size = shard.config, shard.tp_size
-    tokens, lines = step.tokens, step.num_rows * step.sampled_tokens * step.num_shards
-    arrays = shard.arrays()
-    embed, head = arrays["embed"], arrays.get("lm_head", arrays["embed"])
-    layers = list(zip(cfg.layers, arrays["layers"], strict=True))
+    cfg, tp_size, arrays = shard.config, shard.tp_size, shard.arrays()
+    tokens, lines = step.tokens, step.num_rows * step.sampled_tokens * step.num_shards * cfg.has_head
+    layers = [(cfg.layers[index], arrays["layers"][index]) for index in cfg.own_layers]
     own_params = sum(_matrix_params(tree, shard, of_all=False) for _, tree in layers)
     all_params = sum(_matrix_params(tree, shard) + _chosen_params(layer, tree, tp_size) for layer, tree in layers)
     idle_bytes = sum(_idle_expert_bytes(layer, tree, step.all_tokens, shard) for layer, tree in layers)
-    # The rows that are looked up; a table that is the output head too is read whole anyway.
-    embed_rows = 0 if "lm_head" not in arrays else step.all_tokens * cfg.hidden_size * shard.itemsize
-    untied_embed = 0 if "lm_head" not in arrays else _shard(embed, embed.num_bytes, tp_size, cfg.attn_dp_size)
-    pairs, keys = _attended(cfg.windows, step)
-    head_params, width = _matrix_params(head, shard), cfg.hidden_size * shard.itemsize
+    pairs, keys = _attended(shard.windows, step)
+    head_params = _matrix_params(arrays.get("lm_head", arrays.get("embed")), shard) if cfg.has_head else 0
+    width = cfg.hidden_size * shard.itemsize
     return StepWork(
-        weight_bytes=shard.weight_bytes - untied_embed + embed_rows - idle_bytes,
+        weight_bytes=shard.weight_bytes - _unread_table_bytes(shard, step) - idle_bytes,
         kv_read_bytes=round(step.num_rows * (keys * shard.kv_token_bytes + shard.state_bytes)),
-        kv_write_bytes=round(tokens * len(cfg.windows) * shard.kv_token_bytes + step.num_rows * shard.state_bytes),
+        kv_write_bytes=round(tokens * len(shard.windows) * shard.kv_token_bytes + step.num_rows * shard.state_bytes),
         logits_bytes=lines * cfg.vocab_size * LOGITS_BYTES,
         matmul_flops=2 * (tokens * own_params + step.all_tokens * all_params + lines * head_params),
-        attention_flops=2 * step.num_rows * shard.num_heads * _attention_products(cfg, step, pairs),
+        attention_flops=2 * step.num_rows * shard.num_heads * _attention_products(shard, step, pairs),
         all_reduce_bytes=_summed_tokens(shard, step) * width,
         all_gather_bytes=(tp_size > 1) * lines * cfg.vocab_size * LOGITS_BYTES,
+        handed_on_bytes=(not cfg.has_head) * tokens * width,
     )
+
+
+def _unread_table_bytes(shard: ModelShard, step: StepShape) -> int:
+    """Of the embedding, of which rows are looked up; as the output head, too, it is read whole."""
+    cfg, table = shard.config, shard.arrays().get("embed")
+    if table is None or (cfg.has_head and "lm_head" not in shard.arrays()):
+        return 0
+    looked_up = step.all_tokens * cfg.hidden_size * shard.itemsize
+    return _shard(table, table.num_bytes, shard.tp_size, cfg.attn_dp_size) - looked_up
 
 
 def _summed_tokens(shard: ModelShard, step: StepShape) -> int:
     """Of all sums: behind each mixer, each MLP and the embedding."""
-    mixers, mlps = shard.config.num_layers, shard.config.num_layers + 1
+    mixers = len(shard.config.own_layers)
+    mlps = mixers + shard.config.embeds
     if step.num_shards == 1:
         return (shard.tp_size > 1) * (mixers + mlps) * step.tokens
     within = (shard.attn_tp_size > 1) * (mixers + (0 if step.is_packed else mlps)) * step.tokens
     return within + (2 if step.is_packed else 1) * mlps * step.all_tokens
 
 
-def _attention_products(cfg: ModelConfig, step: StepShape, pairs: int) -> int:
+def _attention_products(shard: ModelShard, step: StepShape, pairs: int) -> int:
     """Of one sequence and one head, in all layers. Latents are absorbed or projected, as the backends have it."""
+    cfg = shard.config
     head, latent_dim = cfg.projected, cfg.latent_dim
     if head is None or latent_dim is None:
         return pairs * 2 * cfg.head_dim
@@ -171,7 +187,7 @@ def _attention_products(cfg: ModelConfig, step: StepShape, pairs: int) -> int:
     if fewest is None or step.new_tokens < fewest:
         return pairs * (cfg.head_dim + latent_dim)
     cached = step.context_len - step.new_tokens  # what the new tokens are projected with counts as weights
-    return pairs * (head.key_dim + head.value_dim) + len(cfg.windows) * cached * head.products_per_token(latent_dim)
+    return pairs * (head.key_dim + head.value_dim) + len(shard.windows) * cached * head.products_per_token(latent_dim)
 
 
 def _matrix_params(tree: Any, shard: ModelShard, *, of_all: bool = True) -> int:
@@ -220,7 +236,7 @@ def _attended(windows: Iterable[int | None], step: StepShape) -> tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Interconnect:
-    """How the devices of a mesh reach each other."""
+    """How the devices of a mesh reach each other. Of GPUs on several hosts each host is a chip."""
 
     num_chips: int
     devices_per_chip: int  # that take part
@@ -229,6 +245,9 @@ class Interconnect:
 
     @staticmethod
     def of(chip: ChipSpec, num_devices: int, links: int) -> Interconnect:
+        if chip.network_bytes_per_s is not None and num_devices > GPUS_PER_HOST:
+            hosts, out = -(-num_devices // GPUS_PER_HOST), GPUS_PER_HOST * chip.network_bytes_per_s
+            return Interconnect(hosts, GPUS_PER_HOST, out, chip.link_bytes_per_s)
         per_chip = min(chip.devices_per_chip, num_devices)
         return Interconnect(-(-num_devices // per_chip), per_chip, links * chip.link_bytes_per_s, chip.in_chip_bytes_per_s)
 

@@ -1,4 +1,7 @@
-"""Which collectives a forward program has with attention by data parallelism; without it, `hlo.expected_collectives`."""
+"""Which collectives a forward program has: of a whole model (then also `hlo.expected_collectives`), or of a pipeline's stage.
+
+Between stages there are none: hidden states are copied from devices to devices.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,29 @@ from collections.abc import Mapping
 from jaxserve.models import ModelConfig
 
 
+def expected_in_stage(config: ModelConfig, tp_size: int, *, packs_tokens: bool = False) -> Mapping[str, int]:
+    """Two all-reduces per layer of the stage and one of the embedding where tokens are embedded, an all-gather of the logits
+    where they are made. With attention by data parallelism what `expected_with_shards` says."""
+    if tp_size == 1:
+        return {}
+    if config.attn_dp_size > 1:
+        return expected_with_shards(config, tp_size, packs_tokens=packs_tokens)
+    return _present({"all-reduce": 2 * len(config.own_layers) + config.embeds, "all-gather": int(config.has_head)})
+
+
 def expected_with_shards(config: ModelConfig, tp_size: int, *, packs_tokens: bool) -> Mapping[str, int]:
     """`packs_tokens` as in Bucket. Tokens come together before each MLP, and are taken apart behind, as behind the embedding;
     brought together are also the hidden states of which logits are wanted. Devices that share a shard add up what attention
     and MLPs made."""
-    mixers, mlps = config.num_layers, config.num_layers + 1
+    mixers = len(config.own_layers)
+    mlps = mixers + config.embeds
+    of_logits = 2 * config.has_head
     shares_shard = tp_size > config.attn_dp_size
     if packs_tokens:
-        return {"all-reduce": (1 + shares_shard) * mixers + mlps, "all-gather": 2}
+        return _present({"all-reduce": (1 + shares_shard) * mixers + mlps, "all-gather": of_logits})
     sums = {"all-reduce": mixers + mlps} if shares_shard else {}
-    return sums | {"all-gather": mixers + 2, "reduce-scatter": mlps}
+    return _present(sums | {"all-gather": mixers + of_logits, "reduce-scatter": mlps})
+
+
+def _present(counts: Mapping[str, int]) -> Mapping[str, int]:
+    return {name: count for name, count in counts.items() if count}

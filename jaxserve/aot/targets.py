@@ -13,11 +13,12 @@ import math
 import os
 from typing import Any
 
-from jaxserve.aot.chips import CHIPS, H200, TPU7X, V5E, V5P, V6E, ChipSpec
+from jaxserve.aot.chips import CHIPS, GPUS_PER_HOST, H200, TPU7X, V5E, V5P, V6E, ChipSpec
+from jaxserve.executor.mesh import Sizes
 
 # GPU name -> XLA's target description beside this file.
 GPU_TARGETS = {"h200": "h200.txtpb"}
-_GPU_COUNTS = (1, 2, 4, 8)  # of one host
+_GPU_SHAPES = ((1,), (2,), (4,), (GPUS_PER_HOST,), (2, GPUS_PER_HOST))  # of one host; hosts, and of each
 # Slices that can be rented (docs.cloud.google.com/tpu/docs, "supported configurations"), without the largest.
 _FLAT = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 _CUBIC = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4))
@@ -39,7 +40,7 @@ class Target:
     """A slice or a host to compile for."""
 
     chip: ChipSpec
-    shape: tuple[int, ...]  # chips along each axis of the torus; of a GPU host, how many there are
+    shape: tuple[int, ...]  # chips along each axis of the torus; of GPUs, how many there are, behind how many hosts
 
     @property
     def name(self) -> str:
@@ -56,23 +57,29 @@ class Target:
 
     @property
     def num_hosts(self) -> int:
-        return 1 if _one_host(self.chip, self.shape) else self.num_chips // _HOST_CHIPS
+        return 1 if _one_host(self.chip, self.shape) else self.num_chips // _host_chips(self.chip)
+
+    def check(self, pp_size: int, tp_size: int) -> None:
+        """ValueError, with the options, if they need more devices."""
+        sizes = Sizes(pp_size, tp_size, 1)
+        if sizes.per_replica > self.num_devices:
+            raise ValueError(sizes.too_few(f"{self.name} has {self.num_devices}"))
 
     def devices(self) -> tuple[Any, ...]:
         """All of them. RuntimeError with a sentence if the compiler is not installed, or knows no such slice."""
         if self.chip.platform == "gpu":
-            return gpu_devices(self.chip.name, self.num_devices)
+            return gpu_devices(self.chip.name, self.num_devices // self.num_hosts, self.num_hosts)
         return _tpu_devices(self)
 
 
 def known_targets() -> tuple[Target, ...]:
     """Chip by chip, each from its smallest slice to its largest."""
     slices = [Target(CHIPS[name], shape) for name, shapes in _TPU_SHAPES.items() for shape in shapes]
-    return (*slices, *(Target(CHIPS[name], (count,)) for name in GPU_TARGETS for count in _GPU_COUNTS))
+    return (*slices, *(Target(CHIPS[name], shape) for name in GPU_TARGETS for shape in _GPU_SHAPES))
 
 
 def parse_target(text: str) -> Target:
-    """`v6e:2x4`, `tpu7x:2x2x1`, `h200`, `h200:8`. ValueError that lists the known ones."""
+    """`v6e:2x4`, `tpu7x:2x2x1`, `h200`, `h200:8`, `h200:2x8`. ValueError that lists the known ones."""
     known = {target.name: target for target in known_targets()}
     found = known.get(text.strip().lower()) or known.get(f"{text.strip().lower()}:1")
     if found is None:
@@ -105,8 +112,8 @@ def without_devices() -> None:
 
 
 @functools.cache
-def gpu_devices(name: str = "h200", count: int = 1) -> tuple[Any, ...]:
-    """`count` devices of one host. Raises ValueError for an unknown name, RuntimeError if the CUDA plugin is missing."""
+def gpu_devices(name: str = "h200", count: int = 1, num_hosts: int = 1) -> tuple[Any, ...]:
+    """`count` devices of each host. Raises ValueError for an unknown name, RuntimeError if the CUDA plugin is missing."""
     if name not in GPU_TARGETS:
         raise ValueError(f"GPU must be one of {', '.join(GPU_TARGETS)}; got {name!r}.")
     if importlib.util.find_spec("jax_cuda13_plugin") is None and importlib.util.find_spec("jax_cuda12_plugin") is None:
@@ -116,7 +123,8 @@ def gpu_devices(name: str = "h200", count: int = 1) -> tuple[Any, ...]:
     from jax.experimental import topologies
 
     target = importlib.resources.files("jaxserve.aot").joinpath(GPU_TARGETS[name]).read_text()
-    topology = topologies.get_topology_desc(platform="cuda", topology_name=name, target_config=target, topology=f"1x1x{count}")
+    shape = f"1x{num_hosts}x{count}"
+    topology = topologies.get_topology_desc(platform="cuda", topology_name=name, target_config=target, topology=shape)
     return tuple(topology.devices)
 
 
@@ -140,3 +148,8 @@ def _tpu_devices(target: Target) -> tuple[Any, ...]:
 def _one_host(chip: ChipSpec, shape: tuple[int, ...]) -> bool:
     most = 8 if chip in (V5E, V6E, H200) else _HOST_CHIPS
     return math.prod(shape) <= most
+
+
+def _host_chips(chip: ChipSpec) -> int:
+    """Of one of several hosts."""
+    return GPUS_PER_HOST if chip.platform == "gpu" else _HOST_CHIPS

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jaxserve.aot.roofline import ModelShard, Prediction
+from jaxserve.aot.pipeline_roofline import shard_of
+from jaxserve.aot.roofline import Prediction
 from jaxserve.bench.roofline import Roofline
 from jaxserve.bench.steps import StepDriver, prefill_steps
 from jaxserve.config import ServerArgs
@@ -85,13 +85,13 @@ class LatencyBench:
 
     def __init__(self, args: ServerArgs, cases: Sequence[Case], *, show_progress: bool = True) -> None:
         self._model = args.effective_served_model_name
-        (blueprint,) = draw_blueprints(args)
-        _check(blueprint, cases)
+        blueprints = draw_blueprints(args)
+        _check(blueprints[0], cases)
         self._built: BuiltRunner = build_runner(args, show_progress=show_progress)
         self._driver = StepDriver(self._built.runner)
         for case in cases:
             self._driver.check(case.batch_size, case.row_tokens)
-        self.roofline = Roofline.here(_shard(blueprint))
+        self.roofline = Roofline.here([shard_of(blueprint) for blueprint in blueprints])
 
     @property
     def about(self) -> dict[str, Any]:
@@ -148,12 +148,6 @@ def _check(blueprint: Blueprint, cases: Sequence[Case]) -> None:
                 f"--input-len {case.input_len} and --output-len {case.output_len} need {case.row_tokens} tokens; the context "
                 f"has {context_len}."
             )
-
-
-def _shard(blueprint: Blueprint) -> ModelShard:
-    config = blueprint.config.replace(native_products=False)  # which changes how weights lie, and not how many there are
-    token_bytes = sum(blueprint.page_bytes) / config.num_layers / blueprint.page_size
-    return ModelShard(config, str(jnp.dtype(blueprint.args.dtype)), blueprint.args.tp_size, token_bytes)
 
 
 @contextlib.contextmanager

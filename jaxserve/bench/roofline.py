@@ -28,51 +28,59 @@ _TRIES_S = 0.3
 @dataclasses.dataclass(frozen=True)
 class Roofline:
     chip: ChipSpec
-    shard: ModelShard
+    stages: tuple[ModelShard, ...]  # of a pipeline; of a model that is not divided, the one
     source: str  # where the chip's numbers are from, for a line of text
 
     @staticmethod
-    def here(shard: ModelShard) -> Roofline | None:
+    def here(stages: Sequence[ModelShard]) -> Roofline | None:
         """None: this machine's chip is unknown."""
         device = jax.devices()[0]
         known = {chip.kind: chip for chip in CHIPS.values()}
         if device.device_kind in known:
-            return Roofline(known[device.device_kind], shard, f"{device.device_kind}, its data sheet")
+            return Roofline(known[device.device_kind], tuple(stages), f"{device.device_kind}, its data sheet")
         if device.platform != "cpu":
             return None
-        chip = measured_cpu(shard.weight_bytes, shard.dtype)
+        chip = measured_cpu(sum(shard.weight_bytes for shard in stages), stages[0].dtype)
         rates = f"{chip.hbm_bytes_per_s / 1e9:.1f} GB/s, {chip.bf16_flops_per_s / 1e9:.0f} GFLOP/s"
-        return Roofline(chip, shard, f"this CPU, measured with plain XLA: {rates}")
+        return Roofline(chip, tuple(stages), f"this CPU, measured with plain XLA: {rates}")
 
     def prefill(self, steps: Sequence[Sequence[Chunk]]) -> Prediction:
-        """Of all these steps, one after the other."""
-        return self._predict([self._of_chunks(chunks) for chunks in steps])
+        """Of all these steps, one after the other; a pipeline's stage computes one while the next computes the one before."""
+        by_stage = [[_work_of(chunks, shard) for chunks in steps] for shard in self.stages]
+        # Whichever stage all wait for: the first step comes to it through those before it, the last one has those behind it
+        # left.
+        paths = [
+            [*(works[0] for works in by_stage[:stage]), *by_stage[stage], *(works[-1] for works in by_stage[stage + 1 :])]
+            for stage in range(len(by_stage))
+        ]
+        return max(map(self._predict, paths), key=lambda path: path.step_s)
 
     def decode(self, num_rows: int, context_len: int) -> Prediction:
-        """Of one step, after which each row has `context_len` tokens."""
-        shards = self.shard.config.attn_dp_size
-        return self._predict([step_work(self.shard, StepShape(-(-num_rows // shards), 1, context_len, num_shards=shards))])
-
-    def _of_chunks(self, chunks: Sequence[Chunk]) -> StepWork:
-        """Of a step: the weights are read once, however many rows there are."""
-        works = [
-            step_work(self.shard, StepShape(1, chunk.end - chunk.start, chunk.end, int(chunk.end == chunk.prompt_len)))
-            for chunk in chunks
-        ]
-        total = functools.reduce(_plus, works)
-        tokens = sum(chunk.end - chunk.start for chunk in chunks)
-        weights = step_work(self.shard, StepShape(1, tokens, tokens)).weight_bytes
-        return dataclasses.replace(total, weight_bytes=weights)
+        """Of one step, after which each row has `context_len` tokens, through all stages: the next one needs its tokens."""
+        shards = self.stages[0].config.attn_dp_size
+        shape = StepShape(-(-num_rows // shards), 1, context_len, num_shards=shards)
+        return self._predict([step_work(shard, shape) for shard in self.stages])
 
     def _predict(self, works: Sequence[StepWork]) -> Prediction:
         """What devices send to each other is not counted."""
         alone = Interconnect.of(self.chip, 1, 1)
-        each = [predict(work, self.chip, self.shard.dtype, alone) for work in works]
+        each = [predict(work, self.chip, self.stages[0].dtype, alone) for work in works]
         # Of each step the longer of the two, so that `step_s` is the sum of the steps' times.
         memory_s = sum(one.step_s for one in each if one.bound == "memory")
         compute_s = sum(one.step_s for one in each if one.bound == "compute")
         total = memory_s + compute_s
         return Prediction(total, compute_s, 0.0) if memory_s >= compute_s else Prediction(memory_s, total, 0.0)
+
+
+def _work_of(chunks: Sequence[Chunk], shard: ModelShard) -> StepWork:
+    """Of a step: the weights are read once, however many rows there are."""
+    works = [
+        step_work(shard, StepShape(1, chunk.end - chunk.start, chunk.end, int(chunk.end == chunk.prompt_len)))
+        for chunk in chunks
+    ]
+    total = functools.reduce(_plus, works)
+    tokens = sum(chunk.end - chunk.start for chunk in chunks)
+    return dataclasses.replace(total, weight_bytes=step_work(shard, StepShape(1, tokens, tokens)).weight_bytes)
 
 
 def _plus(one: StepWork, other: StepWork) -> StepWork:

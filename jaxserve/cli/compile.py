@@ -15,13 +15,13 @@ from jaxserve.config import ServerArgs
 from jaxserve.models import model_folder
 
 if TYPE_CHECKING:
-    from jaxserve.aot.planner import CapacityPlan, PlanOptions
+    from jaxserve.aot.capacity_plan import CapacityPlan, PlanOptions
     from jaxserve.aot.targets import Target
 
 # The options of a server that change what is compiled, or what fits.
 _USED = frozenset(
     ("model_path", "json_model_override_args", "dtype", "quantization", "kv_cache_dtype", "page_size", "context_length",
-     "tp_size", "ep_size", "ep_num_redundant_experts", "init_expert_location",
+     "tp_size", "pp_size", "pp_layer_partition", "attn_dp_size", "ep_size", "ep_num_redundant_experts", "init_expert_location",
      "max_running_requests", "max_total_tokens", "swa_full_tokens_ratio", "mem_fraction_static",
      "chunked_prefill_size", "max_prefill_tokens", "enable_mixed_chunk", "attention_backend", "prefill_token_buckets",
      "decode_row_buckets", "max_top_logprobs", "grammar_backend")
@@ -69,7 +69,7 @@ def compile_command(
 
     MODEL is a folder with a config.json, the same as --model-path; neither weights nor a tokenizer are read. Every step is
     compiled by the target's own compiler (pip install 'jax[tpu]' or 'jax[cuda13]'; no device is needed). --tp-size is all
-    devices of the topology by default. The exit code is 0 only if the model fits.
+    devices of the topology by default, divided by --pp-size. The exit code is 0 only if the model fits.
 
     With --cache-dir nothing is planned: all programs of a server with these options are compiled, and it starts with them in
     seconds. Without --topology they are for the devices that are here; with it, the folder is carried to a machine that has
@@ -81,14 +81,14 @@ def compile_command(
         assert cache_dir is not None
         return _fill_cache(_args({**options, "tp_size": options["tp_size"] or 1}, model), cache_dir)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks about the device that is not there; read at JAX's import
-    from jaxserve.aot.planner import PlanOptions
+    from jaxserve.aot.capacity_plan import PlanOptions
     from jaxserve.aot.targets import parse_target
 
     try:
         target = parse_target(topology)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    args = _args({**options, "tp_size": options["tp_size"] or target.num_devices}, model)
+    args = _args({**options, "tp_size": options["tp_size"] or max(target.num_devices // options["pp_size"], 1)}, model)
     if cache_dir is not None:
         return _fill_cache(args, cache_dir, target)
     folder = None if out is None else Path(out)

@@ -43,11 +43,19 @@ def test_a_server_finds_all_of_them(checkpoint: Callable[[str], Path], tmp_path:
     assert (state["programs_missing"], state["compiles_total"]) == (0, 0)
 
 
+def test_a_pipeline_finds_those_of_its_stages(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    args, folder = small(checkpoint("qwen3")).replace(pp_size=2), str(tmp_path / "carried")
+    assert fill_cache_for(cpu_target(2, 1 << 30), args, folder).programs > 0
+    state = build_runner(args.replace(compilation_cache_dir=folder), show_progress=False).runner.internal_state()
+    assert (state["programs_missing"], state["compiles_total"]) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("topology", "options", "reason"),
     [
         ("h200", {"max_total_tokens": None}, "need --max-total-tokens, here and of the server"),
         ("h200", {"tp_size": 2}, "--tp-size 2 needs as many devices; h200:1 has 1"),
+        ("h200:2", {"tp_size": 2, "pp_size": 2}, "--pp-size 2 with --tp-size 2 needs 4 devices; h200:2 has 2"),
         ("v6e:4x4", {"tp_size": 16}, "v6e:4x4 spans 4 hosts"),
         ("h200", {"quantization": "int8wo"}, "--quantization int8wo has matmuls that XLA writes itself on a GPU"),
     ],

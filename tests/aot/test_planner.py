@@ -11,7 +11,8 @@ import pytest
 from shapes import TINY, TINY_LATENT, config_of, cpu_target
 
 from jaxserve.aot import planner
-from jaxserve.aot.planner import CapacityPlan, PlanOptions, plan_capacity
+from jaxserve.aot.capacity_plan import CapacityPlan, PlanOptions
+from jaxserve.aot.planner import plan_capacity
 from jaxserve.aot.report import plan_json, plan_text, table
 from jaxserve.config import ServerArgs
 from jaxserve.executor.sampler import SamplingMode
@@ -42,8 +43,8 @@ def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
     assert len(names) == len(SamplingMode) + len(LINE_COUNTS) + 5
     assert {"sample greedy R=4", "sample everything R=4", "page table", "row tables", "input embeds", "kv pool"} <= set(names)
     for step in made.steps:
-        program = step.program
-        assert program is not None and program.error is None and program.compile_s > 0
+        (program,) = step.programs
+        assert program.error is None and program.compile_s > 0
         assert program.argument_bytes >= made.memory.weights + made.memory.kv_pool
         assert program.aliased_bytes >= made.memory.kv_pool
     assert made.memory.free > 0
@@ -85,8 +86,7 @@ def test_int8_weights_are_counted_as_the_compiler_counts_them(tmp_path: Path) ->
     assert plain.memory is not None and made.memory is not None and made.failure is None
     assert made.memory.weights < 0.75 * plain.memory.weights  # the embedding and norms stay
     assert made.config.quantization == "int8wo"
-    program = made.steps[-1].program
-    assert program is not None
+    (program,) = made.steps[-1].programs
     tables = made.memory.row_tables + made.memory.page_table + made.memory.hidden
     assert program.argument_bytes < made.memory.weights + made.memory.kv_pool + tables
 

@@ -99,6 +99,8 @@ def test_sums_over_links() -> None:
     assert ring.all_reduce_s(10**9) == pytest.approx(2 * 7 / 8 * 1e9 / 200e9)
     assert ring.all_gather_s(10**9) == pytest.approx(7 / 8 * 1e9 / 200e9)
     assert Interconnect.of(H200, 4, 1).all_reduce_s(10**9) == pytest.approx(2 * 3 / 4 * 1e9 / 450e9)
+    hosts = Interconnect.of(H200, 16, 1)  # the GPUs of a host first, then two hosts, each with eight network cards
+    assert hosts.all_reduce_s(10**9) == pytest.approx(1e9 / 400e9 + 2 * 7 / 8 * 1e9 / 450e9)
     halves = Interconnect.of(TPU7X, 8, 2)  # the two halves of a chip first, then four chips
     assert halves.all_reduce_s(10**9) == pytest.approx(2 * 3 / 4 * 1e9 / 200e9 + 1e9 / 600e9)
     assert Interconnect.of(TPU7X, 2, 0).all_gather_s(10**9) == pytest.approx(0.5 * 1e9 / 600e9)

@@ -39,6 +39,7 @@ def test_an_unknown_name_lists_the_known(text: str) -> None:
         ("tpu7x:1x1x1", 1, 2, 1),
         ("tpu7x:2x2x2", 8, 16, 2),
         ("h200:8", 8, 8, 1),
+        ("h200:2x8", 16, 16, 2),
     ],
 )
 def test_sizes(name: str, chips: int, devices: int, hosts: int) -> None:

@@ -17,7 +17,7 @@ from jaxserve.bench.record import read_records
 from jaxserve.bench.roofline import Roofline
 from jaxserve.bench.steps import prefill_steps
 from jaxserve.cli.main import run
-from jaxserve.models import ModelConfig
+from jaxserve.models import ModelConfig, divide_layers
 
 SMALL = ["--max-running-requests", "2", "--chunked-prefill-size", "16", "--prefill-token-buckets", "16",
          "--decode-row-buckets", "2", "--max-total-tokens", "256"]  # fmt: skip
@@ -36,11 +36,24 @@ def test_the_least_time_of_a_prompt(checkpoint: Callable[[str], Path]) -> None:
     """In one step: what its rows need together, and the weights once."""
     shard = ModelShard(ModelConfig.from_pretrained(str(checkpoint("qwen3"))), "bfloat16", 1, 64)
     chip = dataclasses.replace(CHIPS["v6e"], hbm_bytes_per_s=1.0, bf16_flops_per_s=1e30)
-    least = Roofline(chip, shard, "").prefill(prefill_steps([8, 8], 16, 1))
+    least = Roofline(chip, (shard,), "").prefill(prefill_steps([8, 8], 16, 1))
     assert least.bound == "memory"
     assert least.step_s == step_work(shard, StepShape(2, 8, 8)).memory_bytes
-    twice = Roofline(chip, shard, "").prefill(prefill_steps([8, 8], 8, 1))
+    twice = Roofline(chip, (shard,), "").prefill(prefill_steps([8, 8], 8, 1))
     assert twice.step_s == 2 * step_work(shard, StepShape(1, 8, 8)).memory_bytes
+
+
+def test_the_least_time_in_a_pipeline(checkpoint: Callable[[str], Path]) -> None:
+    """A decode step goes through all stages; of several prefill steps most wait for the slowest one."""
+    config = ModelConfig.from_pretrained(str(checkpoint("qwen3")))
+    stages = [config.replace(stage=stage) for stage in divide_layers(config.num_layers, 2)]
+    shards = tuple(ModelShard(stage, "bfloat16", 1, 64) for stage in stages)
+    chip = dataclasses.replace(CHIPS["v6e"], hbm_bytes_per_s=1.0, bf16_flops_per_s=1e30)
+    pipeline = Roofline(chip, shards, "")
+    decode = [step_work(shard, StepShape(2, 1, 8)).memory_bytes for shard in shards]
+    assert pipeline.decode(2, 8).step_s == sum(decode)
+    prefill = [step_work(shard, StepShape(1, 8, 8)).memory_bytes for shard in shards]
+    assert pipeline.prefill(prefill_steps([8, 8, 8], 8, 1)).step_s == sum(prefill) + 2 * max(prefill)
 
 
 def test_a_device_without_peaks(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +62,7 @@ def test_a_device_without_peaks(checkpoint: Callable[[str], Path], monkeypatch: 
 
     shard = ModelShard(ModelConfig.from_pretrained(str(checkpoint("qwen3"))), "float32", 1, 64)
     monkeypatch.setattr(jax, "devices", lambda: [Device()])
-    assert Roofline.here(shard) is None
+    assert Roofline.here([shard]) is None
 
 
 def test_latency(
@@ -66,6 +79,16 @@ def test_latency(
     assert [record["batch_size"] for record in (one, two)] == [1, 2]
     assert [len(steps) for steps in two["decode_latencies"]] == [3, 3] and two["decode_roofline"]["latency"] > 0
     assert list(traces.rglob("*.xplane.pb"))
+
+
+def test_latency_of_a_pipeline(checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "_TRIES_S", 0.01)
+    out = tmp_path / "latency.jsonl"
+    line = ["bench", "latency", str(checkpoint("qwen3")), "--pp-size", "2", "--batch-size", "2", "--input-len", "20"]
+    line += ["--output-len", "3", "--rounds", "1", "--output-file", str(out), *SMALL]
+    assert run([*line, "--compilation-cache-dir", str(tmp_path / "cache")]) == 0
+    (record,) = read_records(out)
+    assert record["decode_roofline"]["latency"] > 0 and record["median_decode_latency"] > 0
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ import pytest
 
 from benchmarks.model_configs import LLAMA_8B, write_config
 from jaxserve.aot import planner
+from jaxserve.aot.capacity_plan import PlanOptions
 from jaxserve.aot.chips import V6E
-from jaxserve.aot.planner import PlanOptions, plan_capacity
+from jaxserve.aot.planner import plan_capacity
 from jaxserve.aot.targets import Target
 from jaxserve.config import ServerArgs
 from jaxserve.executor import build, memory
