@@ -30,6 +30,7 @@ from jaxserve.kernels.native import few_rows
 from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp, divide_layers
 from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.expert_placement import ExpertPlacement, place_experts
+from jaxserve.models.step_work import attention_work_ratio
 from jaxserve.runner import KVGroup, RunnerSpec
 
 STATES_PER_ROW = 3  # one that runs, and snapshots: of it, and behind cached prefixes (SGLang's number)
@@ -214,6 +215,7 @@ class Blueprint:
             num_snapshots=self.num_snapshots,
             num_shards=args.attn_dp_size,
             num_stages=args.pp_size,
+            attention_work_ratio=attention_work_ratio(self.config),
         )
 
     @functools.cached_property

@@ -24,8 +24,8 @@ class ChunkTimes:
     token_buckets: tuple[int, ...] = ()  # tokens that programs are made for; empty: any number
 
     def longest(self, start: int, budget: int, beside: int) -> int:
-        """Tokens, whole pages, behind `start` others, that take no longer than `budget` tokens at a prompt's beginning; at least
-        a page, if the budget is one. `beside`: what the step holds already."""
+        """Tokens, whole pages, behind `start` others, that take no longer than `budget` tokens at a prompt's beginning; at
+        least a page, if the budget is one. `beside`: what the step holds already."""
         if not start or budget < self.page_size:
             return budget
         most, limit = 0.0, self._time_at_beginning(budget)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from typing import Any
 
 import pytest
 import test_scheduler_constraints as constrained
