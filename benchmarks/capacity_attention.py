@@ -10,24 +10,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
-import multiprocessing
-import os
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.capacity_large import GIB, taken
-from benchmarks.model_configs import DEEPSEEK_V3, QWEN3_235B_A22B, write_config
-from jaxserve.aot.capacity_plan import CapacityPlan, PlanOptions
+from benchmarks.capacity_table import GIB, Compiles, compilers, plan, print_table, taken
+from benchmarks.model_configs import DEEPSEEK_V3, QWEN3_235B_A22B
+from jaxserve.aot.capacity_plan import CapacityPlan
 from jaxserve.aot.hlo import expected_collectives
-from jaxserve.aot.planner import plan_capacity
-from jaxserve.aot.report import compiler_versions
 from jaxserve.aot.shard_collectives import expected_with_shards
-from jaxserve.aot.targets import parse_target
-from jaxserve.config import ServerArgs
-from jaxserve.models import ModelConfig
 
 
 class Case(NamedTuple):
@@ -65,13 +55,7 @@ the collectives it should ([`shard_collectives.py`](../jaxserve/aot/shard_collec
 ESTIMATED = """From shapes: nothing was compiled for this table, so that what steps take beside weights and cache is not known
 (`python -m benchmarks.capacity_attention --estimate`, {date}); four layers of DeepSeek-V3 are, in
 `tests/accelerator/test_attn_dp.py`, where the collectives are looked at."""
-
-
-def plan(case: Case, compiles: Literal["none", "largest"]) -> CapacityPlan:
-    with tempfile.TemporaryDirectory() as folder:
-        config = ModelConfig.from_pretrained(write_config(Path(folder), case.raw))
-        args = ServerArgs(model_path=folder, tp_size=case.tp_size, attn_dp_size=case.attn_dp_size, **case.options)
-        return plan_capacity(args, config, parse_target(case.topology), PlanOptions(compile=compiles, show_progress=False))
+TITLES = "model | topology | TP | groups | weights | KV cache | KV tokens | prefill | decode | 256 requests | tokens/s"
 
 
 def check(case: Case, found: CapacityPlan) -> None:
@@ -91,10 +75,10 @@ def check(case: Case, found: CapacityPlan) -> None:
             assert program.aliased_bytes >= found.memory.kv_pool > program.temp_bytes, (case.model, step.bucket.name)
 
 
-def row(case: Case, *, compiles: Literal["none", "largest"]) -> str:
-    found = plan(case, compiles)
-    assert found.failure is None and found.memory is not None, found.failure
+def row(case: Case, *, compiles: Compiles) -> str:
+    found = plan(case.raw, case.topology, compiles, tp_size=case.tp_size, attn_dp_size=case.attn_dp_size, **case.options)
     check(case, found)
+    assert found.memory is not None
     prefill, decode = ("-", "-") if compiles == "none" else (most_taken(found, is_decode) for is_decode in (False, True))
     memory, most = found.memory, found.steps[-1]
     context = "" if most.shape.context_len == 4096 else f" (of {most.shape.context_len} tokens)"
@@ -112,18 +96,10 @@ def most_taken(found: CapacityPlan, is_decode: bool) -> str:
     return f"{max(taken(step) for step in found.steps if step.bucket.decode_only == is_decode) / GIB:.2f}"
 
 
-def print_table(cases: Sequence[Case], *, compiles: Literal["none", "largest"] = "largest") -> None:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    tools = ("jax", "libtpu", "jax-cuda13-plugin")
-    versions = ", ".join(f"{name} {version}" for name, version in compiler_versions().items() if name in tools)
+def print_section(cases: Sequence[Case], *, compiles: Compiles = "largest") -> None:
     how = COMPILED if compiles == "largest" else ESTIMATED
-    print(HEADER.format(compiled=how.format(versions=versions, date=datetime.date.today().isoformat())))
-    print("| model | topology | TP | groups | weights | KV cache | KV tokens | prefill | decode | 256 requests | tokens/s |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
-    # A process for each: what its compiler holds goes with it.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
-        for line in processes.map(functools.partial(row, compiles=compiles), cases):
-            print(line, flush=True)
+    print(HEADER.format(compiled=how.format(versions=compilers(), date=datetime.date.today().isoformat())))
+    print_table(TITLES, functools.partial(row, compiles=compiles), cases)
 
 
 def main() -> None:
@@ -132,7 +108,7 @@ def main() -> None:
     parser.add_argument("--estimate", action="store_true", help="Do not compile; plan from shapes.")
     options = parser.parse_args()
     cases = [case for case in CASES if not options.models or case.model in options.models]
-    print_table(cases, compiles="none" if options.estimate else "largest")
+    print_section(cases, compiles="none" if options.estimate else "largest")
 
 
 if __name__ == "__main__":

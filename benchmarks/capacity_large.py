@@ -9,31 +9,19 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import multiprocessing
-import os
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.capacity_table import GIB, compilers, plan, print_table, taken
 from benchmarks.model_configs import (
     DEEPSEEK_V3,
     GLM_4_5,
     GPT_OSS_120B,
     QWEN3_235B_A22B,
     QWEN3_NEXT_80B_A3B,
-    write_config,
 )
-from jaxserve.aot.capacity_plan import CapacityPlan, PlanOptions, StepPlan
+from jaxserve.aot.capacity_plan import CapacityPlan
 from jaxserve.aot.hlo import expected_collectives
-from jaxserve.aot.planner import plan_capacity
-from jaxserve.aot.report import compiler_versions
-from jaxserve.aot.targets import parse_target
-from jaxserve.config import ServerArgs
-from jaxserve.models import ModelConfig
-
-GIB = 1 << 30
 
 
 class Case(NamedTuple):
@@ -73,13 +61,7 @@ was run. `jaxserve serve` runs on one host today: tpu7x:2x2x2 is two hosts, v6e:
 Layers of Qwen3-Next keep states: 77 MB for each request ([models.md](models.md)), and by default there are three of them for
 each of `--max-running-requests`, one that runs and two behind cached prefixes.
 """
-
-
-def plan(case: Case) -> CapacityPlan:
-    with tempfile.TemporaryDirectory() as folder:
-        config = ModelConfig.from_pretrained(write_config(Path(folder), case.raw))
-        args = ServerArgs(model_path=folder, tp_size=case.tp_size, max_running_requests=case.max_requests)
-        return plan_capacity(args, config, parse_target(case.topology), PlanOptions(compile="largest", show_progress=False))
+TITLES = "model | topology | TP | weights | states | KV cache | KV tokens | prefill | decode | 256 requests | tokens/s"
 
 
 def check(case: Case, found: CapacityPlan) -> None:
@@ -96,9 +78,10 @@ def check(case: Case, found: CapacityPlan) -> None:
 
 
 def row(case: Case) -> str:
-    found = plan(case)
-    assert found.failure is None and found.memory is not None, found.failure
+    options = {"tp_size": case.tp_size, "max_running_requests": case.max_requests}
+    found = plan(case.raw, case.topology, **options)
     check(case, found)
+    assert found.memory is not None
     memory, most = found.memory, found.steps[-1]
     prefill, decode = (
         max(taken(step) for step in found.steps if step.bucket.decode_only == is_decode) for is_decode in (False, True)
@@ -115,29 +98,16 @@ def row(case: Case) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def taken(step: StepPlan) -> int:
-    """Bytes beside the step's arguments, where it takes most."""
-    return max((program.temp_bytes + program.new_output_bytes for program in step.programs), default=0)
-
-
-def print_table(cases: Sequence[Case]) -> None:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    tools = ("jax", "libtpu", "jax-cuda13-plugin")
-    versions = ", ".join(f"{name} {version}" for name, version in compiler_versions().items() if name in tools)
-    print(HEADER.format(versions=versions, date=datetime.date.today().isoformat()))
-    print("| model | topology | TP | weights | states | KV cache | KV tokens | prefill | decode | 256 requests | tokens/s |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
-    # A process for each: what its compiler holds goes with it.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
-        for line in processes.map(row, cases):
-            print(line, flush=True)
+def print_section(cases: Sequence[Case]) -> None:
+    print(HEADER.format(versions=compilers(), date=datetime.date.today().isoformat()))
+    print_table(TITLES, row, cases)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="Only these.")
     wanted = parser.parse_args().models
-    print_table([case for case in CASES if not wanted or case.model in wanted])
+    print_section([case for case in CASES if not wanted or case.model in wanted])
 
 
 if __name__ == "__main__":
