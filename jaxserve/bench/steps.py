@@ -6,6 +6,7 @@ step takes.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -82,10 +83,13 @@ class StepDriver:
 
     def prefill(self, prompt_lens: Sequence[int]) -> float:
         """Seconds from the first launch until the last token of the last prompt is known."""
-        started_s, handle = time.perf_counter(), None
+        started_s, in_flight = time.perf_counter(), collections.deque[Any]()
         for chunks in prefill_steps(prompt_lens, self._spec.max_step_tokens, self._spec.page_size):
-            handle = self._extend(chunks)
-        self._runner.fetch(handle)
+            in_flight.append(self._extend(chunks))
+            if len(in_flight) > self._spec.num_stages:
+                self._runner.fetch(in_flight.popleft())
+        for handle in in_flight:
+            self._runner.fetch(handle)
         return time.perf_counter() - started_s
 
     def decode(self, context_lens: Sequence[int], num_steps: int) -> list[float]:

@@ -70,10 +70,11 @@ class Sizes(NamedTuple):
 
     def too_few(self, found: str) -> str:
         """A sentence. CUDA leaves out what a list names and is not there, and all that follows."""
-        options = f"--tp-size {self.tp_size}" if self.pp_size == 1 else f"--pp-size {self.pp_size} and --tp-size {self.tp_size}"
+        if self.dp_size == 1 and self.pp_size == 1:
+            return f"--tp-size {self.tp_size} needs as many devices; {found}."
         if self.dp_size == 1:
-            needs = "needs as many" if self.pp_size == 1 else f"need {self.per_replica}"
-            return f"{options} {needs} devices; {found}."
+            return f"--pp-size {self.pp_size} with --tp-size {self.tp_size} needs {self.per_replica} devices; {found}."
+        options = f"--tp-size {self.tp_size}" if self.pp_size == 1 else f"--pp-size {self.pp_size} and --tp-size {self.tp_size}"
         cuda = os.environ.get("CUDA_VISIBLE_DEVICES")
         part = f" (CUDA_VISIBLE_DEVICES={cuda})" if cuda else ""
         return (

@@ -30,9 +30,9 @@ def test_every_name_of_sglangs_has_a_row(surface: ModuleType) -> None:
     assert by_name["endpoints", "/health"].status == surface.DIFFERS
     assert by_name["endpoints", "/health"].words.startswith("generates a token when idle / ")
     assert by_name["generate", "no_logs"].status == surface.NO_EFFECT
-    stages = by_name["options", "--pp-size"]
-    assert stages.status == surface.MISSING
-    assert stages.words.startswith("parallelism: each scheduler ")
+    depth = by_name["options", "--pp-async-batch-depth"]
+    assert depth.status == surface.MISSING
+    assert depth.words.startswith("parallelism: as many steps ")
     assert "| `--page-size` | differs | 1 to 128;" in surface.surface_page()
 
 
