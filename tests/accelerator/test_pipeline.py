@@ -56,7 +56,8 @@ def check_step(prove: Prove, stage: Blueprint, bucket: Bucket) -> None:
     )
     assert facts.aliased_bytes >= sum(stage.page_bytes) * NUM_PAGES > facts.temp_bytes
     for page in jax.tree.leaves(stage.backend.kv_pages()):
-        assert not facts.copies_of((len(stage.config.own_layers) * NUM_PAGES, *page.shape)), bucket
+        made = facts.copies_of((len(stage.config.own_layers) * NUM_PAGES, *page.shape))
+        assert not [array for array in made if array.opcode.startswith("copy")], bucket  # latents are scattered in a fusion
     assert all(kernel.spill_bytes == 0 and not kernel.warnings for kernel in facts.gpu_kernels), facts.gpu_kernels
 
 

@@ -46,7 +46,8 @@ def test_a_server_finds_all_of_them(checkpoint: Callable[[str], Path], tmp_path:
 def test_a_pipeline_finds_those_of_its_stages(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "select_devices", lambda device, num_devices: None)  # this process has its eight
+    for module in (build, carry):
+        monkeypatch.setattr(module, "select_devices", lambda device, num_devices: None)  # this process has its eight
     args, folder = small(checkpoint("qwen3")).replace(pp_size=2), str(tmp_path / "carried")
     assert fill_cache_for(cpu_target(2, 1 << 30), args, folder).programs > 0
     state = build_runner(args.replace(compilation_cache_dir=folder), show_progress=False).runner.internal_state()

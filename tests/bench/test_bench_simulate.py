@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from jaxserve.bench.simulate import Arrival, LinearStepTimes, MeasuredStepTimes, Report, SharedPrefixes, Simulation, read_trace
+from jaxserve.bench.simulate import (
+    Arrival,
+    LinearStepTimes,
+    MeasuredStepTimes,
+    Report,
+    SharedPrefixes,
+    Simulation,
+    evenly,
+    read_trace,
+)
 from jaxserve.bench.simulate.plan import highest_rate, resolved, runner_spec
 from jaxserve.bench.simulate.step_times import Curve
 from jaxserve.cli.bench.simulate import simulate
@@ -23,7 +32,7 @@ TIMES = LinearStepTimes(STEP_S, TOKEN_S, ROW_S)
 
 def run(arrivals: Iterable[Arrival], **options: Any) -> Report:
     args = resolved({"page_size": 16, "max_total_tokens": 8192, **options}, "gpu", 1024)
-    return Simulation(args, runner_spec(args), TIMES, host_s=HOST_S, path_s=PATH_S).run(arrivals)
+    return Simulation(args, runner_spec(args), evenly(TIMES, args.pp_size), host_s=HOST_S, path_s=PATH_S).run(arrivals)
 
 
 def prompt(length: int, first: int = 10) -> np.ndarray:
@@ -73,6 +82,40 @@ def test_cache_aware_routing_finds_more() -> None:
     assert found["cache_aware"]["cache_hit_rate_pct"] > 2 * found["round_robin"]["cache_hit_rate_pct"]
     assert found["cache_aware"]["median_ttft_ms"] < found["round_robin"]["median_ttft_ms"]
     assert found["cache_aware"]["goodput_per_chip"] > found["round_robin"]["goodput_per_chip"]
+
+
+def test_one_request_has_one_stage_at_a_time() -> None:
+    report = run([Arrival(0.0, prompt(100), 40)], pp_size=4)
+    assert report.tpot_s[0] == pytest.approx(STEP_S + ROW_S, abs=HOST_S)
+    assert report.record({})["bubble_pct"] == pytest.approx(75, abs=0.1)
+
+
+def test_two_requests_take_turns_in_two_stages() -> None:
+    """By hand: each has a step of its own, and one is in the other's stage; the prompts go in one step."""
+    report = run([Arrival(0.0, prompt(16), 101), Arrival(0.0, prompt(16, 5000), 101)], pp_size=2)
+    assert list(report.tpot_s) == pytest.approx([STEP_S + ROW_S] * 2, rel=0.02)
+    assert report.record({})["bubble_pct"] < 2
+
+
+@pytest.mark.parametrize("pp_size", [2, 4])
+def test_a_full_pipeline_has_no_bubbles(pp_size: int) -> None:
+    work = [Arrival(0.0, prompt(32, 100 * number), 400) for number in range(16)]  # at its beginning and end it has
+    whole, staged = run(work, max_total_tokens=16384), run(work, max_total_tokens=16384, pp_size=pp_size)
+    assert staged.record({})["bubble_pct"] < 3 and whole.record({})["bubble_pct"] == 0
+    assert staged.output_tokens == whole.output_tokens
+
+
+def test_chunks_that_take_as_long_as_each_other_keep_stages_busy() -> None:
+    """Fixed chunks of a long prompt take longer and longer, so each stage waits for the one before it."""
+    work = [Arrival(0.0, prompt(8000), 2)]
+    times = LinearStepTimes(1e-4, TOKEN_S, ROW_S, pair_s=TOKEN_S / 500)
+    found = {}
+    for is_dynamic in (False, True):
+        options = {"pp_size": 4, "enable_dynamic_chunking": is_dynamic, "chunked_prefill_size": 1024}
+        args = resolved({"page_size": 16, "max_total_tokens": 8192, **options}, "gpu", 8190)
+        report = Simulation(args, runner_spec(args, times.work_ratio), evenly(times, 4), host_s=HOST_S).run(work)
+        found[is_dynamic] = report.record({})["bubble_pct"]
+    assert found[True] < 0.7 * found[False]
 
 
 def test_a_sequence_that_cannot_fit_is_refused() -> None:

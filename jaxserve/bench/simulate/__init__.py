@@ -11,6 +11,7 @@ from jaxserve.bench.simulate.report import Report as Report
 from jaxserve.bench.simulate.simulator import Simulation as Simulation
 from jaxserve.bench.simulate.step_times import LinearStepTimes as LinearStepTimes
 from jaxserve.bench.simulate.step_times import MeasuredStepTimes as MeasuredStepTimes
+from jaxserve.bench.simulate.step_times import evenly as evenly
 from jaxserve.bench.simulate.workload import Arrival as Arrival
 from jaxserve.bench.simulate.workload import SharedPrefixes as SharedPrefixes
 from jaxserve.bench.simulate.workload import read_trace as read_trace

@@ -22,7 +22,7 @@ def resolved(given: Mapping[str, Any], platform: str, longest: int) -> ServerArg
     return args.replace(max_total_tokens=args.max_total_tokens or _DEFAULT_TOKENS)
 
 
-def runner_spec(args: ServerArgs) -> RunnerSpec:
+def runner_spec(args: ServerArgs, attention_work_ratio: float = 0.0) -> RunnerSpec:
     """Of resolved options. ValueError if a sequence would not fit the KV cache."""
     assert args.page_size and args.max_total_tokens and args.max_running_requests and args.context_length, args
     assert args.prefill_token_buckets, args
@@ -40,6 +40,8 @@ def runner_spec(args: ServerArgs) -> RunnerSpec:
         hidden_size=1,
         eos_token_ids=(0,),
         max_top_logprobs=0,
+        num_stages=args.pp_size,
+        attention_work_ratio=attention_work_ratio,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxserve.bench.deviceless import DevicelessRunner
-from jaxserve.bench.simulate.step_times import StepTimes
+from jaxserve.bench.simulate.step_times import StageTimes
 from jaxserve.config import ServerArgs
 from jaxserve.messages import SCHEDULER, BatchTokenIDOut, DetokenizerInput, Message, TokenizerInput, WorkerAddress
 from jaxserve.runner import RunnerSpec, StepInput, StepOutput
@@ -35,20 +35,30 @@ class _Launched:
 
 
 class SimulatedRunner(DevicelessRunner):
-    """A step begins when it is launched or when the one before it ends; waiting for one moves the clock."""
+    """A stage begins a step when it has ended the one before and got what the stage before it hands on; the first one, when the
+    step was launched and the tokens that rows go on from were sampled. Waiting for a step moves the clock."""
 
-    def __init__(self, spec: RunnerSpec, step_times: StepTimes, clock: VirtualClock) -> None:
+    def __init__(self, spec: RunnerSpec, stage_times: StageTimes, clock: VirtualClock) -> None:
         super().__init__(spec)
-        self.busy_s = 0.0
-        self._step_times = step_times
+        self.busy_s = 0.0  # of a stage, on average
+        self.active_s = 0.0  # in which a step was in some stage
+        self._stage_times = stage_times
         self._clock = clock
-        self._free_s = 0.0
+        self._free_s: dict[int, float] = {}  # of each stage
+        self._sampled_s = np.zeros(spec.max_rows)  # the newest token of each row
+        self._active_until_s = 0.0
 
     def forward(self, step: StepInput) -> _Launched:
-        took_s = self._step_times(step)
-        self.busy_s += took_s
-        self._free_s = max(self._free_s, self._clock.now_s) + took_s
-        return _Launched(step.num_rows, self._free_s)
+        took_s, tokens_s = self._stage_times(step), self._sampled_s[step.rows[: step.num_decode_rows]]
+        ready_s = max(self._clock.now_s, float(tokens_s.max(initial=0.0)))
+        begins_s = max(ready_s, self._free_s.get(0, 0.0))
+        for stage, seconds in enumerate(took_s):
+            ready_s = self._free_s[stage] = max(ready_s, self._free_s.get(stage, 0.0)) + seconds
+        self._sampled_s[step.rows] = ready_s
+        self.busy_s += sum(took_s) / len(took_s)
+        self.active_s += ready_s - max(begins_s, self._active_until_s)
+        self._active_until_s = ready_s
+        return _Launched(step.num_rows, ready_s)
 
     def fetch(self, handle: _Launched) -> StepOutput:
         self._clock.now_s = max(self._clock.now_s, handle.ends_s)
@@ -61,13 +71,13 @@ class SimulatedReplica:
         rank: int,
         args: ServerArgs,
         spec: RunnerSpec,
-        step_times: StepTimes,
+        stage_times: StageTimes,
         host_s: float,
         tell: Callable[[float, BatchTokenIDOut], None],
     ) -> None:
         """`host_s`: what a round of the loop takes the host. `tell`: when which outputs left."""
         self.clock = VirtualClock()
-        self.runner = SimulatedRunner(spec, step_times, self.clock)
+        self.runner = SimulatedRunner(spec, stage_times, self.clock)
         self._host_s = host_s
         self._tell = tell
         self._inbox: collections.deque[tuple[float, Message]] = collections.deque()

@@ -19,7 +19,8 @@ def _numbers() -> array[float]:
 @dataclasses.dataclass
 class Report:
     num_replicas: int
-    busy_s: float = 0.0  # of all devices together
+    busy_s: float = 0.0  # of all replicas together, of a pipeline's stage on average
+    active_s: float = 0.0  # in which any of a replica's stages was busy, of all replicas together
     first_s: float = float("inf")  # when the first request arrived
     last_s: float = 0.0  # when the last one was done
     prompt_tokens: int = 0
@@ -63,6 +64,7 @@ class Report:
             "input_throughput": self.prompt_tokens * per_s,
             "cache_hit_rate_pct": 100 * self.cached_tokens / max(self.prompt_tokens, 1),
             "device_busy_pct": 100 * self.busy_s * per_s / self.num_replicas,
+            "bubble_pct": 100 * (1 - self.busy_s / self.active_s) if self.active_s else 0.0,
             **latency_fields("ttft", np.asarray(self.ttft_s)),
             **latency_fields("tpot", np.asarray(self.tpot_s)),
             **latency_fields("e2e_latency", np.asarray(self.e2e_s)),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from jaxserve.bench.simulate.replica import SimulatedReplica
 from jaxserve.bench.simulate.report import Report
-from jaxserve.bench.simulate.step_times import StepTimes
+from jaxserve.bench.simulate.step_times import StageTimes
 from jaxserve.bench.simulate.workload import Arrival
 from jaxserve.config import ServerArgs
 from jaxserve.data_parallel import DataParallelController, Prompt, Ticket, make_policy
@@ -37,7 +37,7 @@ class Simulation:
         self,
         args: ServerArgs,
         spec: RunnerSpec,
-        step_times: StepTimes,
+        stage_times: StageTimes,
         *,
         host_s: float = 3e-4,
         path_s: float = 2e-3,
@@ -53,7 +53,7 @@ class Simulation:
         self._news: list[tuple[float, int, BatchTokenIDOut]] = []  # a heap
         self._numbers = itertools.count()
         self.report = Report(args.dp_size)
-        self._replicas = [SimulatedReplica(rank, args, spec, step_times, host_s, self._note) for rank in range(args.dp_size)]
+        self._replicas = [SimulatedReplica(rank, args, spec, stage_times, host_s, self._note) for rank in range(args.dp_size)]
         for rank in range(args.dp_size):
             self._controller.set_up(rank, spec.max_total_tokens)
 
@@ -81,6 +81,7 @@ class Simulation:
                 if not replica.is_idle:
                     heapq.heappush(busy, (replica.clock.now_s, rank))
         self.report.busy_s = sum(replica.runner.busy_s for replica in self._replicas)
+        self.report.active_s = sum(replica.runner.active_s for replica in self._replicas)
         return self.report
 
     def _dispatch(self, arrival: Arrival) -> tuple[int, bool]:

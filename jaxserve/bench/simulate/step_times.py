@@ -15,8 +15,24 @@ from jaxserve.runner import StepInput
 
 class StepTimes(Protocol):
     def __call__(self, step: StepInput) -> float:
-        """Seconds that the device is busy with it."""
+        """Seconds that it takes, through all stages."""
         ...
+
+    @property
+    def work_ratio(self) -> float:
+        """`RunnerSpec.attention_work_ratio`."""
+        ...
+
+
+class StageTimes(Protocol):
+    def __call__(self, step: StepInput) -> Sequence[float]:
+        """Seconds that each stage of a pipeline is busy with it; of one stage, if there is no pipeline."""
+        ...
+
+
+def evenly(step_times: StepTimes, num_stages: int) -> StageTimes:
+    """Stages that take as long as each other."""
+    return lambda step: [step_times(step) / num_stages] * num_stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +43,18 @@ class LinearStepTimes:
     prefill_token_s: float = 5e-5
     decode_row_s: float = 2e-5
     context_token_s: float = 0.0  # of each token that decode rows look back at
+    pair_s: float = 0.0  # of a prompt's token and each that it looks at
+
+    @property
+    def work_ratio(self) -> float:
+        return self.pair_s / self.prefill_token_s if self.prefill_token_s else 0.0
 
     def __call__(self, step: StepInput) -> float:
         rows = step.num_decode_rows
         looked_at = int(step.seq_lens[:rows].sum()) if self.context_token_s else 0
         prompts = self.prefill_token_s * len(step.input_ids)
+        if self.pair_s:
+            prompts += self.pair_s * num_pairs(step, rows)
         return self.step_s + prompts + self.decode_row_s * rows + self.context_token_s * looked_at
 
 
@@ -72,13 +95,16 @@ class MeasuredStepTimes:
     row_buckets: tuple[int, ...] = ()
     token_buckets: tuple[int, ...] = ()
 
+    @property
+    def work_ratio(self) -> float:
+        largest_s = self.prefill.seconds[-1] / self.prefill.sizes[-1]
+        return self.prefill.pair_s / largest_s if largest_s else 0.0
+
     def __call__(self, step: StepInput) -> float:
         rows = step.num_decode_rows
         if not len(step.input_ids):
             return self.decode(_padded(rows, self.row_buckets), int(step.seq_lens.sum()))
-        new = step.extend_lens.astype(np.int64)
-        pairs = float(new @ (step.seq_lens - new / 2))
-        return self.prefill(_padded(rows + len(step.input_ids), self.token_buckets), pairs)
+        return self.prefill(_padded(rows + len(step.input_ids), self.token_buckets), num_pairs(step))
 
     @staticmethod
     def of_records(records: Iterable[Mapping[str, Any]]) -> MeasuredStepTimes:
@@ -98,6 +124,12 @@ class MeasuredStepTimes:
         if not prefill:
             raise ValueError(f"No record is of prompts that fit one step of {token_buckets[-1]} tokens.")
         return MeasuredStepTimes(Curve.fit(decode), Curve.fit(prefill), row_buckets, token_buckets)
+
+
+def num_pairs(step: StepInput, first_row: int = 0) -> float:
+    """Of a token and each that it looks at, in a layer without a window."""
+    new = step.extend_lens[first_row:].astype(np.int64)
+    return float(new @ (step.seq_lens[first_row:] - new / 2))
 
 
 def _padded(size: int, buckets: Sequence[int]) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The options of a server that change how a step runs. Drafts would make a row's length the device's secret.
 _USED = frozenset(
     ("model_path", "revision", "download_dir", "load_format", "json_model_override_args", "dtype", "quantization",
-     "kv_cache_dtype", "page_size", "context_length", "device", "tp_size", "ep_size",
+     "kv_cache_dtype", "page_size", "context_length", "device", "tp_size", "pp_size", "pp_layer_partition", "ep_size",
      "ep_num_redundant_experts", "init_expert_location", "max_running_requests", "max_total_tokens",
      "swa_full_tokens_ratio", "mem_fraction_static", "chunked_prefill_size", "max_prefill_tokens", "attention_backend",
      "prefill_token_buckets", "decode_row_buckets", "compilation_cache_dir", "log_level")

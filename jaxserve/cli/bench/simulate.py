@@ -28,7 +28,7 @@ _COLUMNS = (
     ("rate", "request_rate", 8), ("done/s", "request_throughput", 8), ("out tok/s", "output_throughput", 10),
     ("TTFT p50", "median_ttft_ms", 9), ("p99 ms", "p99_ttft_ms", 9), ("TPOT p50", "median_tpot_ms", 9),
     ("p99 ms", "p99_tpot_ms", 8), ("cached %", "cache_hit_rate_pct", 8), ("good %", "goodput_pct", 7),
-    ("good/s/chip", "goodput_per_chip", 11),
+    ("good/s/chip", "goodput_per_chip", 11), ("bubble %", "bubble_pct", 8),
 )  # fmt: skip
 
 
@@ -66,6 +66,13 @@ _COLUMNS = (
 @click.option(
     "--context-token-ns", type=float, default=0.0, show_default=True, help="And for each token that such rows look back at."
 )
+@click.option(
+    "--pair-ps",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="And for each pair of a prompt's token and one before it.",
+)
 @click.option("--host-us", type=float, default=300.0, show_default=True, help="What a round of the scheduler takes the host.")
 @click.option(
     "--path-ms", type=float, default=2.0, show_default=True, help="A request's way in and its text's way out, together."
@@ -77,7 +84,8 @@ def simulate(context: click.Context, output_file: str | None, **options: Any) ->
     """Let the real schedulers, caches and routing serve a workload in virtual time, around devices that only take time.
 
     Every combination of --replicas, --load-balance-method and --request-rate is one line. With --target-pct each line is the
-    highest rate that keeps the promise. --max-total-tokens is the KV cache of each replica, --tp-size its chips.
+    highest rate that keeps the promise. --max-total-tokens is the KV cache of each replica, --tp-size times --pp-size
+    its chips. The stages of a pipeline take equal parts of a step.
     """
     from jaxserve.bench.serving.options import slo_limits
 
@@ -148,7 +156,7 @@ class _Setup:
             micro = 1e-6
             step_times = LinearStepTimes(
                 options["step_ms"] * 1e-3, options["prefill_token_us"] * micro, options["decode_row_us"] * micro,
-                options["context_token_ns"] * 1e-9,
+                options["context_token_ns"] * 1e-9, options["pair_ps"] * 1e-12,
             )  # fmt: skip
         else:
             lines = list(read_records(options["step_times"]))
@@ -159,18 +167,18 @@ class _Setup:
         return _Setup(options, args, step_times, slo_ms)
 
     def run(self, replicas: int, method: str, rate: float) -> dict[str, Any]:
-        from jaxserve.bench.simulate import Simulation
+        from jaxserve.bench.simulate import Simulation, evenly
         from jaxserve.bench.simulate.plan import runner_spec
         from jaxserve.progress import progress_bar
 
         args, options = self.args.replace(dp_size=replicas, load_balance_method=method), self.options
         with progress_bar(_num_requests(options), f"{replicas} replicas, {method}, {rate:g}/s", "request") as progress:
             simulation = Simulation(
-                args, runner_spec(args), self.step_times, host_s=options["host_us"] * 1e-6, path_s=options["path_ms"] * 1e-3,
-                on_served=progress.update,
+                args, runner_spec(args, self.step_times.work_ratio), evenly(self.step_times, args.pp_size),
+                host_s=options["host_us"] * 1e-6, path_s=options["path_ms"] * 1e-3, on_served=progress.update,
             )  # fmt: skip
             report = simulation.run(_arrivals(options, rate))
-        return {"request_rate": rate, **report.record(self.slo_ms, args.tp_size)}
+        return {"request_rate": rate, **report.record(self.slo_ms, args.num_devices)}
 
 
 def _arrivals(options: dict[str, Any], rate: float) -> Iterable[Arrival]:
