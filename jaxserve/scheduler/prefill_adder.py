@@ -205,8 +205,8 @@ class PrefillAdder:
         self._note_shareable(room, req, start, end)
 
     def _share_taken(self, room: ShardRoom, item: PrefillItem) -> int:
-        """Tokens of the step's budget: of a chunk as many as would take as long at the prompt's beginning. Where not even a page
-        goes so fast, what there was of it: other shards keep their shares."""
+        """Tokens of the step's budget: of a chunk as many as would take as long at the prompt's beginning, but no more than its
+        shard has, also where it is a page that takes longer: others keep their shares."""
         chunk_times, length = self._limits.chunk_times, item.end - item.start
         if chunk_times is None or (item.is_last and item.is_new):
             return length

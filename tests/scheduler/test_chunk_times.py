@@ -1,4 +1,4 @@
-"""Dynamic chunking: chunks of a prompt get shorter as it goes on, so that none takes longer than the first; and the same tokens."""
+"""Dynamic chunking: chunks get shorter as a prompt goes on, so that none takes longer than the first; and the same tokens."""
 
 from __future__ import annotations
 
@@ -227,17 +227,16 @@ def test_each_shard_s_chunks_get_shorter(make_harness: MakeHarness, num_shards: 
     harness.assert_as_expected()
     lens = harness.prefill_lens()
     assert lens[0] == [CHUNK] * num_shards and all(sum(step) <= CHUNK * num_shards for step in lens)
-    for (first, *_), (second, *_) in zip(lens[:-2], lens[1:-1], strict=True):
-        assert second <= first < CHUNK + 1
+    firsts = [step[0] for step in lens[:-1]]
+    assert firsts == sorted(firsts, reverse=True) and firsts[-1] < CHUNK // 4
     assert all(len(set(step)) == 1 for step in lens), "all go on, and as fast"
 
 
 # --- all at once
 
 
-@pytest.mark.parametrize("num_stages", [1, 3])
-@pytest.mark.parametrize("seed", range(8))
-def test_random_workloads(monkeypatch: pytest.MonkeyPatch, num_stages: int, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "num_stages"), [(0, 1), (0, 3), (5, 1), (6, 3), (7, 2)])
+def test_random_workloads(monkeypatch: pytest.MonkeyPatch, seed: int, num_stages: int) -> None:
     """Those of test_scheduler_random, with micro-batches of few rows where there are stages."""
     rng = random.Random(seed)
     more_args = {
