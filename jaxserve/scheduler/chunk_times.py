@@ -28,22 +28,22 @@ class ChunkTimes:
         least a page, if the budget is one. `beside`: what the step holds already."""
         if not start or budget < self.page_size:
             return budget
-        most, limit = 0.0, self._time_at_beginning(budget)
-        for bucket in self.token_buckets:
-            room = bucket - beside
+        most, pairs = 0.0, self.work_ratio * budget * budget / 2
+        rooms = [bucket - beside for bucket in self.token_buckets]
+        limit = pairs + min((room for room in rooms if room >= budget), default=budget)
+        for room in rooms:
             if room >= self.page_size and limit > room:
                 most = max(most, min(self._tokens_in(limit - room, start, per_token=0.0), room))
-        if not self.token_buckets:
+        if not rooms:
             most = self._tokens_in(limit, start, per_token=1.0)
         return max(int(min(most, budget)) // self.page_size, 1) * self.page_size
 
     def at_beginning(self, start: int, length: int) -> int:
         """Tokens of a prompt's beginning that take as long as `length` tokens behind `start` others."""
+        if not start:
+            return length
         pairs = start * length + length * length / 2
         return math.ceil(self._tokens_in(length + self.work_ratio * pairs, 0, per_token=1.0))
-
-    def _time_at_beginning(self, length: int) -> float:
-        return length + self.work_ratio * length * length / 2
 
     def _tokens_in(self, time: float, start: int, per_token: float) -> float:
         """c with per_token * c + b / a * (start * c + c * c / 2) = time."""

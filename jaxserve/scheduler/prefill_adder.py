@@ -198,17 +198,19 @@ class PrefillAdder:
         )
         assert item.is_last or end % self._page_size == 0, f"chunk of {req.rid} ends at {end}, inside a page"
         self.items.append(item)
-        taken = self._share_taken(item)
+        taken = self._share_taken(room, item)
         room.take(item, taken)
         self._step_left -= taken
         self._hard_left -= end - start
         self._note_shareable(room, req, start, end)
 
-    def _share_taken(self, item: PrefillItem) -> int:
-        """Tokens of the step's budget: of a chunk as many as would take as long at the prompt's beginning."""
+    def _share_taken(self, room: ShardRoom, item: PrefillItem) -> int:
+        """Tokens of the step's budget: of a chunk as many as would take as long at the prompt's beginning, but no more than its
+        shard has, also where it is a page that takes longer: others keep their shares."""
         chunk_times, length = self._limits.chunk_times, item.end - item.start
-        is_chunk = not item.is_last or not item.is_new
-        return chunk_times.at_beginning(item.start, length) if chunk_times is not None and is_chunk else length
+        if chunk_times is None or (item.is_last and item.is_new):
+            return length
+        return max(min(chunk_times.at_beginning(item.start, length), self._step_left, room.step_left), length)
 
     # --- in-batch prefix sharing
 
