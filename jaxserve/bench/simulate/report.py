@@ -64,7 +64,7 @@ class Report:
             "input_throughput": self.prompt_tokens * per_s,
             "cache_hit_rate_pct": 100 * self.cached_tokens / max(self.prompt_tokens, 1),
             "device_busy_pct": 100 * self.busy_s * per_s / self.num_replicas,
-            "bubble_pct": 100 * (1 - self.busy_s / self.active_s) if self.active_s else 0.0,
+            "bubble_pct": 100 * max(1 - self.busy_s / self.active_s, 0.0) if self.active_s else 0.0,
             **latency_fields("ttft", np.asarray(self.ttft_s)),
             **latency_fields("tpot", np.asarray(self.tpot_s)),
             **latency_fields("e2e_latency", np.asarray(self.e2e_s)),
