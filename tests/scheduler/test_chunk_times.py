@@ -158,16 +158,20 @@ def test_token_buckets_count(make_harness: MakeHarness) -> None:
 
 
 def test_short_prompts_are_not_touched(make_harness: MakeHarness) -> None:
-    lens = []
+    """Those that fit into a step, also where a part is cached and some of them share it."""
+    steps = []
     for is_on in (True, False):
         harness = harness_of(make_harness, {"enable_dynamic_chunking": is_on})
         for i in range(12):
-            harness.submit(prompt_of(3 + 2 * i, i), max_new=6)
-            harness.turn(i % 3)
+            harness.submit(prompt_of(3 + i, i), max_new=6)
+            harness.submit(prompt_of(14, i // 4), max_new=3)
+            harness.turn(4)
         harness.run()
         harness.assert_as_expected()
-        lens.append([[*map(int, step.extend_lens)] for step in harness.steps if max(step.extend_lens) < CHUNK])
-    assert lens[0][:2] == lens[1][:2]
+        assert harness.scheduler.internal_state()["cached_tokens"] > 0
+        steps.append([(step.mode, step.rows.tolist(), step.extend_lens.tolist()) for step in harness.steps])
+    assert steps[0] == steps[1]
+    assert any(len(rows) > 1 for mode, rows, _ in steps[0] if mode is ForwardMode.EXTEND)
 
 
 def test_a_step_s_budget_holds_with_others_beside_a_chunk(make_harness: MakeHarness) -> None:
