@@ -106,6 +106,7 @@ class FakeRunner:
         self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="fake-device")
         self._unsampled: _Launched | None = None
         self._unfetched: collections.deque[_Launched] = collections.deque()  # oldest first
+        self.most_in_flight = spec.num_stages + 1  # one in each stage, and the next
         self.weights = 0
         self.command_delay_s = 0.0
         self.programs_missing = 0
@@ -129,8 +130,9 @@ class FakeRunner:
         self.steps.append(step)
         self._unsampled = _Launched(step)
         self._unfetched.append(self._unsampled)
-        most = self._spec.num_stages + 1  # one in each stage, and the next
-        assert len(self._unfetched) <= most, f"{len(self._unfetched)} steps are in flight, of {self._spec.num_stages} stages"
+        assert len(self._unfetched) <= self.most_in_flight, (
+            f"{len(self._unfetched)} steps are in flight, of {self._spec.num_stages} stages"
+        )
         return self._unsampled
 
     def read_logits(self, handle: _Launched, lines: np.ndarray) -> np.ndarray:

@@ -43,6 +43,7 @@ class Recorder(FakeRunner):
 
     def __init__(self, refuses: tuple[type[Any], ...] = (), **spec: Any) -> None:
         super().__init__(fake_spec(**spec))
+        self.most_in_flight += 1  # where a host replays, one is for the way
         self.outputs: list[StepOutput] = []
         self.carried_out: list[Command] = []
         self.read: list[np.ndarray] = []

@@ -74,7 +74,7 @@ def mlp(x: np.ndarray, arrays: Any) -> np.ndarray:
 
 def formulas(params: Any, ids: list[int]) -> np.ndarray:
     x = params["embed"][ids] * CONFIG.embedding_scale
-    for spec, layer in zip(CONFIG.layers, params["layers"], strict=True):
+    for spec, layer in zip(CONFIG.layers, params["layers"].values(), strict=True):
         out = attention(normed(x, layer["attn_norm"]), spec.mixer, layer["attn"])
         x = x + normed(out, layer["attn_out_norm"])
         x = x + normed(mlp(normed(x, layer["mlp_norm"]), layer["mlp"]), layer["mlp_out_norm"])

@@ -245,7 +245,7 @@ def test_dummy_weights_follow_the_seed(checkpoint: CheckpointOf) -> None:
     first, again, other = (load(checkpoint("llama"), load_format="dummy", seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first["embed"], again["embed"])
     assert np.any(np.asarray(first["embed"]) != np.asarray(other["embed"]))
-    down = [np.asarray(layer["mlp"]["down"].matrix) for layer in first["layers"]]
+    down = [np.asarray(layer["mlp"]["down"].matrix) for layer in first["layers"].values()]
     assert np.any(down[0] != down[1])
 
 
