@@ -68,6 +68,6 @@ def test_ctrl_c_while_a_model_loads_and_compiles(command: str, moment: str, tmp_
         terminal.close()
     assert terminal.shown.rstrip().endswith("jaxserve: interrupted"), terminal.shown
     assert "Traceback" not in terminal.shown
-    assert took_s < 10.0
+    assert took_s < 30.0, "a thread that imports Transformers ends first, which takes its time on a busy machine"
     _, left = psutil.wait_procs(processes, timeout=10.0)
     assert not left, left

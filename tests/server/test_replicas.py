@@ -200,7 +200,8 @@ class TestServing:
             assert await pipeline.drain(30.0)
             assert [await task for task in tasks] == [expected([1]), expected([2])]
 
-    async def test_drain_ends_all(self) -> None:
+    async def test_drain_ends_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("FAKE_STEP_S", SLOW_S)
         async with running(dp_size=3) as pipeline:
             tasks = [asyncio.create_task(collect(pipeline, request([i + 1], **LONG))) for i in range(6)]
             await until(lambda: pipeline.manager.num_live == 6)
