@@ -11,6 +11,7 @@ import argparse
 import datetime
 import functools
 import os
+import re
 import sys
 import time
 import uuid
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--merge", nargs="+", type=Path, default=[], metavar="FOLDER", help="take over what other runs recorded"
     )
+    parser.add_argument("--match", type=_expression, default="", metavar="REGEX", help="only cases with such a name")
     parser.add_argument("--shape", default="", help="for tune: HEADS/KV_HEADS,HEAD_DIM,PAGE_SIZE,KV_DTYPE")
     parser.add_argument(
         "--wheels", type=Path, default=ROOT / ".device-wheels", metavar="FOLDER", help="of `make device-wheels`"
@@ -49,6 +51,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--smoke", action="store_true", help="tiny shapes on a CPU, kernels interpreted")
     parser.add_argument("--report", action="store_true", help="run nothing; write the report of what is in the folder")
     return parser
+
+
+def _expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+    return text
 
 
 def _check_folder(folder: Path) -> None:
@@ -67,13 +77,13 @@ def _merge(log: EventLog, folders: Iterable[Path]) -> None:
             raise UnfitMachineError(f"--merge {folder}: there is no {EVENTS_FILE} to read: {error.strerror}") from error
 
 
-def forget(log: EventLog, out: Path, wanted: list[str]) -> None:
+def forget(log: EventLog, out: Path, wanted: list[str], match: str = "") -> None:
     """What was asked for again does not count as done, nor does a failure that would end this run, too."""
     events = read_events(out / EVENTS_FILE)
     results = latest_results(events)
     for section, name in done(events):
         is_failed_again = results[section, name]["status"] == FAILED and (FAILED in wanted or section in GATES)
-        if section in wanted or is_failed_again:
+        if (section in wanted and re.search(match, name)) or is_failed_again:
             log.emit("again", section=section, name=name)
 
 
@@ -88,12 +98,12 @@ def _run(options: argparse.Namespace) -> int:
     name = f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:4]}"
     log = EventLog(options.out / EVENTS_FILE, name)
     _merge(log, options.merge)
-    forget(log, options.out, options.again)
+    forget(log, options.out, options.again, options.match)
     log.emit("run", machine=machine, only=options.only, budget_s=options.budget_s, smoke=options.smoke)
     sections = [section for section in SECTIONS if section.name in options.only]
     report = functools.partial(write_report, options.out)
     with worker_environment(options.wheels, options.smoke) as environment, nullcontext() if options.smoke else watched_gpu(log):
-        run = Run(options.out, name, started_s + options.budget_s, options.smoke, options.shape, environment)
+        run = Run(options.out, name, started_s + options.budget_s, options.smoke, options.match, options.shape, environment)
         problem = run_sections(sections, run, report)
     results = latest_results(read_events(options.out / EVENTS_FILE)).values()
     failed = sum(result["status"] == FAILED for result in results)

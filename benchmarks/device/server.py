@@ -63,8 +63,8 @@ def served(setting: Setting) -> list[Served]:
     load = Load(64, 4, 256, 128)
     return [
         Served("small checkpoint", (*small, "--enable-mixed-chunk", "--max-total-tokens", "131072"), load),
-        Served("small checkpoint, fp8 KV", (*small, "--kv-cache-dtype", "fp8_e4m3", "--max-total-tokens", "131072"), load),
         Served("Llama-8B", large, Load(64, 2, 1024, 128), is_dummy=True),
+        Served("small checkpoint, fp8 KV", (*small, "--kv-cache-dtype", "fp8_e4m3", "--max-total-tokens", "131072"), load),
     ]
 
 

@@ -37,6 +37,7 @@ class Run:
     name: str
     end_s: float  # seconds since the epoch
     smoke: bool = False
+    match: str = ""  # a regular expression: the cases to run, those of gates aside
     shape: str = ""
     environment: dict[str, str] = dataclasses.field(default_factory=dict)  # beside this process's own
     start_limit_s: float = START_LIMIT_S
@@ -69,6 +70,7 @@ class WorkerProcess:
         command += ["--name", self.name, "--deadline-s", str(self._deadline_s), "--parent", str(os.getpid())]
         command += ["--shard", str(self._shard), "--shards", str(self._shards), f"--shape={self._run.shape}"]
         command += ["--smoke"] if self._run.smoke else []
+        command += [] if any(section.is_gate for section in self._sections) else [f"--match={self._run.match}"]
         self._last_s, self._latest, self._progress = time.time(), None, 0
         self._running: Event | None = None
         self._process = subprocess.Popen(

@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import importlib
 import os
+import re
 import signal
 import sys
 import time
@@ -42,13 +43,13 @@ class Worker:
         self._done = done(earlier)
         self._unfinished = unfinished_starts(earlier)
 
-    def run_section(self, section: str, module: str, shard: int, shards: int) -> None:
+    def run_section(self, section: str, module: str, shard: int, shards: int, match: str) -> None:
         try:
             cases: list[Case] = importlib.import_module(module).cases(self._setting)
         except Exception as error:
             self._result(section, WHOLE_SECTION, **_problem(error))
             return
-        cases = cases[shard::shards]
+        cases = [case for case in cases if re.search(match, case.name)][shard::shards]
         self._log.emit("planned", section=section, names=[case.name for case in cases])
         for case in cases:
             case_id = (section, case.name)
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument("--deadline-s", type=float, required=True, help="seconds since the epoch")
     parser.add_argument("--shard", type=int, default=0)
     parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--match", default="")
     parser.add_argument("--shape", default="")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
@@ -137,7 +139,7 @@ def main() -> None:
     log = EventLog(events, options.run, options.name)
     worker = Worker(events, log, Setting(options.smoke, options.out, options.shape), options.deadline_s)
     for section in options.sections:
-        worker.run_section(*section.split("="), options.shard, options.shards)
+        worker.run_section(*section.split("="), options.shard, options.shards, options.match)
     log.emit("finished")
 
 

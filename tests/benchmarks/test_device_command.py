@@ -125,6 +125,8 @@ def test_what_ended_the_last_run_is_tried_again(tmp_path: Path) -> None:
     assert done(read_events(tmp_path / "events.jsonl")) == {("decode", "failed"), ("decode", "ok")}
     forget(log, tmp_path, ["failed"])
     assert done(read_events(tmp_path / "events.jsonl")) == {("decode", "ok")}
+    forget(log, tmp_path, ["decode"], "fail")
+    assert done(read_events(tmp_path / "events.jsonl")) == {("decode", "ok")}
     forget(log, tmp_path, ["decode"])
     assert done(read_events(tmp_path / "events.jsonl")) == set()
 
