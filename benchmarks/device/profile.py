@@ -34,7 +34,8 @@ BUSY = {"least": "sm__cycles_active.min", "mean": "sm__cycles_active.avg", "most
 _ELAPSED = "sm__cycles_elapsed.max"
 _STALLS = "smsp__average_warps_issue_stalled_"
 _STALLS_END = "_per_issue_active.ratio"
-NO_GRAPHS = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}
+# A kernel inside a CUDA graph is not a launch of its own; and ncu saves what a kernel may write, to run it once more.
+_ENVIRONMENT = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer=", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 _LIMIT_S = 150.0  # JAX starts and compiles in it
 
 
@@ -77,8 +78,7 @@ def profile(section: str, case: str, kernel: str, setting: Setting) -> Measure:
     path = tool("ncu", setting)
 
     def measure() -> Numbers:
-        # A kernel inside a CUDA graph is not a launch of its own.
-        status, output = run([*command(path, kernel), *probe(section, case)], _LIMIT_S, NO_GRAPHS)
+        status, output = run([*command(path, kernel), *probe(section, case)], _LIMIT_S, _ENVIRONMENT)
         if "==ERROR==" in output:
             raise NotHereError(next(line for line in output.splitlines() if "==ERROR==" in line)[:300])
         try:
