@@ -296,7 +296,7 @@ class ServerArgs:
     detokenizer_worker_num: int = arg(1, "Processes that turn tokens into text.")
 
     # --- several hosts
-    nnodes: int = arg(1, "Hosts that run the model together, each with its part of --tp-size devices.")
+    nnodes: int = arg(1, "Hosts that run the model together, each with its part of --pp-size times --tp-size devices.")
     node_rank: int = arg(0, "Which of them this one is: 0 schedules and answers requests, the others do as it says.")
     dist_init_addr: str | None = arg(
         None, "Where host 0 waits for the others, as host:port, the same on all; it takes that port and the two behind it."

@@ -85,8 +85,9 @@ def _check_hosts(args: ServerArgs) -> None:
     together = f"--nnodes {args.nnodes}"
     if args.dist_init_addr is None:
         raise ValueError(f"{together} needs --dist-init-addr, where host 0 waits for the others.")
-    if args.tp_size % args.nnodes:
-        raise ValueError(f"--tp-size {args.tp_size} cannot be divided among {args.nnodes} hosts (--nnodes).")
+    if args.pp_size * args.tp_size % args.nnodes:
+        stages = "" if args.pp_size == 1 else f"--pp-size {args.pp_size} times "
+        raise ValueError(f"{stages}--tp-size {args.tp_size} cannot be divided among {args.nnodes} hosts (--nnodes).")
     if args.dp_size > 1:
         raise ValueError(f"{together} with --dp-size {args.dp_size}: run a server for each replica, and a router before them.")
     if args.restart_workers:
@@ -109,9 +110,22 @@ def _check_stages(args: ServerArgs) -> None:
     if args.pp_size == 1:
         return
     if args.nnodes > 1:
-        raise ValueError(f"{stages} with --nnodes {args.nnodes}: the stages of a pipeline are devices of one host.")
+        _check_stages_on_hosts(args)
     if args.warmup == "early":
         raise ValueError(f"--warmup early with {stages}: all stages need a program before a step can use it; leave it at full.")
+
+
+def _check_stages_on_hosts(args: ServerArgs) -> None:
+    stages, per_host = f"--pp-size {args.pp_size} with --nnodes {args.nnodes}", args.pp_size * args.tp_size // args.nnodes
+    if args.tp_size % per_host and per_host % args.tp_size:
+        raise ValueError(
+            f"{stages} and --tp-size {args.tp_size}: a stage must have whole hosts, or a host whole stages; each host has "
+            f"{per_host} devices."
+        )
+    if args.expert_distribution_recorder_mode is not None:
+        raise ValueError(
+            f"--expert-distribution-recorder-mode with {stages}: no host sees the experts of all stages; record on one host."
+        )
 
 
 def _check_labels(args: ServerArgs) -> None:

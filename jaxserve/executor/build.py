@@ -32,10 +32,10 @@ from jaxserve.executor.memory import (
     memory_lines,
     weight_bytes,
 )
-from jaxserve.executor.mesh import make_meshes, select_devices
+from jaxserve.executor.mesh import is_here, make_meshes, select_devices
 from jaxserve.executor.model_runner import ModelRunner
-from jaxserve.executor.pipeline import LoadedStage
 from jaxserve.executor.programs import ProgramKey
+from jaxserve.executor.stage import DistantStage, RunningStage, Stage
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter, cache_folder, compile_all, jax_cache
 from jaxserve.executor.weights import WeightLoader
@@ -69,8 +69,8 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
     can_be_early = blueprint.platform == "cpu" and distributed.is_alone() and len(blueprints) == 1
     parts = builder.make(is_early=warmup == "early" or (warmup == "auto" and can_be_early))
-    compiled, programs = parts.stages[-1].programs, blueprint.server_programs
-    missing = [key for key in programs.later if key not in compiled] if len(blueprints) == 1 else []
+    programs = blueprint.server_programs
+    missing = [key for key in programs.later if key not in parts.stages[-1].keys] if len(blueprints) == 1 else []
     # Another process could only leave them in the cache.
     by_process = blueprint.platform == "cpu" and os.access(builder.folder, os.W_OK)
     order = Order(args=args, num_pages=parts.num_pages) if by_process else None
@@ -131,8 +131,8 @@ def compile_into(folder: pathlib.Path, blueprints: Sequence[Blueprint], num_page
 class _Parts:
     """What a runner is put together from."""
 
-    stages: list[LoadedStage]
-    compilers: list[ProgramCompiler]  # of the stages
+    stages: list[Stage]
+    compilers: list[ProgramCompiler]  # of the stages on this host
 
     @property
     def num_pages(self) -> NumPages:
@@ -141,7 +141,7 @@ class _Parts:
 
 @dataclasses.dataclass(frozen=True)
 class _Builder:
-    blueprints: Sequence[Blueprint]  # of the stages
+    blueprints: Sequence[Blueprint]  # of all stages
     folder: pathlib.Path  # of the caches
     show_progress: bool
     took_s: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of each part; they may overlap
@@ -152,10 +152,15 @@ class _Builder:
         return WeightLoader(
             config=config,
             context_len=args.context_length or config.context_len,
-            stages=tuple((blueprint.config.stage, blueprint.mesh) for blueprint in self.blueprints),
+            stages=tuple((blueprint.config.stage, blueprint.mesh) for blueprint in self.own),
             dtype=jnp.dtype(args.dtype),
             model_override_args=args.json_model_override_args,
         )
+
+    @functools.cached_property
+    def own(self) -> list[Blueprint]:
+        """Of the stages on this host."""
+        return own_of(self.blueprints)
 
     @property
     def _args(self) -> ServerArgs:
@@ -179,15 +184,20 @@ class _Builder:
     def _parts(
         self, params: tuple[Params, ...], compilers: list[ProgramCompiler], programs: list[dict[ProgramKey, Any]]
     ) -> _Parts:
-        meshes = [blueprint.mesh for blueprint in self.blueprints]
-        return _Parts(list(map(LoadedStage, meshes, programs, params)), compilers)
+        stages: list[Stage] = []
+        num_pages, running = compilers[-1].num_pages, zip(compilers, programs, params, strict=True)
+        for blueprint in self.blueprints:
+            if is_here(blueprint.mesh):
+                compiler, compiled, weights = next(running)
+                stages.append(RunningStage(blueprint.mesh, compiled, weights, compiler.programs))
+            else:
+                stages.append(DistantStage(blueprint.mesh, blueprint.program_set.all, blueprint.programs(num_pages)))
+        return _Parts(stages, compilers)
 
     def _compilers(self, *, weights_loaded: bool) -> list[ProgramCompiler]:
-        """Of the stages."""
+        budgets = plan_memory(self.blueprints, self.folder, weights_loaded=weights_loaded)
         compilers = []
-        for blueprint, budget in zip(
-            self.blueprints, plan_memory(self.blueprints, self.folder, weights_loaded=weights_loaded), strict=True
-        ):
+        for blueprint, budget in zip(self.own, budgets, strict=True):
             for line in memory_lines(budget, blueprint):
                 logger.info("%s", line)
             compilers.append(ProgramCompiler.of(blueprint, budget.num_pages, self.folder))
@@ -198,8 +208,8 @@ class _Builder:
             return self.loader.load(self._args.model_path, self._args.load_format, progress=self.show_progress)
 
     def _obtain(self, compilers: list[ProgramCompiler], *, is_early: bool) -> list[dict[ProgramKey, Any]]:
-        """The programs of each stage."""
-        sets = [blueprint.program_set for blueprint in self.blueprints]
+        """The programs of each stage here."""
+        sets = [blueprint.program_set for blueprint in self.own]
         chosen = [programs.essential if is_early else programs.all for programs in sets]
         with self._timed(f"{sum(map(len, chosen))} programs"):
             found = [
@@ -218,18 +228,24 @@ class _Builder:
         logger.info("%s: %.1f s", what, self.took_s[what])
 
 
+def own_of(blueprints: Sequence[Blueprint]) -> list[Blueprint]:
+    """Those of stages with devices of this host."""
+    return [blueprint for blueprint in blueprints if is_here(blueprint.mesh)]
+
+
 def plan_memory(blueprints: Sequence[Blueprint], folder: pathlib.Path, *, weights_loaded: bool) -> tuple[MemoryBudget, ...]:
-    """Of each stage's devices as they are now, with pools of the same pages; `folder` of the cache. Steps are compiled for it
-    only where they decide about the pool."""
+    """Of the devices of each stage here as they are now, with pools of the same pages in all; `folder` of the cache. Steps are
+    compiled for it only where they decide about the pool."""
     plans = []
-    for blueprint in blueprints:
+    for blueprint in own_of(blueprints):
         decides = blueprint.platform != "cpu" and blueprint.args.max_total_tokens is None
         device = measure(blueprint.mesh.local_devices[0], blueprint.args.dp_size)
         if not weights_loaded:
             device = dataclasses.replace(device, free=device.free - weight_bytes(blueprint))
         plans.append((blueprint, device, measure_steps(blueprint, folder) if decides else None))
     budgets = alike_budgets(plans, distributed.least)
-    distributed.check_alike("model or other options", blueprints[-1].description(budgets[-1].num_pages))
+    description = "".join(blueprint.description(budgets[-1].num_pages) for blueprint in blueprints)
+    distributed.check_alike("model or other options", description)
     return budgets
 
 

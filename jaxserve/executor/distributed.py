@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import socket
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+# Connections that JAX has between two processes for arrays that one hands to another, where it does so itself.
+_NUM_TRANSPORTS = 4
 
-def start(coordinator: str, *, num_processes: int, rank: int, num_devices: int, timeout_s: float) -> None:
-    """Before JAX's first use in this process. The process of rank 0 listens at `coordinator`; all must come in time."""
+
+def start(
+    coordinator: str, *, num_processes: int, rank: int, num_devices: int, timeout_s: float, hands_on: bool = False
+) -> None:
+    """Before JAX's first use in this process. The process of rank 0 listens at `coordinator`; all must come in time.
+    `hands_on`: arrays go from devices of one process to those of another."""
+    if hands_on:  # GPUs and TPUs need no address for it
+        address = _own_address(coordinator)
+        jax.config.update("jax_cross_host_transfer_socket_address", f"{address}:{_free_port(address)}")
+        jax.config.update("jax_cross_host_transport_addresses", ",".join([f"{address}:0"] * _NUM_TRANSPORTS))
     jax.distributed.initialize(
         coordinator_address=coordinator,
         num_processes=num_processes,
@@ -21,6 +33,25 @@ def start(coordinator: str, *, num_processes: int, rank: int, num_devices: int, 
     )
 
 
+def _own_address(coordinator: str) -> str:
+    """Of this machine, where others reach it as it reaches the coordinator. Nothing is sent."""
+    host, _, port = coordinator.rpartition(":")
+    family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+    with contextlib.closing(socket.socket(family, kind)) as probe:
+        probe.connect(there)
+        address: str = probe.getsockname()[0]
+    return f"[{address}]" if family == socket.AF_INET6 else address
+
+
+def _free_port(address: str) -> int:
+    """JAX tells others the number that it was given, so it must not be 0."""
+    family = socket.AF_INET6 if address.startswith("[") else socket.AF_INET
+    with contextlib.closing(socket.socket(family)) as probe:
+        probe.bind((address.strip("[]"), 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 def is_alone() -> bool:
     return jax.process_count() == 1
 
@@ -28,6 +59,22 @@ def is_alone() -> bool:
 def least(number: int) -> int:
     """Of what all processes say."""
     return number if is_alone() else int(multihost_utils.process_allgather(np.asarray(number, np.int32)).min())
+
+
+def read(array: jax.Array | jax.ShapeDtypeStruct | None) -> np.ndarray:
+    """Waits for it, which must be whole on each device. Zeros where it is not here: host 0 has all that anybody needs."""
+    assert array is not None
+    return np.asarray(array) if _is_here(array) else np.zeros(array.shape, array.dtype)
+
+
+def start_reading(array: jax.Array | jax.ShapeDtypeStruct) -> None:
+    """What `read` waits for."""
+    if isinstance(array, jax.Array) and _is_here(array):
+        array.copy_to_host_async()
+
+
+def _is_here(array: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    return isinstance(array, jax.Array) and bool(array.sharding.addressable_devices)
 
 
 def check_alike(what: str, text: str) -> None:

@@ -50,7 +50,7 @@ def make_meshes(
     sizes = Sizes(pp_size, tp_size, dp_size)
     count = sizes.per_replica
     if devices is None:
-        devices = _of_each_process(_find_devices(sizes), count)
+        devices = _of_each_process(_find_devices(sizes), count, sizes.options)
     if len(devices) < count:
         raise ValueError(sizes.too_few(f"{devices[0].platform} has {len(devices)}"))
     by_stage = np.asarray(devices[:count]).reshape(pp_size, attn_dp_size, -1)
@@ -68,30 +68,34 @@ class Sizes(NamedTuple):
     def per_replica(self) -> int:
         return self.pp_size * self.tp_size
 
+    @property
+    def options(self) -> str:
+        """Of each replica."""
+        return f"--tp-size {self.tp_size}" if self.pp_size == 1 else f"--pp-size {self.pp_size} and --tp-size {self.tp_size}"
+
     def too_few(self, found: str) -> str:
         """A sentence. CUDA leaves out what a list names and is not there, and all that follows."""
         if self.dp_size == 1 and self.pp_size == 1:
             return f"--tp-size {self.tp_size} needs as many devices; {found}."
         if self.dp_size == 1:
             return f"--pp-size {self.pp_size} with --tp-size {self.tp_size} needs {self.per_replica} devices; {found}."
-        options = f"--tp-size {self.tp_size}" if self.pp_size == 1 else f"--pp-size {self.pp_size} and --tp-size {self.tp_size}"
         cuda = os.environ.get("CUDA_VISIBLE_DEVICES")
         part = f" (CUDA_VISIBLE_DEVICES={cuda})" if cuda else ""
         return (
-            f"--dp-size {self.dp_size} with {options} needs {self.dp_size * self.per_replica} devices, {self.per_replica} for "
-            f"each replica; of this one's{part}: {found}."
+            f"--dp-size {self.dp_size} with {self.options} needs {self.dp_size * self.per_replica} devices, {self.per_replica} "
+            f"for each replica; of this one's{part}: {found}."
         )
 
 
-def _of_each_process(devices: list[jax.Device], count: int) -> list[jax.Device]:
-    """As many of each process as of the others, `count` in all, in JAX's order. ValueError if one has too few. Of one process
-    all."""
+def _of_each_process(devices: list[jax.Device], count: int, options: str) -> list[jax.Device]:
+    """As many of each process as of the others, `count` in all, in JAX's order. ValueError if one has too few, with the `options`
+    that ask for them. Of one process all."""
     found = collections.Counter(device.process_index for device in devices)
     if len(found) == 1:
         return devices
     share, fewest = count // len(found), min(found.values())
     if fewest < share:
-        raise ValueError(f"--tp-size {count} over {len(found)} hosts needs {share} devices of each; one has {fewest}.")
+        raise ValueError(f"{options} over {len(found)} hosts needs {share} devices of each; one has {fewest}.")
     taken: collections.Counter[int] = collections.Counter()
     chosen = []
     for device in devices:
@@ -142,6 +146,16 @@ def platform_of(mesh: Mesh) -> str:
 def spans_processes(mesh: Mesh) -> bool:
     """Of this JAX; devices that are elsewhere belong to none."""
     return not is_elsewhere(mesh) and mesh.is_multi_process
+
+
+def processes_of(mesh: Mesh) -> frozenset[int]:
+    """That have its devices."""
+    return frozenset(device.process_index for device in mesh.devices.flat)
+
+
+def is_here(mesh: Mesh) -> bool:
+    """This process has some of its devices."""
+    return jax.process_index() in processes_of(mesh)
 
 
 def is_elsewhere(mesh: Mesh) -> bool:

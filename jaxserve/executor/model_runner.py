@@ -18,26 +18,24 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxserve.executor import profiling
+from jaxserve.executor import distributed, profiling
 from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
 from jaxserve.executor.deal import Deal, Shards
 from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.forward_batch import Bucket
-from jaxserve.executor.input_embeds import pack_embeds
-from jaxserve.executor.logit_lines import LogitsKey, padded, padded_logits, parts_of
-from jaxserve.executor.mesh import spans_processes
-from jaxserve.executor.pipeline import LoadedStage, start_pipeline
+from jaxserve.executor.logit_lines import LogitsKey
+from jaxserve.executor.pipeline import Pipeline
 from jaxserve.executor.program_set import ProgramSet
-from jaxserve.executor.programs import HISTORY_CHUNK, PAGE_UPDATE_CHUNK, ProgramKey, SamplingKey
+from jaxserve.executor.programs import PAGE_UPDATE_CHUNK, ProgramKey, SamplingKey
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
 from jaxserve.executor.row_tables import needs_tables, pack_row, packed_row_shape
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Forwarded
-from jaxserve.executor.scoring import ScoredLines, ScoringKey, pack_query, pack_slots, unpack_hidden, unpack_scores
-from jaxserve.executor.step import Params
+from jaxserve.executor.scoring import ScoredLines, ScoringKey, unpack_hidden, unpack_scores
+from jaxserve.executor.stage import Stage
+from jaxserve.executor.step import HandedOn, Params
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.runner import (
@@ -84,6 +82,7 @@ class PendingStep:
     is_larger: bool  # its forward pass runs in a larger program than it would if all were there
     deal: Deal  # which of the results are whose
     forwarded: Forwarded | None  # until it is sampled
+    made_here: HandedOn | Forwarded | None  # by the last stage on this host, if sampling is done elsewhere
     sampled: SampledTokens | None = None  # from then on
     score_query: ScoreQuery | None = None
     scored: list[ScoredLines] = dataclasses.field(default_factory=list)
@@ -96,7 +95,7 @@ class ModelRunner:
         self,
         *,
         program_set: ProgramSet,
-        stages: Sequence[LoadedStage],
+        stages: Sequence[Stage],
         later: BackgroundCompiler | None,
         spec: RunnerSpec,
         compile_counter: CompileCounter,
@@ -107,8 +106,8 @@ class ModelRunner:
         startup_s: dict[str, float],
     ) -> None:
         """`stages`: with the essential programs of the set, at least; what is missing comes from `later`, for a model with one
-        stage. Weights came from the folder `model_path`; `loader` is for those that replace them. `startup_s`: what it took to
-        get all that."""
+        stage. Weights of those here came from the folder `model_path`; `loader` is for those that replace them. `startup_s`:
+        what it took to get all that."""
         self.spec = spec
         self._program_set = program_set
         self._later = later
@@ -119,13 +118,11 @@ class ModelRunner:
         self._row_params = np.zeros((spec.max_rows, NUM_ROW_PARAMS), np.int32)
         self._steps_in_larger_program = 0
         started_s = time.monotonic()
-        self._pipeline = start_pipeline(stages, spec)
-        # By lines: what a step without a grammar brings to a program that takes masks.
-        self._no_masks: dict[int, jax.Array] = {}
+        self._pipeline = Pipeline(stages, spec)
         self._choose_programs()
         if not self._on_cpu:
-            self._run_once(list(self._present))
-        jax.block_until_ready(([stage.state for stage in self._pipeline.stages], self._pipeline.sampling))
+            self._run_once([key for key in program_set.all if key in self._present])  # in the same order on all hosts
+        jax.block_until_ready([(stage.state, stage.sampling) for stage in self._pipeline.own])
         self._startup_s = startup_s | {"state and first runs": time.monotonic() - started_s}
         if later is not None:
             later.start()
@@ -139,14 +136,14 @@ class ModelRunner:
     @property
     def _present(self) -> set[ProgramKey]:
         """Programs that all stages have which need them."""
-        return set().union(*(stage.programs for stage in self._pipeline.stages))
+        return set().union(*(stage.keys for stage in self._pipeline.stages))
 
     def tend(self) -> int:
         later, is_changing = self._later, self._command is not None and not self._command.done()
         if later is None or is_changing or self.params is None or self.kv_pool is None:
             return self.num_programs_missing
         while (arrived := later.take()) is not None:
-            key, self._pipeline.last.programs[key] = arrived
+            key, self._pipeline.own[-1].programs[key] = arrived
             self._choose_programs()
             if not self._on_cpu:
                 self._run_once([key])
@@ -158,9 +155,8 @@ class ModelRunner:
         present = self._present
         self.num_programs_missing = len(self._program_set.all) - len(present)
         self._buckets, self._sampling_keys = self._program_set.served_by(present)
-        for lines in {key.num_rows * key.tokens_per_row for key in self._sampling_keys} - self._no_masks.keys():
-            allowed = np.full((lines, self.spec.mask_words), -1, np.int32)
-            self._no_masks[lines] = jax.device_put(allowed, self._where_sampled)
+        for lines in {key.num_rows * key.tokens_per_row for key in self._sampling_keys}:
+            self._pipeline.last.keep_no_masks(lines, self.spec.mask_words)
         if not self.num_programs_missing:
             self._later = None
             self._counter.mark_ready()
@@ -169,96 +165,110 @@ class ModelRunner:
         """With padding alone. What an accelerator does at a program's first run (loading, allocating) should not happen in
         front of a request. On CPU the first run costs a few milliseconds, and running all programs took seconds."""
         by_shape = {(key.total_rows, key.tokens_per_row): key for key in self._present if isinstance(key, Bucket)}
+        first, last = self._pipeline.first, self._pipeline.last
         for key in keys:
             match key:
                 case Bucket():
                     self._forward_padding(key)
                 case SamplingKey(num_rows, tokens_per_row):
                     bucket = by_shape[num_rows, tokens_per_row]
-                    self._sample(self._forward_padding(bucket), key, None)
+                    self._pipeline.sample(key, self._forward_padding(bucket), None, _NOTHING)
                 case LogitsKey(num_lines, writes):
-                    logits = jax.device_put(np.zeros((num_lines, self.spec.vocab_size), np.float32), self._where_sampled)
+                    bucket = next(bucket for (rows, each), bucket in by_shape.items() if rows * each == num_lines)
+                    logits = self._forward_padding(bucket).logits
                     if writes:
-                        self._write_logits(logits, LogitLines(_SLOT, np.zeros((1, self.spec.vocab_size), np.float32)))
+                        last.write_logits(logits, LogitLines(_SLOT, np.zeros((1, self.spec.vocab_size), np.float32)))
                     else:
-                        self._read_logits(logits, _SLOT)
+                        last.read_logits(logits, _SLOT)
                 case ScoringKey():
-                    self._score(key, ScoreQuery(_SLOT, _NO_TOKEN, _NO_TOKEN[:, None], needs_top=False))
+                    last.score(key, ScoreQuery(_SLOT, _NO_TOKEN, _NO_TOKEN[:, None], needs_top=False))
                 case "hidden_states":
-                    self._copy_hidden(_SLOT)
+                    last.copy_hidden(_SLOT)
                 case "input_embeds":
-                    self._write_embeds(EmbeddedTokens(0, np.zeros((1, self.spec.hidden_size), np.float32)))
+                    first.write_embeds(EmbeddedTokens(0, np.zeros((1, self.spec.hidden_size), np.float32)))
                 case "page_table":
                     self._write_page_table(_NO_PAGE_UPDATES)
                 case "row_tables":
-                    self._write_row_tables([np.zeros(packed_row_shape(), np.int32)])
+                    last.write_row_tables([np.zeros(packed_row_shape(), np.int32)])
                 case "history":
-                    self._write_history(self._shards.padding_row, np.zeros(1, np.int32))
+                    last.write_history(self._shards.padding_row, np.zeros(1, np.int32))
 
     # --- Runner
 
     def forward(self, step: StepInput) -> PendingStep:
         assert self.params is not None and self.kv_pool is not None, "a step is launched while memory is released"
+        pipeline = self._pipeline
         for state in step.new_rows:
             self._row_params[state.row] = row_params_from_state(state)
             if needs_tables(state):
                 line = self._shards.line(state.row)
-                self._write_row_tables(pack_row(dataclasses.replace(state, row=line), self.spec.vocab_size))
+                pipeline.last.write_row_tables(pack_row(dataclasses.replace(state, row=line), self.spec.vocab_size))
             if self._drafts:
-                self._write_history(self._shards.line(state.row), state.token_ids)
+                pipeline.last.write_history(self._shards.line(state.row), state.token_ids)
         bucket = self._buckets.choose(step, self._shards)
         is_larger = self._later is not None and bucket != self._program_set.buckets.choose(step, self._shards)
         step = self._write_excess_page_updates(step, bucket)
         deal = self._shards.deal(step, bucket)
         for embeds in step.embeds:
             (first_slot,) = deal.hidden_slots(np.array([embeds.first_slot], np.int32))
-            self._write_embeds(dataclasses.replace(embeds, first_slot=int(first_slot)))
+            pipeline.first.write_embeds(dataclasses.replace(embeds, first_slot=int(first_slot)))
         row_params = self._row_params[step.rows]
-        forwarded = self._pipeline.forward(bucket, step.rows[: step.num_decode_rows], deal.pack(row_params))
+        forwarded, made_here = pipeline.forward(bucket, step.rows[: step.num_decode_rows], deal.pack(row_params))
         mode = _sampling_mode(step, row_params)
-        pending = PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, deal, forwarded)
+        pending = PendingStep(
+            sample=step.sample,
+            mode=mode,
+            needs_logprobs=step.needs_logprobs,
+            needs_top_logprobs=step.needs_top_logprobs,
+            is_larger=is_larger,
+            deal=deal,
+            forwarded=forwarded,
+            made_here=None if made_here is forwarded else made_here,
+        )
         if (query := step.score_query) is not None:
             pending.score_query = query
             dealt = dataclasses.replace(query, slots=deal.hidden_slots(query.slots))
-            pending.scored = self._score(self._scoring_key(query), dealt)
+            pending.scored = pipeline.to_reader(pipeline.last.score(self._scoring_key(query), dealt))
         if step.hidden_slots is not None:
             slots = deal.hidden_slots(step.hidden_slots)
-            pending.num_hidden, pending.hidden = len(slots), self._copy_hidden(slots)
+            pending.num_hidden, pending.hidden = len(slots), pipeline.to_reader(pipeline.last.copy_hidden(slots))
         return pending
 
     def read_logits(self, handle: PendingStep, lines: np.ndarray) -> np.ndarray:
         assert handle.forwarded is not None, "logits are read before a step is sampled"
-        return self._read_logits(handle.forwarded.logits, handle.deal.logit_lines(lines))
+        pipeline, wanted = self._pipeline, handle.deal.logit_lines(lines)
+        parts = pipeline.to_reader(pipeline.last.read_logits(handle.forwarded.logits, wanted))
+        return np.concatenate([distributed.read(part) for part in parts])[: len(lines)]
 
     def sample(self, handle: PendingStep, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         assert handle.forwarded is not None, "a step is sampled once"
         if changed is not None:
             lines = handle.deal.logit_lines(changed.lines)
-            logits = self._write_logits(handle.forwarded.logits, dataclasses.replace(changed, lines=lines))
+            logits = self._pipeline.last.write_logits(handle.forwarded.logits, dataclasses.replace(changed, lines=lines))
             handle.forwarded = dataclasses.replace(handle.forwarded, logits=logits)
         mode = handle.mode if masks is None else handle.mode.with_masks
         key = self._key(handle.forwarded, mode)
         self._steps_in_larger_program += handle.is_larger or key.mode is not mode
         if masks is not None:
             masks = _for_all_rows(masks, key, handle.deal)
-        handle.sampled = self._sample(handle.forwarded, key, masks)
-        self._pipeline.sampled(handle.deal.step.rows)
+        handle.sampled = self._pipeline.sample(key, handle.forwarded, masks, handle.deal.step.rows)
         handle.forwarded = None
         if not self._on_cpu:
             for array in self._fetched(handle.sampled):
-                array.copy_to_host_async()
+                distributed.start_reading(array)
 
     def fetch(self, handle: PendingStep) -> StepOutput:
         sampled, lines = handle.sampled, handle.deal.lines
         assert sampled is not None, "a step is fetched after it was sampled"
-        has_top = handle.needs_top_logprobs
+        has_top, read = handle.needs_top_logprobs, distributed.read
+        jax.block_until_ready(handle.made_here)
         return StepOutput(
-            token_ids=np.asarray(sampled.token_ids)[lines],
-            num_tokens=np.asarray(sampled.num_tokens)[lines] if self._drafts else handle.sample.astype(np.int32),
-            logprobs=np.asarray(sampled.logprobs)[lines] if handle.needs_logprobs else None,
-            top_ids=np.asarray(sampled.top_ids)[lines] if has_top else None,
-            top_logprobs=np.asarray(sampled.top_logprobs)[lines] if has_top else None,
-            drafts=np.asarray(sampled.drafts)[lines] if self._drafts else None,
+            token_ids=read(sampled.token_ids)[lines],
+            num_tokens=read(sampled.num_tokens)[lines] if self._drafts else handle.sample.astype(np.int32),
+            logprobs=read(sampled.logprobs)[lines] if handle.needs_logprobs else None,
+            top_ids=read(sampled.top_ids)[lines] if has_top else None,
+            top_logprobs=read(sampled.top_logprobs)[lines] if has_top else None,
+            drafts=read(sampled.drafts)[lines] if self._drafts else None,
             scores=None if handle.score_query is None else unpack_scores(handle.score_query, handle.scored),
             hidden_states=unpack_hidden(handle.num_hidden, handle.hidden) if handle.num_hidden else None,
         )
@@ -297,69 +307,40 @@ class ModelRunner:
 
     @property
     def params(self) -> tuple[Params, ...] | None:
-        return _all_or_none([stage.params for stage in self._pipeline.stages])
+        return _all_or_none([stage.params for stage in self._pipeline.own])
 
     @params.setter
     def params(self, params: tuple[Params, ...] | None) -> None:
-        for index, stage in enumerate(self._pipeline.stages):
+        for index, stage in enumerate(self._pipeline.own):
             stage.params = None if params is None else params[index]
 
     @property
     def kv_pool(self) -> tuple[Any, ...] | None:
-        return _all_or_none([stage.state.kv for stage in self._pipeline.stages])
+        return _all_or_none([stage.state.kv for stage in self._pipeline.own])
 
     @kv_pool.setter
     def kv_pool(self, kv_pool: tuple[Any, ...] | None) -> None:
-        for index, stage in enumerate(self._pipeline.stages):
+        for index, stage in enumerate(self._pipeline.own):
             stage.state = dataclasses.replace(stage.state, kv=None if kv_pool is None else kv_pool[index])
 
     @property
     def expert_counts(self) -> np.ndarray | None:
-        counts = _all_or_none([stage.state.expert_counts for stage in self._pipeline.stages])
+        counts = _all_or_none([stage.state.expert_counts for stage in self._pipeline.own])
         return None if counts is None else np.concatenate([np.asarray(of_stage) for of_stage in counts])
 
     def empty_kv_pool(self) -> tuple[Any, ...]:
-        return tuple(stage.programs["kv_pool"]() for stage in self._pipeline.stages)
+        return tuple(stage.programs["kv_pool"]() for stage in self._pipeline.own)
 
     # --- inside
 
     @property
     def _on_cpu(self) -> bool:
-        return self._pipeline.last.mesh.devices.flat[0].platform == "cpu"
-
-    @property
-    def _where_sampled(self) -> NamedSharding:
-        return NamedSharding(self._pipeline.last.mesh, PartitionSpec())
-
-    @property
-    def _compiled(self) -> dict[ProgramKey, Any]:
-        """Of the stage that samples."""
-        return self._pipeline.last.programs
+        return self._pipeline.own[0].on_cpu
 
     def _forward_padding(self, bucket: Bucket) -> Forwarded:
         """A step without a live row."""
         packed = self._shards.deal(_NO_STEP, bucket).pack(np.zeros((0, NUM_ROW_PARAMS), np.int32))
-        return self._pipeline.forward(bucket, _NOTHING, packed)
-
-    def _sample(self, forwarded: Forwarded, key: SamplingKey, masks: np.ndarray | None) -> SampledTokens:
-        words = None
-        if key.mode.takes_masks:
-            lines = key.num_rows * key.tokens_per_row
-            words = self._no_masks[lines] if masks is None else masks
-        sampled: SampledTokens
-        self._pipeline.sampling, sampled = self._compiled[key](self._pipeline.sampling, forwarded, words)
-        return sampled
-
-    def _read_logits(self, logits: jax.Array, lines: np.ndarray) -> np.ndarray:
-        program = self._compiled[LogitsKey(len(logits), writes=False)]
-        read = [program(logits, padded(lines[part], fill=0)) for part in parts_of(lines)]
-        return np.concatenate([np.asarray(part) for part in read])[: len(lines)]
-
-    def _write_logits(self, logits: jax.Array, changed: LogitLines) -> jax.Array:
-        nowhere, program = len(logits), self._compiled[LogitsKey(len(logits), writes=True)]
-        for part in parts_of(changed.lines):
-            logits = program(logits, padded(changed.lines[part], fill=nowhere), padded_logits(changed.logits[part]))
-        return logits
+        return self._pipeline.forward(bucket, _NOTHING, packed)[0]
 
     def _key(self, forwarded: Forwarded, mode: SamplingMode) -> SamplingKey:
         """The program that samples so."""
@@ -368,46 +349,11 @@ class ModelRunner:
 
     def _scoring_key(self, query: ScoreQuery) -> ScoringKey:
         """The smallest program that is there and answers in one call, or the largest."""
-        present = [key for key in self._program_set.scoring if key in self._compiled]
+        present = [key for key in self._program_set.scoring if key in self._pipeline.last.keys]
         return next((key for key in present if key.num_lines >= len(query.slots)), present[-1])
 
-    def _score(self, key: ScoringKey, query: ScoreQuery) -> list[ScoredLines]:
-        program, last = self._compiled[key], self._pipeline.last
-        scored = []
-        for packed in pack_query(query, key.num_lines):
-            scored.append(program(last.params, last.state.hidden, packed))
-            if self._on_cpu and spans_processes(last.mesh):  # too many collectives at a time, and gloo's threads wait forever
-                jax.block_until_ready(scored[-1])
-        return scored
-
-    def _copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
-        program = self._compiled["hidden_states"]
-        return [program(self._pipeline.last.state.hidden, packed) for packed in pack_slots(slots)]
-
-    def _write_embeds(self, embeds: EmbeddedTokens) -> None:
-        stage = self._pipeline.first
-        for first_slot, lines in pack_embeds(embeds):
-            hidden = stage.programs["input_embeds"](stage.state.hidden, first_slot, lines)
-            stage.state = dataclasses.replace(stage.state, hidden=hidden)
-
-    def _write_row_tables(self, buffers: list[np.ndarray]) -> None:
-        for packed in buffers:
-            state = self._pipeline.sampling
-            self._pipeline.sampling = dataclasses.replace(state, tables=self._compiled["row_tables"](state.tables, packed))
-
-    def _write_history(self, row: int, token_ids: np.ndarray) -> None:
-        for start in range(0, len(token_ids), HISTORY_CHUNK):
-            packed = np.zeros(2 + HISTORY_CHUNK, np.int32)
-            part = token_ids[start : start + HISTORY_CHUNK]
-            packed[:2], packed[2 : 2 + len(part)] = (row, start), part
-            state = self._pipeline.sampling
-            self._pipeline.sampling = dataclasses.replace(state, history=self._compiled["history"](state.history, packed))
-
     def _write_page_table(self, updates: PageUpdates) -> None:
-        packed = self._shards.pack_page_updates(updates, PAGE_UPDATE_CHUNK)
-        for stage in self._pipeline.stages:
-            table = stage.programs["page_table"](stage.state.page_table, packed)
-            stage.state = dataclasses.replace(stage.state, page_table=table)
+        self._pipeline.write_page_table(self._shards.pack_page_updates(updates, PAGE_UPDATE_CHUNK))
 
     def _write_excess_page_updates(self, step: StepInput, bucket: Bucket) -> StepInput:
         """Long prefix hits bring more page-table entries than a step has room for: those go ahead of it."""

@@ -2,102 +2,111 @@
 
 A step is launched in all stages at once, which never waits: each has its programs and its part of the state, and computes when
 what the one before hands on has arrived. So several steps are under way at a time, as long as none needs the tokens of another.
+
+Over several hosts each has the stages that are on devices of its own, and of the others what their programs would give. All
+launch the same steps; host 0 reads the results, wherever they were made, from copies on the first stage's devices.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.executor.forward_batch import Bucket
-from jaxserve.executor.programs import ProgramKey
-from jaxserve.executor.sampling import Continuation, Forwarded, SamplingState
-from jaxserve.executor.step import ForwardState, HandedOn, Params
+from jaxserve.executor.mesh import is_here, platform_of, processes_of
+from jaxserve.executor.programs import SamplingKey
+from jaxserve.executor.sampler import SampledTokens
+from jaxserve.executor.sampling import Continuation, Forwarded
+from jaxserve.executor.stage import RunningStage, Stage
+from jaxserve.executor.step import HandedOn
 from jaxserve.models import DATA_AXIS
 from jaxserve.runner import RunnerSpec
 
-
-@dataclasses.dataclass
-class RunningStage:
-    """What one stage has on its devices."""
-
-    mesh: Mesh
-    programs: dict[ProgramKey, Any]  # compiled
-    params: Params | None  # None: released
-    state: ForwardState
-
-    def forward(self, bucket: Bucket, start: Continuation | HandedOn, packed: np.ndarray) -> HandedOn | Forwarded:
-        made: HandedOn | Forwarded
-        self.state, made = self.programs[bucket](self.params, self.state, start, packed)
-        return made
-
-    def receive(self, handed_on: HandedOn) -> HandedOn:
-        """On these devices."""
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        inputs = jax.tree.map(lambda _: whole, handed_on.inputs)
-        shardings = HandedOn(NamedSharding(self.mesh, PartitionSpec(DATA_AXIS)), inputs)  # type: ignore[arg-type]
-        received: HandedOn = jax.device_put(handed_on, shardings)
-        return received
-
-
-class LoadedStage(NamedTuple):
-    """What a stage begins with."""
-
-    mesh: Mesh
-    programs: dict[ProgramKey, Any]  # compiled
-    params: Params
-
-
-def start_pipeline(loaded: Sequence[LoadedStage], spec: RunnerSpec) -> Pipeline:
-    """With empty states."""
-    stages, sampling = [], None
-    for mesh, programs, params in loaded:
-        state, sampling = programs["empty_state"]()
-        stages.append(RunningStage(mesh, dict(programs), params, state))
-    assert sampling is not None, "the last stage samples"
-    return Pipeline(stages, sampling, spec.max_rows)
+Tree = TypeVar("Tree")
 
 
 class Pipeline:
-    """The stages, first to last; and the state of the sampling half, which the last one has."""
+    """The stages, first to last; the last one samples."""
 
-    def __init__(self, stages: Sequence[RunningStage], sampling: SamplingState, max_rows: int) -> None:
+    def __init__(self, stages: Sequence[Stage], spec: RunnerSpec) -> None:
         self.stages = tuple(stages)
-        self.sampling = sampling
-        self._continuations = _Continuations(self.first.mesh, max_rows, len(stages) + 1) if len(stages) > 1 else None
-        if self._continuations is not None:
-            self._continuations.add(np.zeros(0, np.int32), sampling.continuation)
+        self.first, self.last = self.stages[0], self.stages[-1]
+        self.own = [stage for stage in self.stages if isinstance(stage, RunningStage)]
+        self._ways = [_Way(sender.mesh, receiver.mesh) for sender, receiver in itertools.pairwise(stages)]
+        self._back = _Way(self.last.mesh, self.first.mesh)
+        self._continuations = _Continuations(self.first, spec.max_rows, len(stages) + 1) if len(stages) > 1 else None
 
-    @property
-    def first(self) -> RunningStage:
-        return self.stages[0]
-
-    @property
-    def last(self) -> RunningStage:
-        return self.stages[-1]
-
-    def forward(self, bucket: Bucket, decode_rows: np.ndarray, packed: np.ndarray) -> Forwarded:
-        """`decode_rows`: the request rows that go on from what was sampled for them last."""
-        start: Continuation | HandedOn = self.sampling.continuation
-        if self._continuations is not None:
-            start = self._continuations.of(decode_rows)
-        made = self.first.forward(bucket, start, packed)
-        for stage in self.stages[1:]:
-            assert isinstance(made, HandedOn)
-            made = stage.forward(bucket, stage.receive(made), packed)
+    def forward(self, bucket: Bucket, decode_rows: np.ndarray, packed: np.ndarray) -> tuple[Forwarded, HandedOn | Forwarded]:
+        """What sampling takes; and what the last stage here has made. `decode_rows`: the request rows that go on from what was
+        sampled for them last."""
+        start = None if self._continuations is None else self._continuations.of(decode_rows)
+        made = made_here = self.first.forward(bucket, start, packed)
+        for way, stage in zip(self._ways, self.stages[1:], strict=True):
+            made = stage.forward(bucket, way.send(made), packed)
+            if isinstance(stage, RunningStage):
+                made_here = made
         assert isinstance(made, Forwarded)
-        return made
+        return made, made_here
 
-    def sampled(self, rows: np.ndarray) -> None:
-        """For these request rows; `sampling` knows it."""
-        if self._continuations is not None:
-            self._continuations.add(rows, self.sampling.continuation)
+    def sample(self, key: SamplingKey, forwarded: Forwarded, masks: np.ndarray | None, rows: np.ndarray) -> SampledTokens:
+        """For host 0 to read, as what `to_reader` gives. `rows`: the step's request rows."""
+        sampled = self.last.sample(key, forwarded, masks)
+        if self._continuations is None:
+            return sampled.tokens
+        back = self._back
+        tokens, continuation = back.send(sampled) if back.crosses else (sampled.tokens, back.send(sampled.continuation))
+        assert continuation is not None
+        self._continuations.add(rows, continuation)
+        return tokens
+
+    def to_reader(self, made: Tree) -> Tree:
+        """What the last stage has made, where host 0 can read it; on some hosts it is shapes alone."""
+        return self._back.send(made) if self._back.crosses else made
+
+    def write_page_table(self, packed: np.ndarray) -> None:
+        for stage in self.own:
+            stage.write_page_table(packed)
+
+
+class _Way:
+    """From the devices of a stage to those of another.
+
+    Where it leads over hosts, all hosts say so to JAX in the same order, also those that have none of the devices: JAX finds
+    the two ends of a transfer by counting.
+    """
+
+    def __init__(self, sender: Mesh, receiver: Mesh) -> None:
+        self._sender, self._receiver = sender, receiver
+        self.crosses = processes_of(sender) != processes_of(receiver)
+        self._waits = self.crosses and platform_of(sender) == "cpu"
+
+    def send(self, made: Tree) -> Tree:
+        """Arrays there, which hosts that have none of those devices can but pass on."""
+        if not self.crosses and not is_here(self._sender):
+            return made
+        shardings = jax.tree.map(lambda _: NamedSharding(self._receiver, PartitionSpec()), made)
+        if isinstance(made, HandedOn):
+            shardings = dataclasses.replace(shardings, x=NamedSharding(self._receiver, PartitionSpec(DATA_AXIS)))
+        received: Tree = jax.device_put(jax.tree.map(_as_array, made), shardings)
+        if self._waits and is_here(self._receiver):
+            # On CPU JAX waits for other hosts in the threads that compute; several at a time would leave none for that.
+            jax.block_until_ready(received)
+        return received
+
+
+def _as_array(made: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """Without parts here, of what was made elsewhere."""
+    if isinstance(made, jax.Array):
+        return made
+    assert made.sharding is not None
+    return jax.make_array_from_single_device_arrays(made.shape, made.sharding, [], dtype=made.dtype)
 
 
 class _Continuations:
@@ -107,16 +116,16 @@ class _Continuations:
     for no other gets the one that has its own rows.
     """
 
-    def __init__(self, mesh: Mesh, max_rows: int, most: int) -> None:
-        self._sharding = NamedSharding(mesh, PartitionSpec())
+    def __init__(self, first: Stage, max_rows: int, most: int) -> None:
         self._kept: collections.deque[tuple[int, Continuation]] = collections.deque(maxlen=most)
         self._num_steps = 0
         self._sampled_in = np.zeros(max_rows, np.int64)  # the number of the last step that sampled the row
+        self._kept.append((0, first.no_continuation()))
 
     def add(self, rows: np.ndarray, continuation: Continuation) -> None:
         self._num_steps += 1
         self._sampled_in[rows] = self._num_steps
-        self._kept.append((self._num_steps, jax.device_put(continuation, self._sharding)))
+        self._kept.append((self._num_steps, continuation))
 
     def of(self, rows: np.ndarray) -> Continuation:
         needed = self._sampled_in[rows].max(initial=0)

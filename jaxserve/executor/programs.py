@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,9 +19,9 @@ from jaxserve.executor.mesh import platform_of, spans_processes
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
-from jaxserve.executor.sampler import SamplingMode
-from jaxserve.executor.sampling import Continuation, Forwarded, SamplingState, sample_rows
-from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoringKey, copy_lines, score_lines
+from jaxserve.executor.sampler import SampledTokens, SamplingMode
+from jaxserve.executor.sampling import Continuation, Forwarded, Sampled, SamplingState, sample_rows
+from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoredLines, ScoringKey, copy_lines, score_lines
 from jaxserve.executor.step import ForwardState, HandedOn, Params, RowInputs, Step, write_own_pages
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.native.zero_pages import zero_pages
@@ -120,7 +121,7 @@ class StepPrograms:
             return self._step(params, state, start, packed, bucket)
 
         handed_on: Any = HandedOn(_BY_SHARD, None if self._drafter is None else _WHOLE)  # type: ignore[arg-type]
-        start = self._continuation() if config.embeds else self._handed_on(bucket)
+        start = self.continuation() if config.embeds else self._handed_on(bucket)
         sharded = self._sharded(
             run,
             (self._param_specs, self._state_specs, _WHOLE if config.embeds else handed_on, _WHOLE),
@@ -130,25 +131,16 @@ class StepPrograms:
         return self._jit(sharded, donated=1).lower(params, self._forward_state(), start, packed)
 
     def lower_sampling(self, key: SamplingKey) -> Any:
-        """Of (sampling state, Forwarded, masks) -> (sampling state, SampledTokens); masks None in modes that take none."""
-        num_rows, tokens_per_row, mode = key
-        spec, drafter = self._spec, self._drafter
+        """Of (sampling state, Forwarded, masks) -> (sampling state, Sampled); masks None in modes that take none."""
+        mode, spec, drafter = key.mode, self._spec, self._drafter
 
-        def run(state: SamplingState, forwarded: Forwarded, masks: jax.Array | None) -> Any:
-            return sample_rows(state, forwarded, masks, mode, spec, drafter)
+        def run(state: SamplingState, forwarded: Forwarded, masks: jax.Array | None) -> tuple[SamplingState, Sampled]:
+            state, tokens = sample_rows(state, forwarded, masks, mode, spec, drafter)
+            return state, Sampled(tokens, state.continuation if spec.num_stages > 1 else None)
 
-        line, num_lines = self._whole((num_rows,)), num_rows * tokens_per_row
-        forwarded = Forwarded(
-            logits=self._whole((num_lines, self._spec.vocab_size), jnp.float32),
-            inputs=self._whole((num_rows, tokens_per_row)),
-            rows=line,
-            seq_lens=line,
-            extend_lens=line,
-            sample=line,
-            row_params=self._whole((num_rows, NUM_ROW_PARAMS)),
-        )
+        num_lines = key.num_rows * key.tokens_per_row
         masks = self._whole((num_lines, self._spec.mask_words)) if mode.takes_masks else None
-        return self._jit(run, donated=0).lower(self._sampling_state(), forwarded, masks)
+        return self._jit(run, donated=0).lower(self._sampling_state(), self._forwarded(key.num_rows, key.tokens_per_row), masks)
 
     def lower_logit_lines(self, key: LogitsKey) -> Any:
         """Of (logits, int32 [MOVED_LINES]) -> those lines, or of (logits, lines, logits of the lines) -> logits."""
@@ -201,9 +193,32 @@ class StepPrograms:
         shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
         return jax.jit(lambda: self._empty_pool(shapes), out_shardings=shardings).lower()
 
+    def outputs(self, key: ProgramKey) -> Any:
+        """ShapeDtypeStructs with shardings of what a program gives beside states: to be received by those who do not run it."""
+        match key:
+            case Bucket():
+                is_last = self._step.decoder.config.has_head
+                return self._forwarded(key.total_rows, key.tokens_per_row) if is_last else self._handed_on(key)
+            case SamplingKey():
+                return self._sampled(key)
+            case LogitsKey(num_lines, writes):
+                return self._whole((num_lines if writes else MOVED_LINES, self._spec.vocab_size), jnp.float32)
+            case ScoringKey(num_lines):
+                line, lines = self._whole((num_lines,), jnp.float32), (num_lines, self._spec.max_top_logprobs)
+                asked = self._whole((num_lines, IDS_PER_LINE), jnp.float32)
+                return ScoredLines(line, self._whole(lines), self._whole(lines, jnp.float32), asked)
+            case "hidden_states":
+                return self._whole((HIDDEN_LINES, self._spec.hidden_size), jnp.float32)
+        raise ValueError(f"nobody else wants what {program_name(key)} gives")
+
     def state_shapes(self) -> tuple[ForwardState, SamplingState | None]:
         """ShapeDtypeStructs with shardings in place of arrays; the latter where tokens are sampled."""
         return self._forward_state(), self._sampling_state() if self._step.decoder.config.has_head else None
+
+    def continuation(self) -> Continuation:
+        """Of shapes with shardings."""
+        lengths = None if self._drafter is None else self._whole((self._num_rows,))
+        return Continuation(self._whole((self._num_rows, self._spec.num_draft_tokens)), lengths)
 
     def lower_empty_state(self) -> Any:
         """Of () -> both states, in zeros."""
@@ -259,14 +274,38 @@ class StepPrograms:
         x = self._hidden_states(bucket.num_shards * bucket.num_tokens)
         return HandedOn(x, None if self._drafter is None else inputs)
 
+    def _forwarded(self, num_rows: int, tokens_per_row: int) -> Forwarded:
+        line = self._whole((num_rows,))
+        return Forwarded(
+            logits=self._whole((num_rows * tokens_per_row, self._spec.vocab_size), jnp.float32),
+            inputs=self._whole((num_rows, tokens_per_row)),
+            rows=line,
+            seq_lens=line,
+            extend_lens=line,
+            sample=line,
+            row_params=self._whole((num_rows, NUM_ROW_PARAMS)),
+        )
+
+    def _sampled(self, key: SamplingKey) -> Sampled:
+        shape = key.num_rows, key.tokens_per_row
+        tokens = SampledTokens(self._whole(shape))
+        if key.mode is SamplingMode.EVERYTHING:
+            best = (*shape, self._spec.max_top_logprobs)
+            tokens = dataclasses.replace(
+                tokens,
+                logprobs=self._whole(shape, jnp.float32),
+                top_ids=self._whole(best),
+                top_logprobs=self._whole(best, jnp.float32),
+            )
+        if self._drafter is not None:
+            drafts = self._whole((key.num_rows, self._spec.num_draft_tokens - 1))
+            tokens = dataclasses.replace(tokens, num_tokens=self._whole((key.num_rows,)), drafts=drafts)
+        return Sampled(tokens, self.continuation() if self._spec.num_stages > 1 else None)
+
     def _sampling_state(self) -> SamplingState:
         tables = RowTables.shapes(self._num_rows, self._spec.vocab_size)
         history = None if self._drafter is None else self._whole((self._num_rows, self._spec.context_len))
-        return SamplingState(self._continuation(), jax.tree.map(lambda shape: self._shape(shape, _WHOLE), tables), history)
-
-    def _continuation(self) -> Continuation:
-        lengths = None if self._drafter is None else self._whole((self._num_rows,))
-        return Continuation(self._whole((self._num_rows, self._spec.num_draft_tokens)), lengths)
+        return SamplingState(self.continuation(), jax.tree.map(lambda shape: self._shape(shape, _WHOLE), tables), history)
 
     def _empty_pool(self, shapes: Any) -> Any:
         """Where attention is in C++, its library is there. A custom call's array would be whole on each device of a mesh."""

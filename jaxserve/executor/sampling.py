@@ -9,6 +9,7 @@ same ones where it is seeded, and ones of the model's distribution where it is n
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,13 @@ class Forwarded:
     extend_lens: jax.Array  # int32 [R] the step's tokens
     sample: jax.Array  # int32 [R] 1 where the next token is wanted
     row_params: jax.Array  # int32 [R, NUM_ROW_PARAMS]
+
+
+class Sampled(NamedTuple):
+    """What a sampling program gives beside its state."""
+
+    tokens: SampledTokens
+    continuation: Continuation | None  # for the first stage of a pipeline: a copy of the state's, which the next step changes
 
 
 def sample_rows(

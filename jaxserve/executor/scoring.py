@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.executor.distributed import read
 from jaxserve.models import DATA_AXIS, Decoder, ParamTree, own_lines
 from jaxserve.runner import NO_TOKEN_ID, ScoreQuery, Scores
 
@@ -117,4 +118,4 @@ def unpack_hidden(count: int, answers: list[jax.Array]) -> np.ndarray:
 
 
 def _lines(parts: list[jax.Array], count: int) -> np.ndarray:
-    return np.concatenate([np.asarray(part) for part in parts])[:count]
+    return np.concatenate([read(part) for part in parts])[:count]

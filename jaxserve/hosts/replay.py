@@ -14,8 +14,6 @@ from jaxserve.hosts.protocol import Execute, Forward, ReadLogits, Sample, StepMe
 from jaxserve.hosts.reversible import Reversible
 from jaxserve.runner import Command, LogitLines, Runner, StartProfile, StopProfile
 
-# Steps that are launched and not looked at: as many as host 0 has, and one for the way.
-_IN_FLIGHT = 2
 _IDLE_S = 0.05
 
 
@@ -27,6 +25,8 @@ class Replay:
         self._reversible = Reversible(runner, model_path, load_format)
         self._handle: Any = None  # of the step that is not sampled yet
         self._launched: collections.deque[Any] = collections.deque()
+        # Steps that are launched and not looked at: as many as host 0 has, and one for the way.
+        self._in_flight = runner.spec.num_stages + 1
 
     def run(self) -> None:
         """Until the process is ended by the follower's thread. Raises what a step raises here."""
@@ -47,7 +47,7 @@ class Replay:
                 changed = None if lines is None or logits is None else LogitLines(lines, logits)
                 self._runner.sample(self._handle, masks, changed)
                 self._launched.append(self._handle)
-                self._fetch(keep=_IN_FLIGHT)
+                self._fetch(keep=self._in_flight)
             case Execute(number=number):
                 self._fetch(keep=0)
                 self._execute(number, message.command, message.weights)

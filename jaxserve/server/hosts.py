@@ -103,6 +103,7 @@ def _start_jax(args: ServerArgs, coordinator: str) -> None:
         rank=args.node_rank,
         num_devices=args.num_local_devices,
         timeout_s=args.dist_timeout,
+        hands_on=args.pp_size > 1,
     )
 
 

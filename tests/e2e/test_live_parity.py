@@ -137,6 +137,19 @@ def test_four_stages_answer_as_one(
     serve_and_check(Served(case, page_size=16, chunk=32, pp=4, drafts=True), checkpoint, tmp_path, compilation_cache)
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("case", "pp", "tp", "hosts"),
+    [("llama", 2, 1, 2), ("deepseek-v3", 2, 2, 4), ("gemma3", 2, 2, 2), ("cohere2", 4, 1, 2), ("bamba", 2, 2, 2)],
+)
+def test_stages_on_several_hosts_answer_as_one(
+    case: str, pp: int, tp: int, hosts: int, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
+) -> None:
+    states = 320 if case == "bamba" else None
+    served = Served(case, page_size=16, chunk=32, mixed=True, drafts=True, pp=pp, tp=tp, hosts=hosts, states=states)
+    serve_and_check(served, checkpoint, tmp_path, compilation_cache)
+
+
 def serve_and_check(served: Served, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str) -> None:
     model = checkpoint(served.case)
     oracle = Oracle(model)
