@@ -56,8 +56,7 @@ kernels lose come on top.
 * **prefill**: thousands of prompt tokens per second in steps of 8192 tokens, one behind the other.
 * **sent, decode** and **prefill**: MB for each token that a device sends to others, of the stage that sends most: in its
   collectives, and what it hands on to the next stage.
-* Between the two hosts of DeepSeek-V3 each GPU has a network card of 400 Gb/s, within a host NVLink. `jaxserve serve` refuses
-  `--pp-size` over several hosts today.
+* Between the two hosts of DeepSeek-V3 each GPU has a network card of 400 Gb/s, within a host NVLink.
 """
 COMPILED = """The largest prefill step (8192 tokens), the largest decode step (256 requests) and the largest sampling program
 were compiled for each stage at full depth for exactly that cache, on {date} with {versions}; each has the collectives it should

@@ -77,6 +77,16 @@ HOSTS: dict[str, Any] = {"nnodes": 2, "tp_size": 4, "dist_init_addr": "node-0:50
         ({"nnodes": 0}, r"--nnodes must be at least 1; got 0\."),
         ({"dist_init_addr": None}, r"--nnodes 2 needs --dist-init-addr"),
         ({"tp_size": 3}, r"--tp-size 3 cannot be divided among 2 hosts"),
+        ({"pp_size": 3, "tp_size": 1}, r"--pp-size 3 times --tp-size 1 cannot be divided among 2 hosts \(--nnodes\)\."),
+        (
+            {"pp_size": 3, "tp_size": 2},
+            r"--pp-size 3 with --nnodes 2 and --tp-size 2: a stage must have whole hosts, or a host whole stages; "
+            r"each host has 3 devices\.",
+        ),
+        (
+            {"pp_size": 2, "expert_distribution_recorder_mode": "stat"},
+            r"--expert-distribution-recorder-mode with --pp-size 2 with --nnodes 2: no host sees the experts of all stages",
+        ),
         ({"dp_size": 2}, r"--nnodes 2 with --dp-size 2: run a server for each replica"),
         ({"restart_workers": True}, r"--restart-workers with --nnodes 2: a lost host ends all"),
         ({"warmup": "early"}, r"--warmup early with --nnodes 2"),

@@ -20,7 +20,7 @@ def notes_of(blueprints: Sequence[Blueprint], target: Target) -> list[str]:
         notes.append(f"{target.num_devices - args.num_devices} of the {target.num_devices} devices stay idle.")
     notes += _stage_notes(blueprints, target)
     if target.num_hosts > 1:
-        notes.append(f"{target.name} spans {target.num_hosts} hosts; `jaxserve serve` runs on the devices of one host today.")
+        notes.append(f"{target.name} spans {target.num_hosts} hosts: `jaxserve serve` runs on each, with --nnodes.")
     devices = args.attn_tp_size
     if config.latent_dim is not None and devices > 1:
         notes.append(

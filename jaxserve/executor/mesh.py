@@ -88,8 +88,8 @@ class Sizes(NamedTuple):
 
 
 def _of_each_process(devices: list[jax.Device], count: int, options: str) -> list[jax.Device]:
-    """As many of each process as of the others, `count` in all, in JAX's order. ValueError if one has too few, with the `options`
-    that ask for them. Of one process all."""
+    """As many of each process as of the others, `count` in all, in JAX's order; of one process all. ValueError if one has too
+    few, with the `options` that ask for them."""
     found = collections.Counter(device.process_index for device in devices)
     if len(found) == 1:
         return devices

@@ -148,7 +148,7 @@ class Deployment:
 
 
 # A fixture's parameters: one host and one front process, and in the full matrices two, with half of the devices each, or three;
-# or four devices with attention of their own, also over two hosts; or two stages.
+# or four devices with attention of their own; or two stages; these over two hosts as well.
 DEPLOYMENTS = [
     pytest.param(Deployment(), id="1"),
     pytest.param(Deployment(num_hosts=2), marks=pytest.mark.matrix, id="2 hosts"),
@@ -156,6 +156,7 @@ DEPLOYMENTS = [
     pytest.param(Deployment(num_stages=2), marks=pytest.mark.matrix, id="2 stages"),
     pytest.param(Deployment(num_shards=4), marks=pytest.mark.matrix, id="4 shards"),
     pytest.param(Deployment(num_hosts=2, num_shards=2), marks=pytest.mark.matrix, id="2 shards on 2 hosts"),
+    pytest.param(Deployment(num_hosts=2, num_stages=2), marks=pytest.mark.matrix, id="2 stages on 2 hosts"),
 ]
 
 

@@ -1,6 +1,6 @@
-"""A live server over two hosts, both of them this machine, with a device each: crowds, grammars, clients that leave, profiles,
-bad starts, and a host that is killed. Weights and every kind of request: the full matrices run test_live_weights and
-test_live_everything over two hosts as well.
+"""A live server over two hosts, both of them this machine, with a device each: half of every layer, or half of the layers. Crowds,
+grammars, clients that leave, profiles, bad starts, and a host that is killed. Weights and every kind of request: the full matrices
+run test_live_weights and test_live_everything over two hosts as well.
 """
 
 from __future__ import annotations
@@ -35,14 +35,22 @@ from jaxserve import Engine
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 OPTIONS = """
-    --tp-size 2 --max-running-requests 32 --max-total-tokens 8192 --page-size 16 --chunked-prefill-size 32 --enable-mixed-chunk
+    --max-running-requests 32 --max-total-tokens 8192 --page-size 16 --chunked-prefill-size 32 --enable-mixed-chunk
     --speculative-algorithm NGRAM --speculative-num-draft-tokens 3 --decode-row-buckets 32 --prefill-token-buckets 512
 """.split()  # noqa: SIM905
 
 
+DEVICES = [["--tp-size", "2"], ["--pp-size", "2"]]
+
+
 @pytest.fixture(scope="module")
-def options(checkpoint: Callable[[str], Path], compilation_cache: str) -> list[str]:
+def base_options(checkpoint: Callable[[str], Path], compilation_cache: str) -> list[str]:
     return ["--model-path", str(checkpoint("qwen3")), "--compilation-cache-dir", compilation_cache, *OPTIONS]
+
+
+@pytest.fixture(scope="module", params=DEVICES, ids="".join)
+def options(request: pytest.FixtureRequest, base_options: list[str]) -> list[str]:
+    return [*base_options, *request.param]
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +160,12 @@ def test_a_lost_host_ends_all_by_its_name(options: list[str], tmp_path: Path, vi
         assert "Host 0 at 127.0.0.1" in second and "was lost: its connection is gone." in second
 
 
-def test_starts_that_cannot_be_end_everywhere_with_a_sentence(options: list[str], tmp_path: Path) -> None:
+def test_starts_that_cannot_be_end_everywhere_with_a_sentence(base_options: list[str], tmp_path: Path) -> None:
     """One host is missing, and one has another secret."""
     environment = {"JAXSERVE_DIST_SECRET": "a secret of many characters"}
-    late = launch_hosts(tmp_path / "late", 3, *options[:-4], "--tp-size", "3", "--dist-timeout", "12", only=(0, 2))
-    wrong = launch_hosts(tmp_path / "wrong", 2, *options, "--dist-timeout", "12", followers_env=environment)
+    late = launch_hosts(tmp_path / "late", 3, *base_options[:-4], "--tp-size", "3", "--dist-timeout", "12", only=(0, 2))
+    options = [*base_options, *DEVICES[0], "--dist-timeout", "12"]
+    wrong = launch_hosts(tmp_path / "wrong", 2, *options, followers_env=environment)
     with ending(late), ending(wrong):
         first, second = ends(late, 60)
         sentence = "Host 1 did not come to 127.0.0.1"

@@ -1,4 +1,6 @@
-"""Pipelines on fake devices: a runner with stages, driven by hand with several steps under way, gives Transformers' tokens."""
+"""Pipelines on fake devices: a runner with stages, driven by hand with several steps under way, gives Transformers' tokens; and
+what hosts know of the stages of others.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from driven_runner import MAX_ROWS, Driver, Oracle, small_runner
 
+from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner
+from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.forward_batch import Bucket
+from jaxserve.executor.mesh import make_meshes
+from jaxserve.executor.programs import SamplingKey
+from jaxserve.models import ModelConfig
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3", {"pp_size": 2}),
@@ -45,3 +54,29 @@ def test_steps_under_way_in_all_stages_get_the_models_tokens(runner: ModelRunner
     launched.append(driver.launch({}, decode=[6, 0, 5]))
     for step in launched:
         oracle.check(driver.fetch(step))
+
+
+def test_what_programs_give_is_known_to_those_who_do_not_run_them(checkpoint: Callable[[str], Path]) -> None:
+    model = str(checkpoint("qwen3"))
+    args = ServerArgs(
+        model_path=model, pp_size=2, tp_size=2, attn_dp_size=2, page_size=16, max_running_requests=4, context_length=64,
+        decode_row_buckets=(4,), prefill_token_buckets=(32,), speculative_algorithm="NGRAM", speculative_num_draft_tokens=3,
+        enable_return_hidden_states=True, enable_custom_logit_processor=True,
+    )  # fmt: skip
+    compared = set()
+    stages = Blueprint.draw_stages(args, ModelConfig.from_pretrained(model), make_meshes(2, 2, attn_dp_size=2))
+    for blueprint in stages:
+        programs = blueprint.programs(blueprint.pages_each(8))
+        for key in blueprint.program_set.all:
+            if isinstance(key, str) and key != "hidden_states":
+                continue
+            lowered = programs.lower(key, blueprint.abstract_params())
+            given = lowered.out_info[1] if isinstance(key, Bucket | SamplingKey) else lowered.out_info
+            expected, tree = jax.tree.flatten(programs.outputs(key))
+            found, found_tree = jax.tree.flatten(given)
+            assert tree == found_tree, key
+            assert [(leaf.shape, leaf.dtype) for leaf in expected] == [(leaf.shape, leaf.dtype) for leaf in found], key
+            compared.add(type(key))
+        with pytest.raises(ValueError, match="nobody else wants what page table gives"):
+            programs.outputs("page_table")
+    assert len(compared) == 5, "forward, sampling, logits, scoring, hidden states"
