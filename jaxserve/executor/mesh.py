@@ -50,7 +50,7 @@ def make_meshes(
     sizes = Sizes(pp_size, tp_size, dp_size)
     count = sizes.per_replica
     if devices is None:
-        devices = _of_each_process(_find_devices(sizes), count, sizes.options)
+        devices = _of_each_process(_find_devices(sizes), sizes)
     if len(devices) < count:
         raise ValueError(sizes.too_few(f"{devices[0].platform} has {len(devices)}"))
     by_stage = np.asarray(devices[:count]).reshape(pp_size, attn_dp_size, -1)
@@ -87,15 +87,14 @@ class Sizes(NamedTuple):
         )
 
 
-def _of_each_process(devices: list[jax.Device], count: int, options: str) -> list[jax.Device]:
-    """As many of each process as of the others, `count` in all, in JAX's order; of one process all. ValueError if one has too
-    few, with the `options` that ask for them."""
+def _of_each_process(devices: list[jax.Device], sizes: Sizes) -> list[jax.Device]:
+    """As many of each process as of the others, in JAX's order; of one process all. ValueError if one has too few."""
     found = collections.Counter(device.process_index for device in devices)
     if len(found) == 1:
         return devices
-    share, fewest = count // len(found), min(found.values())
+    share, fewest = sizes.per_replica // len(found), min(found.values())
     if fewest < share:
-        raise ValueError(f"{options} over {len(found)} hosts needs {share} devices of each; one has {fewest}.")
+        raise ValueError(f"{sizes.options} over {len(found)} hosts needs {share} devices of each; one has {fewest}.")
     taken: collections.Counter[int] = collections.Counter()
     chosen = []
     for device in devices:

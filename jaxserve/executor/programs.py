@@ -207,9 +207,8 @@ class StepPrograms:
                 line, lines = self._whole((num_lines,), jnp.float32), (num_lines, self._spec.max_top_logprobs)
                 asked = self._whole((num_lines, IDS_PER_LINE), jnp.float32)
                 return ScoredLines(line, self._whole(lines), self._whole(lines, jnp.float32), asked)
-            case "hidden_states":
-                return self._whole((HIDDEN_LINES, self._spec.hidden_size), jnp.float32)
-        raise ValueError(f"nobody else wants what {program_name(key)} gives")
+        assert key == "hidden_states", f"{program_name(key)} gives nothing but states"
+        return self._whole((HIDDEN_LINES, self._spec.hidden_size), jnp.float32)
 
     def state_shapes(self) -> tuple[ForwardState, SamplingState | None]:
         """ShapeDtypeStructs with shardings in place of arrays; the latter where tokens are sampled."""

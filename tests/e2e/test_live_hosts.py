@@ -1,7 +1,7 @@
 """A live server over two hosts, both of them this machine, with a device each: half of every layer, or half of the layers.
 
-Crowds, grammars, clients that leave, profiles, bad starts, and a host that is killed. Weights and every kind of request: the full
-matrices run test_live_weights and test_live_everything over two hosts as well.
+Crowds, grammars, clients that leave, profiles, bad starts, and a host that is killed. Weights and every kind of request: the
+full matrices run test_live_weights and test_live_everything over two hosts as well.
 """
 
 from __future__ import annotations

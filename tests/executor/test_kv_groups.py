@@ -187,7 +187,7 @@ def next_tokens(torch_model: Any, tokens: list[int]) -> list[int]:
 
 def test_the_pools_are_updated_in_place(runner: ModelRunner) -> None:
     for bucket in runner._buckets.all:
-        program = runner._compiled[bucket]
+        program = runner._pipeline.own[-1].programs[bucket]
         for array in jax.tree.leaves(runner.kv_pool):
             made = copies_of(program.as_text(), array.shape)
             assert "copy" not in {instruction.opcode for instruction in made}, (bucket.name, made)

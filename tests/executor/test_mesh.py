@@ -106,7 +106,9 @@ def devices_of(*processes: int) -> list[Any]:
 
 def test_each_process_brings_as_many_devices() -> None:
     found = devices_of(0, 0, 0, 1, 1, 1, 2, 2)
-    assert [device.id for device in mesh._of_each_process(found, 6)] == [0, 1, 3, 4, 6, 7]
-    assert mesh._of_each_process(found[:3], 2) == found[:3], "of one process all: too many are no fault"
+    assert [device.id for device in mesh._of_each_process(found, mesh.Sizes(1, 6, 1))] == [0, 1, 3, 4, 6, 7]
+    assert mesh._of_each_process(found[:3], mesh.Sizes(1, 2, 1)) == found[:3], "of one process all: too many are no fault"
     with pytest.raises(ValueError, match=r"^--tp-size 9 over 3 hosts needs 3 devices of each; one has 2\.$"):
-        mesh._of_each_process(found, 9)
+        mesh._of_each_process(found, mesh.Sizes(1, 9, 1))
+    with pytest.raises(ValueError, match=r"^--pp-size 3 and --tp-size 3 over 3 hosts needs 3 devices of each; one has 2\.$"):
+        mesh._of_each_process(found, mesh.Sizes(3, 3, 1))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import load_model
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
@@ -146,11 +147,13 @@ def test_logits_are_read_and_changed_between_the_halves(runner: ModelRunner, mod
 @pytest.mark.parametrize("count", [1, 8, 9, 20])
 def test_any_number_of_lines_is_moved(runner: ModelRunner, count: int) -> None:
     logits = np.random.default_rng(count).normal(size=(4, runner.spec.vocab_size)).astype(np.float32)
-    on_device = jax.device_put(logits, runner._where_sampled)
+    stage = runner._pipeline.own[-1]
+    on_device = jax.device_put(logits, NamedSharding(stage.mesh, PartitionSpec()))
     lines = np.arange(count, dtype=np.int32) % 4
-    np.testing.assert_array_equal(runner._read_logits(on_device, lines), logits[lines])
+    read = np.concatenate([np.asarray(part) for part in stage.read_logits(on_device, lines)])
+    np.testing.assert_array_equal(read[:count], logits[lines])
     changed = logits[::-1]
-    written = runner._write_logits(on_device, LogitLines(lines[:4], changed[: len(lines[:4])]))
+    written = stage.write_logits(on_device, LogitLines(lines[:4], changed[: len(lines[:4])]))
     np.testing.assert_array_equal(np.asarray(written)[: len(lines[:4])], changed[: len(lines[:4])])
     assert runner.internal_state()["compiles_after_ready_total"] == 0
 
@@ -259,7 +262,7 @@ def test_the_pool_is_updated_in_place(runner: ModelRunner) -> None:
     pool = runner.kv_pool[0].values
     shape = f"f32[{','.join(map(str, pool.shape))}]"
     for bucket in runner._buckets.all:
-        program = runner._compiled[bucket]
+        program = runner._pipeline.own[-1].programs[bucket]
         text = program.as_text()
         assert "input_output_alias" in text
         copies = [line for line in text.splitlines() if " copy(" in line and line.strip().split(" = ")[1].startswith(shape)]

@@ -77,6 +77,4 @@ def test_what_programs_give_is_known_to_those_who_do_not_run_them(checkpoint: Ca
             assert tree == found_tree, key
             assert [(leaf.shape, leaf.dtype) for leaf in expected] == [(leaf.shape, leaf.dtype) for leaf in found], key
             compared.add(type(key))
-        with pytest.raises(ValueError, match="nobody else wants what page table gives"):
-            programs.outputs("page_table")
     assert len(compared) == 5, "forward, sampling, logits, scoring, hidden states"
