@@ -35,7 +35,7 @@ from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Forwarded
 from jaxserve.executor.scoring import ScoredLines, ScoringKey, unpack_hidden, unpack_scores
 from jaxserve.executor.stage import Stage
-from jaxserve.executor.step import HandedOn, Params
+from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.runner import (
@@ -82,7 +82,6 @@ class PendingStep:
     is_larger: bool  # its forward pass runs in a larger program than it would if all were there
     deal: Deal  # which of the results are whose
     forwarded: Forwarded | None  # until it is sampled
-    made_here: HandedOn | Forwarded | None  # by the last stage on this host, if sampling is done elsewhere
     sampled: SampledTokens | None = None  # from then on
     score_query: ScoreQuery | None = None
     scored: list[ScoredLines] = dataclasses.field(default_factory=list)
@@ -213,18 +212,9 @@ class ModelRunner:
             (first_slot,) = deal.hidden_slots(np.array([embeds.first_slot], np.int32))
             pipeline.first.write_embeds(dataclasses.replace(embeds, first_slot=int(first_slot)))
         row_params = self._row_params[step.rows]
-        forwarded, made_here = pipeline.forward(bucket, step.rows[: step.num_decode_rows], deal.pack(row_params))
+        forwarded = pipeline.forward(bucket, step.rows[: step.num_decode_rows], deal.pack(row_params))
         mode = _sampling_mode(step, row_params)
-        pending = PendingStep(
-            sample=step.sample,
-            mode=mode,
-            needs_logprobs=step.needs_logprobs,
-            needs_top_logprobs=step.needs_top_logprobs,
-            is_larger=is_larger,
-            deal=deal,
-            forwarded=forwarded,
-            made_here=None if made_here is forwarded else made_here,
-        )
+        pending = PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, deal, forwarded)
         if (query := step.score_query) is not None:
             pending.score_query = query
             dealt = dataclasses.replace(query, slots=deal.hidden_slots(query.slots))
@@ -261,7 +251,7 @@ class ModelRunner:
         sampled, lines = handle.sampled, handle.deal.lines
         assert sampled is not None, "a step is fetched after it was sampled"
         has_top, read = handle.needs_top_logprobs, distributed.read
-        jax.block_until_ready(handle.made_here)
+        self._pipeline.show_failure()
         return StepOutput(
             token_ids=read(sampled.token_ids)[lines],
             num_tokens=read(sampled.num_tokens)[lines] if self._drafts else handle.sample.astype(np.int32),
@@ -340,7 +330,7 @@ class ModelRunner:
     def _forward_padding(self, bucket: Bucket) -> Forwarded:
         """A step without a live row."""
         packed = self._shards.deal(_NO_STEP, bucket).pack(np.zeros((0, NUM_ROW_PARAMS), np.int32))
-        return self._pipeline.forward(bucket, _NOTHING, packed)[0]
+        return self._pipeline.forward(bucket, _NOTHING, packed)
 
     def _key(self, forwarded: Forwarded, mode: SamplingMode) -> SamplingKey:
         """The program that samples so."""

@@ -13,7 +13,7 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -41,23 +41,23 @@ class Pipeline:
         self.own = [stage for stage in self.stages if isinstance(stage, RunningStage)]
         self._ways = [_Way(sender.mesh, receiver.mesh) for sender, receiver in itertools.pairwise(stages)]
         self._back = _Way(self.last.mesh, self.first.mesh)
+        self._made_here: Any = None  # by the newest step, if other hosts have other stages
         self._continuations = _Continuations(self.first, spec.max_rows, len(stages) + 1) if len(stages) > 1 else None
 
-    def forward(self, bucket: Bucket, decode_rows: np.ndarray, packed: np.ndarray) -> tuple[Forwarded, HandedOn | Forwarded]:
-        """What sampling takes; and what the last stage here has made. `decode_rows`: the request rows that go on from what was
-        sampled for them last."""
+    def forward(self, bucket: Bucket, decode_rows: np.ndarray, packed: np.ndarray) -> Forwarded:
+        """`decode_rows`: the request rows that go on from what was sampled for them last."""
         start = None if self._continuations is None else self._continuations.of(decode_rows)
-        made = made_here = self.first.forward(bucket, start, packed)
-        for way, stage in zip(self._ways, self.stages[1:], strict=True):
-            made = stage.forward(bucket, way.send(made), packed)
-            if isinstance(stage, RunningStage):
-                made_here = made
+        made = self.first.forward(bucket, start, packed)
+        for sender, way, receiver in zip(self.stages, self._ways, self.stages[1:], strict=False):
+            self._note(sender, made)
+            made = receiver.forward(bucket, way.send(made), packed)
         assert isinstance(made, Forwarded)
-        return made, made_here
+        return made
 
     def sample(self, key: SamplingKey, forwarded: Forwarded, masks: np.ndarray | None, rows: np.ndarray) -> SampledTokens:
         """For host 0 to read, as what `to_reader` gives. `rows`: the step's request rows."""
         sampled = self.last.sample(key, forwarded, masks)
+        self._note(self.last, sampled.tokens)
         if self._continuations is None:
             return sampled.tokens
         back = self._back
@@ -69,6 +69,15 @@ class Pipeline:
     def to_reader(self, made: Tree) -> Tree:
         """What the last stage has made, where host 0 can read it; on some hosts it is shapes alone."""
         return self._back.send(made) if self._back.crosses else made
+
+    def show_failure(self) -> None:
+        """Raises what a step has raised here, as soon as that is known, where nobody here waits for results."""
+        if all(leaf.is_ready() for leaf in jax.tree.leaves(self._made_here)):
+            jax.block_until_ready(self._made_here)
+
+    def _note(self, stage: Stage, made: Any) -> None:
+        if len(self.own) < len(self.stages) and isinstance(stage, RunningStage):
+            self._made_here = made
 
     def write_page_table(self, packed: np.ndarray) -> None:
         for stage in self.own:
