@@ -120,7 +120,8 @@ class ModelRunner:
         self._pipeline = Pipeline(stages, spec)
         self._choose_programs()
         if not self._on_cpu:
-            self._run_once([key for key in program_set.all if key in self._present])  # in the same order on all hosts
+            present = self._present
+            self._run_once([key for key in program_set.all if key in present])  # in the same order on all hosts
         jax.block_until_ready([(stage.state, stage.sampling) for stage in self._pipeline.own])
         self._startup_s = startup_s | {"state and first runs": time.monotonic() - started_s}
         if later is not None:
@@ -163,7 +164,8 @@ class ModelRunner:
     def _run_once(self, keys: list[ProgramKey]) -> None:
         """With padding alone. What an accelerator does at a program's first run (loading, allocating) should not happen in
         front of a request. On CPU the first run costs a few milliseconds, and running all programs took seconds."""
-        by_shape = {(key.total_rows, key.tokens_per_row): key for key in self._present if isinstance(key, Bucket)}
+        present, all_buckets = self._present, self._program_set.buckets.all  # these in one order on all hosts
+        by_shape = {(bucket.total_rows, bucket.tokens_per_row): bucket for bucket in all_buckets if bucket in present}
         first, last = self._pipeline.first, self._pipeline.last
         for key in keys:
             match key:

@@ -92,22 +92,22 @@ class _Way:
     """
 
     def __init__(self, sender: Mesh, receiver: Mesh) -> None:
-        self._sender, self._receiver = sender, receiver
         self.crosses = processes_of(sender) != processes_of(receiver)
-        self._waits = self.crosses and platform_of(sender) == "cpu"
+        self._sends_here = is_here(sender)
+        # On CPU JAX waits for other hosts in the threads that compute; several transfers at a time would leave none for that.
+        self._waits = self.crosses and is_here(receiver) and platform_of(receiver) == "cpu"
+        self._whole = NamedSharding(receiver, PartitionSpec())
+        self._by_shard = NamedSharding(receiver, PartitionSpec(DATA_AXIS))
 
     def send(self, made: Tree) -> Tree:
         """Arrays there, which hosts that have none of those devices can but pass on."""
-        if not self.crosses and not is_here(self._sender):
+        if not self.crosses and not self._sends_here:
             return made
-        shardings = jax.tree.map(lambda _: NamedSharding(self._receiver, PartitionSpec()), made)
+        shardings = jax.tree.map(lambda _: self._whole, made)
         if isinstance(made, HandedOn):
-            shardings = dataclasses.replace(shardings, x=NamedSharding(self._receiver, PartitionSpec(DATA_AXIS)))
+            shardings = dataclasses.replace(shardings, x=self._by_shard)
         received: Tree = jax.device_put(jax.tree.map(_as_array, made), shardings)
-        if self._waits and is_here(self._receiver):
-            # On CPU JAX waits for other hosts in the threads that compute; several at a time would leave none for that.
-            jax.block_until_ready(received)
-        return received
+        return jax.block_until_ready(received) if self._waits else received
 
 
 def _as_array(made: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
