@@ -131,15 +131,17 @@ class Follower:
         while not self._closing.is_set():
             while not self._outbox.empty():
                 self._control.send(encode(self._outbox.get()))
-            ready = dict(poller.poll(_POLL_MS))
-            if self._control in ready:
+            poller.poll(_POLL_MS)
+            # First how the connection is, then what came by it: last words may arrive, and it be gone, between two looks.
+            is_gone = zmq.EVENT_DISCONNECTED in self._events()
+            while self._control.poll(0):
                 message = self._decoder.decode(self._control.recv())
                 if isinstance(message, Ended):
                     on_end(message.reason)
-                    break
-            elif zmq.EVENT_DISCONNECTED in self._events():  # and nothing more was said. JAX aborts the process a moment later
+                    return
+            if is_gone:  # and nothing more was said. JAX aborts the process a moment later
                 on_end(f"Host 0 at {self._address} was lost: its connection is gone.")
-                break
+                return
 
     def _events(self) -> list[int]:
         events = []
