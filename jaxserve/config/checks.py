@@ -41,6 +41,7 @@ def check(args: ServerArgs) -> None:
             f"--attn-dp-size {args.attn_dp_size} must divide --tp-size {args.tp_size}, which counts all devices"
             f"{' (with --enable-dp-attention, --dp-size is --attn-dp-size)' if args.enable_dp_attention else ''}."
         )
+    _check_context(args)
     if args.kv_events is not None and args.disable_radix_cache:
         raise ValueError("--kv-events-config needs the prefix cache, which --disable-radix-cache turns off.")
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
@@ -50,6 +51,18 @@ def check(args: ServerArgs) -> None:
     for name in ("ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"):
         if getattr(args, name) and args.ssl_certfile is None:
             raise ValueError(f"{flag(name)} needs --ssl-certfile and --ssl-keyfile.")
+
+
+def _check_context(args: ServerArgs) -> None:
+    if args.attn_tp_size % args.dcp_size:
+        of = f"--tp-size {args.tp_size}"
+        if args.attn_dp_size > 1:
+            of = f"the {args.attn_tp_size} devices of each group (--tp-size {args.tp_size} over --attn-dp-size {args.attn_dp_size})"
+        raise ValueError(f"--dcp-size {args.dcp_size} must divide {of}.")
+    if args.page_size is not None and args.page_size % args.dcp_size:
+        raise ValueError(
+            f"--page-size {args.page_size} must be a multiple of --dcp-size {args.dcp_size}: each device has as many of a page's tokens."
+        )
 
 
 def _check_browsers_and_keys(args: ServerArgs) -> None:
@@ -142,7 +155,7 @@ def _check_labels(args: ServerArgs) -> None:
 def _check_ranges(args: ServerArgs) -> None:
     at_least_one = (
         "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens", "prefill_max_requests",
-        "stream_interval", "tp_size", "pp_size", "pp_max_micro_batch_size", "ep_size", "dp_size", "attn_dp_size",
+        "stream_interval", "tp_size", "pp_size", "pp_max_micro_batch_size", "ep_size", "dp_size", "attn_dp_size", "dcp_size",
         "scheduler_recv_interval", "decode_log_interval",
         "max_body_size_mb", "max_mamba_cache_size", "mamba_track_interval", "limit_concurrency", "max_reply_numbers",
         "speculative_ngram_min_match_window_size", "nnodes",
@@ -174,7 +187,8 @@ def _check_ranges(args: ServerArgs) -> None:
     _require(args, "speculative_num_draft_tokens", lambda v: v >= 2, "at least 2: the certain token and one guess")
     _require(args, "log_requests_level", lambda v: 0 <= v <= 3, "in [0, 3]")
     _require(args, "schedule_conservativeness", lambda v: v >= 0, "at least 0")
-    _require(args, "page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
+    largest_page = LARGEST_PAGE_SIZE * args.dcp_size
+    _require(args, "page_size", lambda v: 1 <= v <= largest_page, f"in [1, {largest_page}]")
     _require(args, "chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")
     _require(args, "mem_fraction_static", lambda v: 0 < v <= 1, "in (0, 1]")
     _require(args, "swa_full_tokens_ratio", lambda v: 0 < v <= 1, "in (0, 1]")

@@ -18,7 +18,7 @@ EXPERT_RECORDER_MODES = ("stat",)
 GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-LARGEST_PAGE_SIZE = 128
+LARGEST_PAGE_SIZE = 128  # of one device
 MOST_WORKERS = 64  # processes of a kind
 # Option -> the histogram whose buckets it sets.
 METRIC_BUCKETS = {
@@ -39,6 +39,7 @@ ALIASES = {
     "expert_parallel_size": "ep_size",
     "dp": "dp_size",
     "data_parallel_size": "dp_size",
+    "decode_context_parallel_size": "dcp_size",
     "api_server_count": "tokenizer_worker_num",
 }
 # Options that the scheduler goes by, and so a simulation of servers.
