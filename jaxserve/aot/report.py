@@ -16,8 +16,8 @@ from jaxserve.executor.memory import MemoryBudget
 GIB, MIB = 1 << 30, 1 << 20
 # Options that shape a plan; what else a server takes is of no meaning here.
 _ARGS = (
-    "model_path", "tp_size", "pp_size", "pp_layer_partition", "attn_dp_size", "dcp_size", "dtype", "kv_cache_dtype", "page_size",
-    "context_length", "max_running_requests", "max_total_tokens", "swa_full_tokens_ratio", "mem_fraction_static",
+    "model_path", "tp_size", "pp_size", "pp_layer_partition", "attn_dp_size", "dcp_size", "dtype", "kv_cache_dtype",
+    "page_size", "context_length", "max_running_requests", "max_total_tokens", "swa_full_tokens_ratio", "mem_fraction_static",
     "chunked_prefill_size", "prefill_token_buckets", "decode_row_buckets",
 )  # fmt: skip
 

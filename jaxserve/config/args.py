@@ -354,8 +354,8 @@ class ServerArgs:
     )
     dcp_size: int = arg(
         1,
-        "Context parallelism: so many neighbours of the devices that attention is divided over share the latents of each request "
-        "by tokens, where each would have a copy; of models with latent attention (DeepSeek, Kimi).",
+        "Context parallelism: so many neighbours of the devices that attention is divided over share the latents of each "
+        "request by tokens, where each would have a copy; for models with latent attention (DeepSeek, Kimi).",
     )
     enable_dp_attention: bool = arg(False, "SGLang's older way to say it: --dp-size becomes --attn-dp-size.")
     ep_size: int | None = arg(

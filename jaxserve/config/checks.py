@@ -55,13 +55,15 @@ def check(args: ServerArgs) -> None:
 
 def _check_context(args: ServerArgs) -> None:
     if args.attn_tp_size % args.dcp_size:
-        of = f"--tp-size {args.tp_size}"
-        if args.attn_dp_size > 1:
-            of = f"the {args.attn_tp_size} devices of each group (--tp-size {args.tp_size} over --attn-dp-size {args.attn_dp_size})"
-        raise ValueError(f"--dcp-size {args.dcp_size} must divide {of}.")
+        groups = f" over --attn-dp-size {args.attn_dp_size}" if args.attn_dp_size > 1 else ""
+        raise ValueError(
+            f"--dcp-size {args.dcp_size} must divide the {args.attn_tp_size} devices that share attention "
+            f"(--tp-size {args.tp_size}{groups})."
+        )
     if args.page_size is not None and args.page_size % args.dcp_size:
         raise ValueError(
-            f"--page-size {args.page_size} must be a multiple of --dcp-size {args.dcp_size}: each device has as many of a page's tokens."
+            f"--page-size {args.page_size} must be a multiple of --dcp-size {args.dcp_size}: each device has as many of a "
+            "page's tokens."
         )
 
 

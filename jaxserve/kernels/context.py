@@ -1,10 +1,10 @@
 """ContextGroup: devices that share the cache of each row by tokens (context parallelism).
 
-Of every page each device has a part, as many tokens as all others, in the order of their places: with C devices and parts of n
-tokens a page is C * n tokens, of which device c has those from c * n on. Page tables and pages' numbers are the same everywhere,
-so nobody who deals with pages has to know. A device writes what is its own. To attend, either queries come to the keys: those of
-all devices' heads attend to the own tokens, and what comes of it goes back to the heads' device, where it is merged by the
-logarithms of the sums. Or keys come to the queries, some pages at a time.
+Of every page each device has a part, as many tokens as all others, in the order of their places: with C devices and parts of
+n tokens a page is C * n tokens, of which device c has those from c * n on. Page tables and pages' numbers are the same
+everywhere, so nobody who deals with pages has to know. A device writes what is its own. To attend, either queries come to the
+keys: those of all devices' heads attend to the own tokens, and what comes of it goes back to the heads' device, where it is
+merged by the logarithms of the sums. Or keys come to the queries, some pages at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ContextGroup:
         return jnp.sum(outs.astype(jnp.float32) * weights, axis=0).astype(out.dtype)
 
     def whole_pages(self, parts: jax.Array) -> jax.Array:
-        """This device's parts [n, part_tokens, D] of some pages -> [size * n, part_tokens, D], of each page all parts in order."""
+        """This device's parts [n, part_tokens, D] of some pages -> [size * n, part_tokens, D]: all parts of each, in order."""
         pages = jax.lax.all_gather(parts, self.axis, axis=1, axis_index_groups=self._groups)
         return pages.reshape(-1, *parts.shape[1:])
 

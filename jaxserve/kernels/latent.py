@@ -7,7 +7,7 @@ and key of DeepSeek-V3. So steps that decode are absorbed; of others, rows of fe
 (`latent_parts`). The expanded side goes over its rows' pages in parts, whose results are merged by the logarithms of their
 sums, so that long contexts need no more memory than a part. Backends have what touches pages, and both kinds of attention.
 
-Where devices share latents by tokens (`context`), absorbed queries go to the rows, and rows that are expanded come to the queries.
+Where devices share latents by tokens (`context`), absorbed queries go to the rows, and rows to be expanded come to the queries.
 
 T tokens, R rows, H heads of one shard, L latent_dim.
 """
@@ -259,7 +259,7 @@ class LatentBackend(abc.ABC):
         with_log_sums: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Causal attention of queries [T, H, head_dim] in the space of rows -> [T, H, L]; zeros for padding. H is
-        spec.absorbed_heads. `with_log_sums`, of a plan of steps with a query per row: also float32 [T, H] as Merged has them."""
+        spec.absorbed_heads. `with_log_sums`, of a step with a query per row: also float32 [T, H] as Merged has them."""
 
     @abc.abstractmethod
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> Any:

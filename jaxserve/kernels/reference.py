@@ -91,7 +91,7 @@ class ReferenceAttention:
         *,
         with_log_sums: bool,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """As `ragged_paged_attention`; and float32 [T, Hq] logarithms of the sums of exp(score), very low where no key is seen."""
+        """As `ragged_paged_attention`; and float32 [T, Hq] logarithms of the sums of exp(score), very low without a key."""
         T, Hq, D = q.shape
         Hkv = kv_cache.num_kv_heads
         assert Hq % Hkv == 0, f"{Hq} query heads for {Hkv} KV heads"

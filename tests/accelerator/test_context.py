@@ -1,4 +1,4 @@
-"""Steps with context parallelism at 128k tokens, compiled from shapes alone: which collectives there are, and what they take."""
+"""Steps with context parallelism at 128k tokens, compiled from shapes alone: which collectives there are, what they take."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from jaxserve.bench.inputs import AttentionCase, make_inputs
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.tpu import TpuKernels
 from jaxserve.kernels.api import AttentionMetadata
-from jaxserve.kernels.pallas.tpu.attention import extend_attention
+from jaxserve.kernels.pallas.tpu.attention import extend_attention, paged_attention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
 from jaxserve.kernels.pallas.tpu.merge import tokens_are_whole_tiles

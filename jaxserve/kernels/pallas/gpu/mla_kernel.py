@@ -334,12 +334,13 @@ def _store(s: Shape, refs: _Refs, item: _Item, wg: int, state: _State) -> None:
 
 def attend_kernel(s: Shape, interpret: Any) -> Any:
     """(plan rows, plan workers, q, pool, page_table, page_offset) -> (out, parts, part_logs), and logs if there are any."""
-    num_arrays = _Refs._fields.index("logs")
 
     def body(plan_rows: Any, plan_workers: Any, *given: Any) -> None:
-        refs = _Refs(*given) if s.has_log_sums else _Refs(*given[:num_arrays], None, *given[num_arrays:])
+        arrays = list(given)
+        if not s.has_log_sums:
+            arrays.insert(_Refs._fields.index("logs"), None)
         for wg in range(CONSUMERS):
-            pl.when(lax.axis_index("wg") == wg)(functools.partial(_consume, s, refs, wg, plan_rows, plan_workers))
+            pl.when(lax.axis_index("wg") == wg)(functools.partial(_consume, s, _Refs(*arrays), wg, plan_rows, plan_workers))
 
     slots = 2 * s.num_workers
     return plgpu.kernel(
