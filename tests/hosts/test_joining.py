@@ -141,6 +141,24 @@ def test_host_0_that_does_not_come(hosts: Hosts) -> None:
     assert heard(hosts.follower(1), 0.4) == [f"There was no answer from host 0 at {hosts.address} within 0.4 s."]
 
 
+def test_last_words_are_heard_that_come_together_with_the_end_of_the_connection(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a poll has found may be older than what is there."""
+
+    class Late(zmq.Poller):
+        def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+            time.sleep(0.5)
+            return []
+
+    monkeypatch.setattr("jaxserve.hosts.follower.zmq.Poller", Late)
+    leader, _ = hosts.all_join(2)
+    leader.end("")
+    hosts.leader = None
+    hosts.wait_for(lambda: hosts.ended)
+    assert hosts.ended == {1: ""}
+
+
 @pytest.mark.parametrize("how", ["follower", "leader"])
 def test_a_loss_is_known_everywhere_within_seconds(hosts: Hosts, how: str) -> None:
     leader, followers = hosts.all_join(3)
