@@ -92,10 +92,8 @@ def test_long_prompts_over_latents_are_projected(tmp_path: Path) -> None:
 def test_devices_that_share_latents_send_queries_or_latents(tmp_path: Path) -> None:
     shard = ModelShard(config_of(tmp_path, TINY_LATENT), "bfloat16", 2, 24, dcp_size=2)
     alone = dataclasses.replace(shard, dcp_size=1)
-    for new_tokens, sent in (
-        (1, 2 * 3 * 4 * ((24 + 16) * 2 + 4)),
-        (48, 2 * 3 * 60 * 24 * 2),
-    ):  # two layers, three rows, four heads
+    queries, latents = 2 * 3 * 4 * ((24 + 16) * 2 + 4), 2 * 3 * 60 * 24 * 2  # of two layers, three rows, four heads
+    for new_tokens, sent in ((1, queries), (48, latents)):
         shared, whole = (step_work(each, StepShape(3, new_tokens, 60)).all_gather_bytes for each in (shard, alone))
         assert shared - whole == sent
 

@@ -53,7 +53,7 @@ CASES: dict[str, Case] = {
     ),
 }
 LIVE = [
-    Served("deepseek-v3", page_size=16, chunk=32, tp=2, mixed=True),
+    Served("deepseek-v3", page_size=16, chunk=32, tp=2, dcp=2, mixed=True),
 ]
 IN_PROCESS = [
     Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, attn_dp=2, drafts=True),
