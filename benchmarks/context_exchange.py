@@ -33,8 +33,7 @@ LATENT_DIM, ROW_DIM, VALUE_DIM = 512, 576, 128  # of DeepSeek's models
 PART_TOKENS = 64
 MODELS = {"DeepSeek-V3": 128, "DeepSeek-V2-Lite": 16}  # heads
 _COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-to-all|collective-permute)(?:-start)?\(")
-_SHAPE = re.compile(r"(bf16|f32)\[([\d,]+)\]")
-_BYTES = {"bf16": 2, "f32": 4}
+_SHAPE = re.compile(r"(?:bf16|u16)\[([\d,]+)\]")
 
 
 class Step(NamedTuple):
@@ -78,8 +77,8 @@ def received_bytes(hlo: str, num_devices: int) -> tuple[float, list[str]]:
     """By one device, and the collectives."""
     total, names, others = 0.0, [], (num_devices - 1) / num_devices
     for made, name in _COLLECTIVE.findall(hlo):
-        dtype, dims = _SHAPE.findall(made)[-1]  # of an asynchronous pair the result, behind the operand
-        nbytes = _BYTES[dtype] * math.prod(map(int, dims.split(",")))
+        dims = _SHAPE.findall(made)[-1]  # of an asynchronous pair the result, behind the operand
+        nbytes = 2 * math.prod(map(int, dims.split(",")))
         total += nbytes if name == "collective-permute" else others * nbytes
         names.append(name)
     return total, names

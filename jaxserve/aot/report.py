@@ -144,7 +144,7 @@ def _heading(plan: CapacityPlan) -> str:
         f"KV {args.dtype if args.kv_cache_dtype == 'auto' else args.kv_cache_dtype}",
     ]
     if plan.backend:
-        words += [f"pages of {args.page_size} tokens", f"attention: {plan.backend}"]
+        words += [f"pages of {args.page_tokens} tokens", f"attention: {plan.backend}"]
     versions = compiler_versions()
     compiler = ("jax", "libtpu") if chip.platform == "tpu" else ("jax", "jax-cuda13-plugin")
     return f"{', '.join(words)}\nCompilers: {', '.join(f'{name} {versions[name]}' for name in compiler if name in versions)}"

@@ -36,9 +36,9 @@ def expected_with_shards(config: ModelConfig, tp_size: int, *, packs_tokens: boo
 
 def expected_of_context(config: ModelConfig, *, expands: bool) -> Mapping[str, int]:
     """What context parallelism (--dcp-size) adds: in each layer with latents, queries come together and what they found goes
-    back with its log sums; in steps of prompts (`expands`) some pages at a time come together, too."""
+    back; in steps of prompts (`expands`) some pages at a time come together, too."""
     layers = len(config.own_layers)
-    return {"all-gather": layers * (2 if expands else 1), "all-to-all": 2 * layers}
+    return {"all-gather": layers * (2 if expands else 1), "all-to-all": layers}
 
 
 def _present(counts: Mapping[str, int]) -> Mapping[str, int]:

@@ -258,8 +258,8 @@ class ServerArgs:
     retraction_policy: str = arg("length", "Whom to retract first when memory is short.", choices=("length", "priority"))
     page_size: int | None = arg(
         None,
-        f"Tokens per KV page, 1 to {LARGEST_PAGE_SIZE}, or a multiple of --dcp-size up to as many for each of the devices that "
-        "share it; default: by attention backend.",
+        f"Tokens per KV page, 1 to {LARGEST_PAGE_SIZE}; of each device, where --dcp-size share it. Default: by attention "
+        "backend.",
     )
     radix_eviction_policy: str = arg("lru", "Which cached prefixes go first.", choices=EVICTION_POLICIES)
     disable_radix_cache: bool = arg(False, "Do not reuse the KV cache of shared prefixes.")
@@ -413,6 +413,11 @@ class ServerArgs:
     def attn_tp_size(self) -> int:
         """Devices over which attention is divided."""
         return self.tp_size // self.attn_dp_size
+
+    @property
+    def page_tokens(self) -> int | None:
+        """Of a KV page, all devices' parts together. None: not known before there is a backend."""
+        return None if self.page_size is None else self.page_size * self.dcp_size
 
     @property
     def num_devices(self) -> int:

@@ -41,7 +41,12 @@ def check(args: ServerArgs) -> None:
             f"--attn-dp-size {args.attn_dp_size} must divide --tp-size {args.tp_size}, which counts all devices"
             f"{' (with --enable-dp-attention, --dp-size is --attn-dp-size)' if args.enable_dp_attention else ''}."
         )
-    _check_context(args)
+    if args.attn_tp_size % args.dcp_size:
+        groups = f" over --attn-dp-size {args.attn_dp_size}" if args.attn_dp_size > 1 else ""
+        raise ValueError(
+            f"--dcp-size {args.dcp_size} must divide the {args.attn_tp_size} devices that share attention "
+            f"(--tp-size {args.tp_size}{groups})."
+        )
     if args.kv_events is not None and args.disable_radix_cache:
         raise ValueError("--kv-events-config needs the prefix cache, which --disable-radix-cache turns off.")
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
@@ -51,20 +56,6 @@ def check(args: ServerArgs) -> None:
     for name in ("ssl_ca_certs", "ssl_keyfile_password", "enable_ssl_refresh"):
         if getattr(args, name) and args.ssl_certfile is None:
             raise ValueError(f"{flag(name)} needs --ssl-certfile and --ssl-keyfile.")
-
-
-def _check_context(args: ServerArgs) -> None:
-    if args.attn_tp_size % args.dcp_size:
-        groups = f" over --attn-dp-size {args.attn_dp_size}" if args.attn_dp_size > 1 else ""
-        raise ValueError(
-            f"--dcp-size {args.dcp_size} must divide the {args.attn_tp_size} devices that share attention "
-            f"(--tp-size {args.tp_size}{groups})."
-        )
-    if args.page_size is not None and args.page_size % args.dcp_size:
-        raise ValueError(
-            f"--page-size {args.page_size} must be a multiple of --dcp-size {args.dcp_size}: each device has as many of a "
-            "page's tokens."
-        )
 
 
 def _check_browsers_and_keys(args: ServerArgs) -> None:
@@ -189,8 +180,7 @@ def _check_ranges(args: ServerArgs) -> None:
     _require(args, "speculative_num_draft_tokens", lambda v: v >= 2, "at least 2: the certain token and one guess")
     _require(args, "log_requests_level", lambda v: 0 <= v <= 3, "in [0, 3]")
     _require(args, "schedule_conservativeness", lambda v: v >= 0, "at least 0")
-    largest_page = LARGEST_PAGE_SIZE * args.dcp_size
-    _require(args, "page_size", lambda v: 1 <= v <= largest_page, f"in [1, {largest_page}]")
+    _require(args, "page_size", lambda v: 1 <= v <= LARGEST_PAGE_SIZE, f"in [1, {LARGEST_PAGE_SIZE}]")
     _require(args, "chunked_prefill_size", lambda v: v == -1 or v >= 1, "-1 (off) or at least 1")
     _require(args, "mem_fraction_static", lambda v: 0 < v <= 1, "in (0, 1]")
     _require(args, "swa_full_tokens_ratio", lambda v: 0 < v <= 1, "in (0, 1]")

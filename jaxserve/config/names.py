@@ -18,7 +18,7 @@ EXPERT_RECORDER_MODES = ("stat",)
 GRAMMAR_BACKENDS = ("llguidance", "none")
 WARMUPS = ("auto", "full", "early")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
-LARGEST_PAGE_SIZE = 128  # of one device
+LARGEST_PAGE_SIZE = 128
 MOST_WORKERS = 64  # processes of a kind
 # Option -> the histogram whose buckets it sets.
 METRIC_BUCKETS = {

@@ -107,7 +107,7 @@ class Blueprint:
             tp_size=args.attn_tp_size,
             dtype=dtype,
             kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype],
-            page_size=None if args.page_size is None else args.page_size // args.dcp_size,
+            page_size=args.page_size,
             context=_context(args, config),
         )
         try:
@@ -115,7 +115,8 @@ class Blueprint:
             backend: AttentionBackend | LatentBackend = choose(args.attention_backend, spec)
         except NotImplementedError as error:
             raise ValueError(f"--attention-backend {args.attention_backend} cannot serve this model: {error}") from error
-        page_size = backend.spec.page_tokens
+        page_size = backend.spec.page_size
+        assert page_size is not None
         for chunk_size in config.chunk_sizes:
             check_page_size(chunk_size, page_size)
         args = resolve_args(args, platform=chip.platform, model_context_len=config.context_len, page_size=page_size)
@@ -142,8 +143,8 @@ class Blueprint:
 
     @property
     def page_size(self) -> int:
-        assert self.args.page_size is not None
-        return self.args.page_size
+        """Tokens of a page, all devices' parts together."""
+        return self.backend.spec.page_tokens
 
     @property
     def buckets(self) -> Buckets:

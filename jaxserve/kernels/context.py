@@ -13,6 +13,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import jax.typing
 
 from jaxserve.kernels.metadata import NO_PAGE, AttentionMetadata, decode_q_lens
 
@@ -52,7 +53,7 @@ class ContextGroup:
     def merged(self, out: jax.Array, log_sums: jax.Array) -> jax.Array:
         """Attention to this device's keys, out [T, size * H, D] with log_sums float32 [T, size * H] -> [T, H, D]: that of this
         device's heads, to all keys."""
-        outs, logs = (self._to_heads(x) for x in (out, log_sums))
+        outs, logs = _unpacked(self._to_heads(_packed(out, log_sums)), out.dtype)
         weights = jax.nn.softmax(logs, axis=0)[..., None]
         return jnp.sum(outs.astype(jnp.float32) * weights, axis=0).astype(out.dtype)
 
@@ -91,6 +92,21 @@ class ContextGroup:
             return jnp.where(behind >= 0, step.kv_lens[row] - behind, 0)
         behind = decode_q_lens(step.kv_lens, step.cu_q_lens, K)[:, None] - jnp.arange(1, K + 1, dtype=jnp.int32)
         return jnp.where(behind >= 0, step.kv_lens[:, None] - behind, 0).reshape(-1)
+
+
+def _packed(out: jax.Array, log_sums: jax.Array) -> jax.Array:
+    """Both as whole numbers of out's size, log sums behind: what is sent at once waits for the others once."""
+    word = jnp.dtype(f"uint{8 * out.dtype.itemsize}")
+    logs = jax.lax.bitcast_convert_type(log_sums, word).reshape(*log_sums.shape, -1)
+    return jnp.concatenate([jax.lax.bitcast_convert_type(out, word), logs], axis=-1)
+
+
+def _unpacked(packed: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
+    words_of_log = 4 // jnp.dtype(dtype).itemsize
+    out, logs = jnp.split(packed, [packed.shape[-1] - words_of_log], axis=-1)
+    if words_of_log == 1:
+        logs = logs[..., 0]
+    return jax.lax.bitcast_convert_type(out, dtype), jax.lax.bitcast_convert_type(logs, jnp.float32)
 
 
 def rows_of_tokens(step: AttentionMetadata) -> jax.Array:

@@ -193,5 +193,5 @@ def test_devices_that_share_latents_answer_as_one(
     compilation_cache: str,
 ) -> None:
     sizes = {"tp": tp, "dcp": dcp, "attn_dp": attn_dp, "pp": pp, "hosts": hosts}
-    served = Served(case, page_size=16, chunk=32, mixed=True, drafts=True, **sizes)
+    served = Served(case, page_size=4, chunk=32, mixed=True, drafts=True, **sizes)
     serve_and_check(served, checkpoint, tmp_path, compilation_cache)
