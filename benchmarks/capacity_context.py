@@ -7,15 +7,11 @@ cache, in place. With `--estimate` nothing is compiled, and the table says so.
 
 from __future__ import annotations
 
-import argparse
 import collections
-import datetime
-import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.capacity_attention import most_taken
-from benchmarks.capacity_table import GIB, Compiles, compilers, plan, print_table
+from benchmarks.capacity_table import GIB, Compiles, Section, plan
 from benchmarks.model_configs import DEEPSEEK_V2_LITE, DEEPSEEK_V3
 from jaxserve.aot.capacity_plan import CapacityPlan
 from jaxserve.aot.hlo import expected_collectives
@@ -44,7 +40,7 @@ CASES = (
 HEADER = """## Context parallelism
 
 Latents of all tokens on each of 8 devices, and an eighth of them (`--dcp-size`,
-[context_parallel.md](context_parallel.md)), for requests of {context_len:,} tokens; whole experts on each device (EP = TP), in
+[context_parallel.md](context_parallel.md)), for requests of {context_len} tokens; whole experts on each device (EP = TP), in
 bfloat16 where nothing else is said.
 
 {compiled}
@@ -86,21 +82,7 @@ def row(case: Case, *, compiles: Compiles) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def print_section(cases: Sequence[Case], *, compiles: Compiles = "largest") -> None:
-    how = COMPILED if compiles == "largest" else ESTIMATED
-    compiled = how.format(versions=compilers(), date=datetime.date.today().isoformat())
-    print(HEADER.format(compiled=compiled, context_len=CONTEXT_LEN))
-    print_table(TITLES, functools.partial(row, compiles=compiles), cases)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", help="Only these.")
-    parser.add_argument("--estimate", action="store_true", help="Do not compile; plan from shapes.")
-    options = parser.parse_args()
-    cases = [case for case in CASES if not options.models or case.model in options.models]
-    print_section(cases, compiles="none" if options.estimate else "largest")
-
+SECTION = Section(HEADER.replace("{context_len}", f"{CONTEXT_LEN:,}"), COMPILED, ESTIMATED, TITLES, CASES, row)
 
 if __name__ == "__main__":
-    main()
+    SECTION.main(__doc__)
