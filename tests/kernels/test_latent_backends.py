@@ -174,15 +174,15 @@ def test_devices_share_latents_by_tokens(num_devices: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["drafts", "parts of both kinds"])
 def test_tpus_share_latents_by_tokens(name: str) -> None:
-    check_shared(BINDS["tpu"], name, 2)
+    check_shared(BINDS["tpu"], name, 2, heads_each=2)
 
 
-def check_shared(bind: Callable[..., LatentBackend], name: str, num_devices: int) -> None:
+def check_shared(bind: Callable[..., LatentBackend], name: str, num_devices: int, heads_each: int = 1) -> None:
     """`num_devices` of 4 share, so 2 of them are two groups."""
     rows, decode_q_len, num_tokens, division = SHARED[name]
-    latents = Latents.draw(rows, 4, num_tokens=num_tokens, page_size=8, decode_q_len=decode_q_len)
+    latents = Latents.draw(rows, 4 * heads_each, num_tokens=num_tokens, page_size=8, decode_q_len=decode_q_len)
     context = ContextGroup("tensor", 4, num_devices)
-    spec = dataclasses.replace(spec_for(latents), num_heads=1, page_size=8 // num_devices, context=context)
+    spec = dataclasses.replace(spec_for(latents), num_heads=heads_each, page_size=8 // num_devices, context=context)
     backend = bind(spec, division=Division(**division))
     np.testing.assert_allclose(run_latent(backend, latents), latents.expected(), atol=2e-6, rtol=0)
 
