@@ -56,7 +56,6 @@ LIVE = [
     Served("deepseek-v3", page_size=8, chunk=32, tp=2, dcp=2, mixed=True),
 ]
 IN_PROCESS = [
-    Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, attn_dp=2, drafts=True),
     Served("kimi-k2", page_size=64, chunk=64, pp=2, tp=2, attn_dp=2, mixed=True),
     Served("deepseek-v3", page_size=8, chunk=64, tp=4, dcp=4, mixed=True, **SEVERAL),
     Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, attn_dp=2, dcp=2, drafts=True),
