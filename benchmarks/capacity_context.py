@@ -47,8 +47,9 @@ bfloat16 where nothing else is said.
 """
 COMPILED = """The largest prefill step (8192 tokens), the largest decode step (256 requests) and the largest sampling program
 were compiled at full depth for exactly that cache, on {date} with {versions};
-each has the collectives it should ([`shard_collectives.py`](../jaxserve/aot/shard_collectives.py)), and the cache is updated in place. **prefill** and
-**decode** are what they take beside weights and cache. `python -m benchmarks.capacity_context` made the table."""
+each has the collectives it should ([`shard_collectives.py`](../jaxserve/aot/shard_collectives.py)), and the cache is updated
+in place. **prefill** and **decode** are what they take beside weights and cache. `python -m benchmarks.capacity_context` made
+the table."""
 ESTIMATED = """From shapes: nothing was compiled for this table, so that what steps take beside weights and cache is not known
 (`python -m benchmarks.capacity_context --estimate`, {date})."""
 TITLES = "model | topology | TP | DCP | weights | KV cache | KV tokens | whole requests | prefill | decode"
