@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxserve.kernels.context import ContextGroup
+if TYPE_CHECKING:  # who reads a model's config needs no JAX
+    from jaxserve.kernels.context import ContextGroup
 
 # Of keys and values that are stored with a scale per token and KV head.
 QUANTIZED_DTYPES = ("float8_e4m3fn", "int8")
