@@ -141,7 +141,6 @@ class Shape:
     dtype: Any
     scoring: Scoring
     sliding_window: int | None
-    has_log_sums: bool
     is_interpreted: bool
     config: MlaConfig
 
