@@ -3,7 +3,8 @@
 Compiles the largest steps of every case with the compilers of JAX 0.11.2 or newer (pip install 'jax[cuda13,tpu]'), for about a
 minute each on two idle cores. `--results DIR` keeps each plan as JSON and continues where an earlier run stopped; with
 `--estimate` cases that are not in it yet are planned from shapes, without compiling, and the table says so. Sections of other
-modules follow: `capacity_windows`, `capacity_large`, `capacity_attention`, `capacity_pipeline`.
+modules follow: `capacity_windows`, `capacity_large`, `capacity_attention`, `capacity_context`,
+`capacity_pipeline`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import capacity_attention, capacity_large, capacity_pipeline, capacity_windows
+from benchmarks import capacity_attention, capacity_context, capacity_large, capacity_pipeline, capacity_windows
 from benchmarks.model_configs import (
     GEMMA_3_27B,
     LLAMA_8B,
@@ -141,8 +142,9 @@ def main() -> None:
     print()
     capacity_windows.main()
     print()
-    for section in (capacity_large, capacity_attention, capacity_pipeline):
-        section.print_section(section.CASES)  # type: ignore[attr-defined]
+    capacity_large.print_section(capacity_large.CASES)
+    for section in (capacity_attention.SECTION, capacity_context.SECTION, capacity_pipeline.SECTION):
+        section.print()
         print()
 
 

@@ -7,13 +7,9 @@ should and one cache, in place. With `--estimate` nothing is compiled, and the t
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.capacity_table import GIB, Compiles, compilers, plan, print_table, taken
+from benchmarks.capacity_table import GIB, Compiles, Section, plan, taken
 from benchmarks.model_configs import DEEPSEEK_V3, LLAMA_70B
 from jaxserve.aot.capacity_plan import CapacityPlan, StepPlan
 from jaxserve.aot.shard_collectives import expected_in_stage
@@ -114,20 +110,7 @@ def sent(case: Case, step: StepPlan) -> float:
     return most / step.shape.all_tokens
 
 
-def print_section(cases: Sequence[Case], *, compiles: Compiles = "largest") -> None:
-    how = COMPILED if compiles == "largest" else ESTIMATED
-    print(HEADER.format(compiled=how.format(versions=compilers(), date=datetime.date.today().isoformat())))
-    print_table(TITLES, functools.partial(row, compiles=compiles), cases)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", help="Only these.")
-    parser.add_argument("--estimate", action="store_true", help="Do not compile; plan from shapes.")
-    options = parser.parse_args()
-    cases = [case for case in CASES if not options.models or case.model in options.models]
-    print_section(cases, compiles="none" if options.estimate else "largest")
-
+SECTION = Section(HEADER, COMPILED, ESTIMATED, TITLES, CASES, row)
 
 if __name__ == "__main__":
-    main()
+    SECTION.main(__doc__)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import datetime
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -52,3 +56,30 @@ def print_table(titles: str, row: Callable[[Case], str], cases: Sequence[Case]) 
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
         for line in processes.map(row, cases):
             print(line, flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """Of docs/capacity.md, with one table."""
+
+    header: str  # {compiled} says how the table was made
+    compiled: str  # of `versions`, on `date`
+    estimated: str  # on `date`
+    titles: str
+    cases: Sequence[Any]  # each with a `model`
+    row: Callable[..., str]  # of a case and what is compiled
+
+    def print(self, models: Sequence[str] = (), *, compiles: Compiles = "largest") -> None:
+        """`models`: only these."""
+        how = self.compiled if compiles == "largest" else self.estimated
+        how = how.format(versions=compilers(), date=datetime.date.today().isoformat())
+        print(self.header.format(compiled=how))
+        cases = [case for case in self.cases if not models or case.model in models]
+        print_table(self.titles, functools.partial(self.row, compiles=compiles), cases)
+
+    def main(self, description: str | None) -> None:
+        parser = argparse.ArgumentParser(description=description)
+        parser.add_argument("models", nargs="*", help="Only these.")
+        parser.add_argument("--estimate", action="store_true", help="Do not compile; plan from shapes.")
+        options = parser.parse_args()
+        self.print(options.models, compiles="none" if options.estimate else "largest")

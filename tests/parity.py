@@ -63,7 +63,8 @@ class Oracle:
         the windows of a sequence, or its states, it has no place where another could go on. Where there are several, one that
         has less to do may be chosen before the one that knows most."""
         longest = prompt_len - 1 if start < 0 or start >= prompt_len - 1 else start
-        most = longest // served.page_size * served.page_size if served.radix else 0
+        page_tokens = served.page_size * served.dcp
+        most = longest // page_tokens * page_tokens if served.radix else 0
         assert hit <= most
         names = ("sliding_window", "attention_chunk_size", "linear_num_key_heads", "mamba_n_heads")
         is_sparse = any(getattr(self.config, name, None) is not None for name in names)

@@ -144,6 +144,23 @@ def test_dp_attention_in_either_spelling() -> None:
         ServerArgs(attn_dp_size=0)
 
 
+def test_sizes_of_context_parallelism() -> None:
+    args = ServerArgs(tp_size=8, attn_dp_size=2, dcp_size=4, page_size=64)
+    assert (args.attn_tp_size, args.dcp_size, args.page_tokens) == (4, 4, 256)
+    assert ServerArgs.of({"tp": 2, "decode_context_parallel_size": 2}).dcp_size == 2
+    wrong: list[tuple[dict[str, int], str]] = [
+        ({"tp_size": 8, "dcp_size": 3}, "--dcp-size 3 must divide the 8 devices that share attention (--tp-size 8)."),
+        (
+            {"tp_size": 8, "attn_dp_size": 4, "dcp_size": 4},
+            "--dcp-size 4 must divide the 2 devices that share attention (--tp-size 8 over --attn-dp-size 4).",
+        ),
+        ({"dcp_size": 0}, "--dcp-size must be at least 1"),
+    ]
+    for options, says in wrong:
+        with pytest.raises(ValueError, match=re.escape(says)):
+            ServerArgs(**options)
+
+
 def test_replicas_need_ports_of_their_own_for_kv_events() -> None:
     near = '{"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
     with pytest.raises(ValueError, match=r"must differ by 2 or more, as each of the --dp-size 2 replicas takes a port; got "):

@@ -83,13 +83,13 @@ class CapacityPlan:
     @property
     def kv_tokens(self) -> int:
         """What the pools of the first KV group hold."""
-        return 0 if self.memory is None else self.args.attn_dp_size * self.memory.num_pages[0] * (self.args.page_size or 1)
+        return 0 if self.memory is None else self.args.attn_dp_size * self.memory.num_pages[0] * (self.args.page_tokens or 1)
 
     @property
     def full_requests(self) -> int:
         if self.memory is None:
             return 0
-        each = num_requests(self.memory.kv_groups, self.args.page_size or 1, self.args.context_length or 1)
+        each = num_requests(self.memory.kv_groups, self.args.page_tokens or 1, self.args.context_length or 1)
         return self.args.attn_dp_size * each
 
     @property

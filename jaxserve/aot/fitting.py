@@ -28,6 +28,7 @@ class Demand:
     context_len: int
     mem_fraction: float
     row_table_bytes: int  # on each device
+    dcp_size: int = 1  # devices that share latents by tokens
 
     def stages(self, pp_size: int = 1, partition: Sequence[int] | None = None) -> tuple[ModelConfig, ...]:
         """The model's parts. ValueError if it cannot be divided so."""
@@ -46,7 +47,7 @@ class Demand:
         vectors = 2 if stage.latent_dim is None else 1  # a latent is key and value
         per_head = vectors * stage.head_dim * jnp.dtype(self.kv_dtype).itemsize + scales
         tokens = sum(min(window or self.context_len, self.context_len) for window in shard.windows)
-        return tokens * heads * per_head + shard.state_bytes
+        return tokens * heads * per_head // self.dcp_size + shard.state_bytes
 
     def budget(self, chip: ChipSpec) -> int:
         return int(chip.hbm_bytes * self.mem_fraction)

@@ -50,7 +50,7 @@ def shard_of(blueprint: Blueprint) -> ModelShard:
     args, config = blueprint.args, blueprint.config.replace(native_products=False)  # which is how weights lie, not how many
     pages = jax.tree.leaves(blueprint.backend.kv_pages())
     token_bytes = sum(page.nbytes for page in pages) / blueprint.page_size
-    return ModelShard(config, str(jnp.dtype(args.dtype)), args.tp_size, token_bytes)
+    return ModelShard(config, str(jnp.dtype(args.dtype)), args.tp_size, token_bytes, args.dcp_size)
 
 
 def joined(shards: Sequence[ModelShard]) -> ModelShard | None:

@@ -72,6 +72,7 @@ def _demand(args: ServerArgs, config: ModelConfig, target: Target) -> Demand:
         args.context_length or config.context_len,
         args.mem_fraction_static or defaults.mem_fraction_static,
         row_table_bytes(args.max_running_requests or defaults.max_running_requests, config.vocab_size),
+        args.dcp_size,
     )
 
 

@@ -16,8 +16,8 @@ from jaxserve.executor.memory import MemoryBudget
 GIB, MIB = 1 << 30, 1 << 20
 # Options that shape a plan; what else a server takes is of no meaning here.
 _ARGS = (
-    "model_path", "tp_size", "pp_size", "pp_layer_partition", "attn_dp_size", "dtype", "kv_cache_dtype", "page_size",
-    "context_length", "max_running_requests", "max_total_tokens", "swa_full_tokens_ratio", "mem_fraction_static",
+    "model_path", "tp_size", "pp_size", "pp_layer_partition", "attn_dp_size", "dcp_size", "dtype", "kv_cache_dtype",
+    "page_size", "context_length", "max_running_requests", "max_total_tokens", "swa_full_tokens_ratio", "mem_fraction_static",
     "chunked_prefill_size", "prefill_token_buckets", "decode_row_buckets",
 )  # fmt: skip
 
@@ -139,11 +139,12 @@ def _heading(plan: CapacityPlan) -> str:
         *([f"--pp-size {args.pp_size}"] if args.pp_size > 1 else []),
         f"--tp-size {args.tp_size}",
         *([f"--attn-dp-size {args.attn_dp_size}"] if args.attn_dp_size > 1 else []),
+        *([f"--dcp-size {args.dcp_size}"] if args.dcp_size > 1 else []),
         f"weights {args.dtype}",
         f"KV {args.dtype if args.kv_cache_dtype == 'auto' else args.kv_cache_dtype}",
     ]
     if plan.backend:
-        words += [f"pages of {args.page_size} tokens", f"attention: {plan.backend}"]
+        words += [f"pages of {args.page_tokens} tokens", f"attention: {plan.backend}"]
     versions = compiler_versions()
     compiler = ("jax", "libtpu") if chip.platform == "tpu" else ("jax", "jax-cuda13-plugin")
     return f"{', '.join(words)}\nCompilers: {', '.join(f'{name} {versions[name]}' for name in compiler if name in versions)}"

@@ -36,6 +36,7 @@ class ModelShard:
     dtype: str
     tp_size: int
     kv_token_bytes: float  # of one token in one layer that attends, scales included
+    dcp_size: int = 1  # devices that share latents by tokens
 
     @property
     def weight_bytes(self) -> int:
@@ -153,7 +154,7 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
         matmul_flops=2 * (tokens * own_params + step.all_tokens * all_params + lines * head_params),
         attention_flops=2 * step.num_rows * shard.num_heads * _attention_products(shard, step, pairs),
         all_reduce_bytes=_summed_tokens(shard, step) * width,
-        all_gather_bytes=(tp_size > 1) * lines * cfg.vocab_size * LOGITS_BYTES,
+        all_gather_bytes=(tp_size > 1) * lines * cfg.vocab_size * LOGITS_BYTES + _brought_together(shard, step),
         handed_on_bytes=(not cfg.has_head) * tokens * width,
     )
 
@@ -177,17 +178,34 @@ def _summed_tokens(shard: ModelShard, step: StepShape) -> int:
     return within + (2 if step.is_packed else 1) * mlps * step.all_tokens
 
 
+def _brought_together(shard: ModelShard, step: StepShape) -> int:
+    """Bytes by which queries and latents that devices share come together, in all layers."""
+    cfg = shard.config
+    if shard.dcp_size == 1 or cfg.latent_dim is None:
+        return 0
+    if _expands(cfg, step):
+        latents = step.num_rows * step.context_len * cfg.head_dim * shard.itemsize
+        return len(shard.windows) * latents
+    per_head = (cfg.head_dim + cfg.latent_dim) * shard.itemsize + 4  # a query, what it found, and a log sum
+    return len(shard.windows) * step.tokens * shard.num_heads * shard.dcp_size * per_head
+
+
 def _attention_products(shard: ModelShard, step: StepShape, pairs: int) -> int:
     """Of one sequence and one head, in all layers. Latents are absorbed or projected, as the backends have it."""
     cfg = shard.config
     head, latent_dim = cfg.projected, cfg.latent_dim
     if head is None or latent_dim is None:
         return pairs * 2 * cfg.head_dim
-    fewest = head.pays_from(latent_dim)
-    if fewest is None or step.new_tokens < fewest:
+    if not _expands(cfg, step):
         return pairs * (cfg.head_dim + latent_dim)
     cached = step.context_len - step.new_tokens  # what the new tokens are projected with counts as weights
     return pairs * (head.key_dim + head.value_dim) + len(shard.windows) * cached * head.products_per_token(latent_dim)
+
+
+def _expands(cfg: ModelConfig, step: StepShape) -> bool:
+    """Latents are projected to keys and values."""
+    fewest = None if cfg.projected is None or cfg.latent_dim is None else cfg.projected.pays_from(cfg.latent_dim)
+    return fewest is not None and step.new_tokens >= fewest
 
 
 def _matrix_params(tree: Any, shard: ModelShard, *, of_all: bool = True) -> int:

@@ -34,5 +34,12 @@ def expected_with_shards(config: ModelConfig, tp_size: int, *, packs_tokens: boo
     return _present(sums | {"all-gather": mixers + of_logits, "reduce-scatter": mlps})
 
 
+def expected_of_context(config: ModelConfig, *, expands: bool) -> Mapping[str, int]:
+    """What context parallelism (--dcp-size) adds: in each layer with latents, queries come together and what they found goes
+    back; in steps of prompts (`expands`) some pages at a time come together, too."""
+    layers = len(config.own_layers)
+    return {"all-gather": layers * (2 if expands else 1), "all-to-all": layers}
+
+
 def _present(counts: Mapping[str, int]) -> Mapping[str, int]:
     return {name: count for name, count in counts.items() if count}

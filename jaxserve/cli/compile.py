@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # The options of a server that change what is compiled, or what fits.
 _USED = frozenset(
     ("model_path", "json_model_override_args", "dtype", "quantization", "kv_cache_dtype", "page_size", "context_length",
-     "tp_size", "pp_size", "pp_layer_partition", "attn_dp_size", "ep_size", "ep_num_redundant_experts", "init_expert_location",
+     "tp_size", "pp_size", "pp_layer_partition", "attn_dp_size", "dcp_size", "ep_size", "ep_num_redundant_experts",
+     "init_expert_location",
      "max_running_requests", "max_total_tokens", "swa_full_tokens_ratio", "mem_fraction_static",
      "chunked_prefill_size", "max_prefill_tokens", "enable_mixed_chunk", "attention_backend", "prefill_token_buckets",
      "decode_row_buckets", "max_top_logprobs", "grammar_backend")

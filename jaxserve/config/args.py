@@ -256,7 +256,11 @@ class ServerArgs:
     default_priority_value: int | None = arg(None, "Priority of requests that bring none.")
     abort_on_priority_when_disabled: bool = arg(False, "Answer 400 to a priority when priority scheduling is off.")
     retraction_policy: str = arg("length", "Whom to retract first when memory is short.", choices=("length", "priority"))
-    page_size: int | None = arg(None, f"Tokens per KV page, 1 to {LARGEST_PAGE_SIZE}; default: by attention backend.")
+    page_size: int | None = arg(
+        None,
+        f"Tokens per KV page, 1 to {LARGEST_PAGE_SIZE}; of each device, where --dcp-size share it. Default: by attention "
+        "backend.",
+    )
     radix_eviction_policy: str = arg("lru", "Which cached prefixes go first.", choices=EVICTION_POLICIES)
     disable_radix_cache: bool = arg(False, "Do not reuse the KV cache of shared prefixes.")
     disable_overlap_schedule: bool = arg(False, "Wait for each step's result before preparing the next step.")
@@ -348,6 +352,11 @@ class ServerArgs:
         "Attention by data parallelism: so many groups of the --tp-size devices, each with requests and a KV cache of its own; "
         "MLPs, experts and the vocabulary stay sharded over all devices.",
     )
+    dcp_size: int = arg(
+        1,
+        "Context parallelism: so many neighbours of the devices that attention is divided over share the latents of each "
+        "request by tokens, where each would have a copy; for models with latent attention (DeepSeek, Kimi).",
+    )
     enable_dp_attention: bool = arg(False, "SGLang's older way to say it: --dp-size becomes --attn-dp-size.")
     ep_size: int | None = arg(
         None,
@@ -404,6 +413,11 @@ class ServerArgs:
     def attn_tp_size(self) -> int:
         """Devices over which attention is divided."""
         return self.tp_size // self.attn_dp_size
+
+    @property
+    def page_tokens(self) -> int | None:
+        """Of a KV page, all devices' parts together. None: not known before there is a backend."""
+        return None if self.page_size is None else self.page_size * self.dcp_size
 
     @property
     def num_devices(self) -> int:

@@ -41,6 +41,12 @@ def check(args: ServerArgs) -> None:
             f"--attn-dp-size {args.attn_dp_size} must divide --tp-size {args.tp_size}, which counts all devices"
             f"{' (with --enable-dp-attention, --dp-size is --attn-dp-size)' if args.enable_dp_attention else ''}."
         )
+    if args.attn_tp_size % args.dcp_size:
+        groups = f" over --attn-dp-size {args.attn_dp_size}" if args.attn_dp_size > 1 else ""
+        raise ValueError(
+            f"--dcp-size {args.dcp_size} must divide the {args.attn_tp_size} devices that share attention "
+            f"(--tp-size {args.tp_size}{groups})."
+        )
     if args.kv_events is not None and args.disable_radix_cache:
         raise ValueError("--kv-events-config needs the prefix cache, which --disable-radix-cache turns off.")
     if (args.ssl_keyfile is None) != (args.ssl_certfile is None):
@@ -142,7 +148,7 @@ def _check_labels(args: ServerArgs) -> None:
 def _check_ranges(args: ServerArgs) -> None:
     at_least_one = (
         "context_length", "max_running_requests", "max_total_tokens", "max_prefill_tokens", "prefill_max_requests",
-        "stream_interval", "tp_size", "pp_size", "pp_max_micro_batch_size", "ep_size", "dp_size", "attn_dp_size",
+        "stream_interval", "tp_size", "pp_size", "pp_max_micro_batch_size", "ep_size", "dp_size", "attn_dp_size", "dcp_size",
         "scheduler_recv_interval", "decode_log_interval",
         "max_body_size_mb", "max_mamba_cache_size", "mamba_track_interval", "limit_concurrency", "max_reply_numbers",
         "speculative_ngram_min_match_window_size", "nnodes",

@@ -39,6 +39,7 @@ ALIASES = {
     "expert_parallel_size": "ep_size",
     "dp": "dp_size",
     "data_parallel_size": "dp_size",
+    "decode_context_parallel_size": "dcp_size",
     "api_server_count": "tokenizer_worker_num",
 }
 # Options that the scheduler goes by, and so a simulation of servers.

@@ -26,8 +26,18 @@ from jaxserve.executor.resolve import resolve_args, resolve_dtype
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.step import Params, Step
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, LatentBackend, choose_backend, choose_latent_backend
+from jaxserve.kernels.context import ContextGroup
 from jaxserve.kernels.native import few_rows
-from jaxserve.models import Decoder, ModelConfig, ParamTree, abstract_params, build_decoder, check_tp, divide_layers
+from jaxserve.models import (
+    TENSOR_AXIS,
+    Decoder,
+    ModelConfig,
+    ParamTree,
+    abstract_params,
+    build_decoder,
+    check_tp,
+    divide_layers,
+)
 from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.expert_placement import ExpertPlacement, place_experts
 from jaxserve.models.step_work import attention_work_ratio
@@ -58,6 +68,18 @@ def _check_states(args: ServerArgs, config: ModelConfig) -> None:
         raise ValueError(f"--max-mamba-cache-size needs a model whose layers keep states; {config.architecture} has none.")
 
 
+def _context(args: ServerArgs, config: ModelConfig) -> ContextGroup | None:
+    """ValueError for a model whose devices have no copies."""
+    if args.dcp_size == 1:
+        return None
+    if config.latent_dim is None:
+        raise ValueError(
+            f"--dcp-size {args.dcp_size} is for models with latent attention; {config.architecture} keeps keys and values of "
+            "heads, which --tp-size deals out."
+        )
+    return ContextGroup(TENSOR_AXIS, args.attn_tp_size, args.dcp_size)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blueprint:
     args: ServerArgs  # without an "auto" left
@@ -86,18 +108,18 @@ class Blueprint:
             dtype=dtype,
             kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype],
             page_size=args.page_size,
+            context=_context(args, config),
         )
         try:
             choose = choose_backend if spec.latent_dim is None else choose_latent_backend
             backend: AttentionBackend | LatentBackend = choose(args.attention_backend, spec)
         except NotImplementedError as error:
             raise ValueError(f"--attention-backend {args.attention_backend} cannot serve this model: {error}") from error
-        assert backend.spec.page_size is not None
+        page_size = backend.spec.page_size
+        assert page_size is not None
         for chunk_size in config.chunk_sizes:
-            check_page_size(chunk_size, backend.spec.page_size)
-        args = resolve_args(
-            args, platform=chip.platform, model_context_len=config.context_len, page_size=backend.spec.page_size
-        )
+            check_page_size(chunk_size, page_size)
+        args = resolve_args(args, platform=chip.platform, model_context_len=config.context_len, page_size=page_size)
         if args.max_mamba_cache_size is not None and args.max_mamba_cache_size < (args.max_running_requests or 0):
             raise ValueError(
                 f"--max-mamba-cache-size must be at least --max-running-requests={args.max_running_requests}, as each request "
@@ -121,8 +143,8 @@ class Blueprint:
 
     @property
     def page_size(self) -> int:
-        assert self.args.page_size is not None
-        return self.args.page_size
+        """Tokens of a page, all devices' parts together."""
+        return self.backend.spec.page_tokens
 
     @property
     def buckets(self) -> Buckets:

@@ -41,15 +41,16 @@ def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, pag
     if context_len > model_context_len:
         raise ValueError(f"--context-length must be at most the model's {model_context_len}; got {context_len}.")
     max_rows = args.max_running_requests or defaults.max_running_requests
+    page_tokens = page_size * args.dcp_size
     chunk = args.chunked_prefill_size or min(defaults.chunked_prefill_size, args.max_prefill_tokens)
     if chunk != -1:
-        chunk = max(chunk // page_size, 1) * page_size  # chunk borders are page borders
+        chunk = max(chunk // page_tokens, 1) * page_tokens  # chunk borders are page borders
         most_tokens = chunk
     else:
         most_tokens = max(args.max_prefill_tokens, context_len)
     most_tokens = min(most_tokens, max_rows * context_len)
     if args.enable_mixed_chunk:
-        most_tokens = max(most_tokens, max_rows + page_size)  # all decode rows and at least one page of prompt
+        most_tokens = max(most_tokens, max_rows + page_tokens)  # all decode rows and at least one page of prompt
 
     return args.replace(
         context_length=context_len,

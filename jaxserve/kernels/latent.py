@@ -7,6 +7,8 @@ and key of DeepSeek-V3. So steps that decode are absorbed; of others, rows of fe
 (`latent_parts`). The expanded side goes over its rows' pages in parts, whose results are merged by the logarithms of their
 sums, so that long contexts need no more memory than a part. Backends have what touches pages, and both kinds of attention.
 
+Where devices share latents by tokens (`context`), absorbed queries go to the rows, and rows to be expanded come to the queries.
+
 T tokens, R rows, H heads of one shard, L latent_dim.
 """
 
@@ -20,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import jax.typing
 
+from jaxserve.kernels.context import rows_of_tokens
 from jaxserve.kernels.latent_parts import AbsorbedPart, Division, ExpandedPart, Rows, Sizes, stacked
 from jaxserve.kernels.metadata import NO_PAGE, AttentionMetadata
 from jaxserve.kernels.spec import AttentionSpec
@@ -39,6 +42,7 @@ class Projections(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class LatentWork:
     whole: AttentionMetadata  # the backend's own of all of the step
+    by_token: AttentionMetadata | None  # what is absorbed where devices share latents and nothing is divided
     divided: DividedWork | None  # None: all is absorbed
 
 
@@ -78,12 +82,15 @@ class LatentBackend(abc.ABC):
 
     def plan(self, step: AttentionMetadata) -> AttentionMetadata:
         """`step` with the backend's work. Once per step, for all its layers."""
-        whole = self.plan_absorbed(step)
-        divided = None
+        context = self.spec.context
+        whole = self.plan_absorbed(step if context is None else context.own_slots(step, self._part_tokens))
+        by_token, divided = None, None
         if step.decode_q_len is None and self.can_expand:
             sizes = self.division.sizes(self.spec, step.num_tokens, *step.page_table.shape)
             divided = None if sizes is None else self._divide(whole, sizes)
-        return dataclasses.replace(whole, work=LatentWork(whole, divided))
+        if context is not None and divided is None:
+            by_token = self.plan_absorbed(context.by_token(step, self._part_tokens))
+        return dataclasses.replace(whole, work=LatentWork(whole, by_token, divided))
 
     def write(self, rows: jax.Array, kv_cache: Any, metadata: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> Any:
         """Writes rows [T, head_dim] into the pages page_offset + slot_pages. Returns the cache, updated in place if it is
@@ -105,13 +112,13 @@ class LatentBackend(abc.ABC):
         -> values [T, H, value_dim]."""
         work: LatentWork = metadata.work
         if work.divided is None:
-            return self._absorbed(q, projections, kv_cache, work.whole, page_offset, scale)
+            return self._absorbed(q, projections, kv_cache, work.by_token or work.whole, page_offset, scale)
         parts = work.divided
         out = self._attend_expanded_parts(parts, q, projections, kv_cache, page_offset, scale)
 
         def absorb_part(index: jax.Array, out: jax.Array) -> jax.Array:
             part, plan = jax.tree.map(lambda x: x[index], parts.absorbed)
-            plan = self.with_table(plan, work.whole)
+            plan = self.with_table(plan, self._table_of(part, work.whole.page_table))
             queries = q.at[part.tokens].get(mode="clip")
             values = self._absorbed(queries, projections, kv_cache, plan, page_offset, scale)
             return out.at[part.tokens].set(values, mode="drop", wrap_negative_indices=False)
@@ -119,16 +126,13 @@ class LatentBackend(abc.ABC):
         return jax.lax.fori_loop(0, parts.num_absorbed, absorb_part, out)
 
     def _divide(self, whole: AttentionMetadata, sizes: Sizes) -> DividedWork:
-        page_size = self.spec.page_size
-        assert page_size is not None
-        rows = Rows.of(whole.kv_lens, whole.cu_q_lens, whole.num_tokens, page_size, sizes)
+        rows = Rows.of(whole.kv_lens, whole.cu_q_lens, whole.num_tokens, self.spec.page_tokens, sizes)
 
         def absorbed(index: jax.Array) -> tuple[AbsorbedPart, Any]:
             part = rows.absorbed(index, sizes.absorbed_tokens)
-            nowhere = jnp.full(sizes.absorbed_tokens, NO_PAGE, jnp.int32)
-            step = AttentionMetadata(
-                part.kv_lens, part.cu_q_lens, whole.page_table, nowhere, jnp.zeros_like(nowhere), decode_q_len=None
-            )
+            step = _step_of(part, whole.page_table)
+            if self.spec.context is not None:
+                step = self.spec.context.by_token(step, self._part_tokens)
             return part, self.without_table(self.plan_absorbed(step))
 
         def expanded(index: jax.Array) -> tuple[ExpandedPart, Any]:
@@ -158,9 +162,31 @@ class LatentBackend(abc.ABC):
         with jax.named_scope("absorb"):
             queries = jnp.concatenate([_product("thn,hnl->thl", nope, projections.keys), rotated], axis=-1)
         with jax.named_scope("attention"):
-            out = self.attend_absorbed(queries, kv_cache, plan, page_offset, scale=scale)
+            context = self.spec.context
+            if context is None:
+                out, _ = self.attend_absorbed(queries, kv_cache, plan, page_offset, scale=scale)
+            else:
+                queries = context.all_heads(queries)
+                out = context.merged(*self._partly_absorbed(queries, kv_cache, plan, page_offset, scale))
         with jax.named_scope("values"):
             return _product("thl,hvl->thv", out, projections.values)
+
+    def _partly_absorbed(
+        self, queries: jax.Array, kv_cache: Any, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike, scale: float
+    ) -> tuple[jax.Array, jax.Array]:
+        out, log_sums = self.attend_absorbed(queries, kv_cache, plan, page_offset, scale=scale, with_log_sums=True)
+        assert log_sums is not None, "they were asked for"
+        return out, log_sums
+
+    def _table_of(self, part: AbsorbedPart, page_table: jax.Array) -> jax.Array:
+        """The page table that a part's plan is for."""
+        return page_table if self.spec.context is None else page_table[rows_of_tokens(_step_of(part, page_table))]
+
+    @property
+    def _part_tokens(self) -> int:
+        """Of a page, on this device."""
+        assert self.spec.page_size is not None
+        return self.spec.page_size
 
     def _attend_expanded_parts(
         self,
@@ -178,6 +204,8 @@ class LatentBackend(abc.ABC):
             part, plan = jax.tree.map(lambda x: x[index], parts.expanded)
             with jax.named_scope("expand"):
                 rows = self.read_rows(kv_cache, part.pages + page_offset)
+                if self.spec.context is not None:
+                    rows, part = self.spec.context.whole_pages(rows), part.in_parts(self.spec.context_size)
                 keys, values = self._expand(rows, projections)
             with jax.named_scope("attention"):
                 return merged.with_part(*self.attend_expanded(q, keys, values, part, plan, scale=scale))
@@ -228,8 +256,10 @@ class LatentBackend(abc.ABC):
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
-    ) -> jax.Array:
-        """Causal attention of queries [T, H, head_dim] in the space of rows -> [T, H, L]; zeros for padding."""
+        with_log_sums: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Causal attention of queries [T, H, head_dim] in the space of rows -> [T, H, L]; zeros for padding. H is
+        spec.absorbed_heads. `with_log_sums`, of a step with a query per row: also float32 [T, H] as Merged has them."""
 
     @abc.abstractmethod
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> Any:
@@ -247,8 +277,13 @@ class LatentBackend(abc.ABC):
         """A plan that is kept for many parts, all of one page table."""
         return dataclasses.replace(plan, page_table=None)  # type: ignore[arg-type]
 
-    def with_table(self, plan: AttentionMetadata, whole: AttentionMetadata) -> AttentionMetadata:
-        return dataclasses.replace(plan, page_table=whole.page_table)
+    def with_table(self, plan: AttentionMetadata, page_table: jax.Array) -> AttentionMetadata:
+        return dataclasses.replace(plan, page_table=page_table)
+
+
+def _step_of(part: AbsorbedPart, page_table: jax.Array) -> AttentionMetadata:
+    nowhere = jnp.full_like(part.tokens, NO_PAGE)
+    return AttentionMetadata(part.kv_lens, part.cu_q_lens, page_table, nowhere, jnp.zeros_like(nowhere), decode_q_len=None)
 
 
 def part_table(part: ExpandedPart, most_pages: int) -> jax.Array:

@@ -30,11 +30,11 @@ class Division:
         fewest_queries = spec.expanding_pays_from
         if fewest_queries is None or num_tokens < max(fewest_queries, self.fewest_tokens):
             return None
-        assert spec.page_size is not None and spec.projected is not None
+        assert spec.projected is not None
         token_bytes = spec.num_heads * (spec.projected.key_dim + spec.projected.value_dim) * jnp.dtype(spec.dtype).itemsize
         # The step's own tokens are one part, with room for the ends of some rows' last pages.
-        tokens = min(num_tokens + num_tokens // 8, max(self.expanded_bytes // token_bytes, spec.page_size))
-        pages = -(-tokens // spec.page_size)
+        tokens = min(num_tokens + num_tokens // 8, max(self.expanded_bytes // token_bytes, spec.page_tokens))
+        pages = -(-tokens // spec.page_tokens)
         most_rows = min(num_rows, num_tokens // fewest_queries)
         return Sizes(
             fewest_queries,
@@ -71,6 +71,12 @@ class ExpandedPart:
     first_pages: jax.Array  # int32 [R] where the row's pages begin here
     kv_lens: jax.Array  # int32 [R] keys that it has here
     first_positions: jax.Array  # int32 [R] of its first query, counted from the first of these keys
+
+    def in_parts(self, count: int) -> ExpandedPart:
+        """The same with each page as `count` smaller ones, which are no pages of the pool any more."""
+        if count == 1:
+            return self
+        return dataclasses.replace(self, pages=jnp.repeat(self.pages, count), first_pages=self.first_pages * count)
 
 
 @jax.tree_util.register_dataclass

@@ -78,17 +78,33 @@ class ReferenceAttention:
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
     ) -> jax.Array:
+        options = ScoreOptions(scale, sliding_window, soft_cap, _by_kv_head(sinks, kv_cache))
+        return self.attend(q, kv_cache, metadata, page_offset, options, with_log_sums=False)[0]
+
+    def attend(
+        self,
+        q: jax.Array,
+        kv_cache: ReferenceKV,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        options: ScoreOptions,
+        *,
+        with_log_sums: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """As `ragged_paged_attention`; and float32 [T, Hq] logarithms of the sums of exp(score), very low without a key."""
         T, Hq, D = q.shape
         Hkv = kv_cache.num_kv_heads
         assert Hq % Hkv == 0, f"{Hq} query heads for {Hkv} KV heads"
         grouped = q.reshape(T, Hkv, Hq // Hkv, D)
-        if sinks is not None:
-            sinks = sinks.astype(jnp.float32).reshape(Hkv, Hq // Hkv)
-        options = ScoreOptions(scale, sliding_window, soft_cap, sinks)
         chunk_pages = max(1, min(self.tuning.kv_chunk_tokens // kv_cache.page_size, metadata.page_table.shape[1]))
         kv = PagedKV(kv_cache, metadata.page_table, page_offset, chunk_pages)
-        attended = Attended.nothing(grouped, with_log_sums=False)
+        attended = Attended.nothing(grouped, with_log_sums=with_log_sums)
         with jax.named_scope("attention"):
             for tiles in metadata.work:
                 attended = attend_tiles(attended, grouped, kv, tiles, options, self.tuning.block_bytes)
-        return attended.out.astype(q.dtype).reshape(T, Hq, D)
+        log_sums = attended.log_sums
+        return attended.out.astype(q.dtype).reshape(T, Hq, D), None if log_sums is None else log_sums.reshape(T, Hq)
+
+
+def _by_kv_head(sinks: jax.Array | None, kv_cache: ReferenceKV) -> jax.Array | None:
+    return None if sinks is None else sinks.astype(jnp.float32).reshape(kv_cache.num_kv_heads, -1)

@@ -72,9 +72,11 @@ class ReferenceLatentAttention(LatentBackend):
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
-    ) -> jax.Array:
-        out = self._by_head.ragged_paged_attention(queries, kv_cache, plan, page_offset, scale=scale)
-        return out[..., : self.spec.latent_dim]
+        with_log_sums: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        options = ScoreOptions(scale, sliding_window=None, soft_cap=None, sinks=None)
+        out, log_sums = self._by_head.attend(queries, kv_cache, plan, page_offset, options, with_log_sums=with_log_sums)
+        return out[..., : self.spec.latent_dim], log_sums
 
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> QueryTiles:
         q_lens = jnp.where(part.kv_lens > 0, jnp.diff(cu_q_lens), 0)

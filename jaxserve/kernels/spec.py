@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # who reads a model's config needs no JAX
+    from jaxserve.kernels.context import ContextGroup
 
 # Of keys and values that are stored with a scale per token and KV head.
 QUANTIZED_DTYPES = ("float8_e4m3fn", "int8")
@@ -96,10 +99,18 @@ class AttentionSpec:
     # All heads read one row of head_dim per token, whose first latent_dim are its value. None: a key and a value per head.
     latent_dim: int | None = None
     projected: ProjectedHead | None = None  # what latents are projected to; None: all attention is over the rows as they are
+    context: ContextGroup | None = None  # what latents are dealt out to: page_size is that of a device's part
 
     @staticmethod
     def of(
-        config: HeadConfig, *, chip: Chip, tp_size: int, dtype: str, kv_dtype: str = "auto", page_size: int | None = None
+        config: HeadConfig,
+        *,
+        chip: Chip,
+        tp_size: int,
+        dtype: str,
+        kv_dtype: str = "auto",
+        page_size: int | None = None,
+        context: ContextGroup | None = None,
     ) -> AttentionSpec:
         """KV heads are repeated where there are fewer of them than shards. kv_dtype "auto" is `dtype`."""
         return AttentionSpec(
@@ -115,12 +126,29 @@ class AttentionSpec:
             uses_sinks=config.uses_sinks,
             latent_dim=config.latent_dim,
             projected=config.projected,
+            context=context,
         )
 
     @property
     def expanding_pays_from(self) -> int | None:
         """`ProjectedHead.pays_from` of what latents are projected to."""
         return None if self.projected is None or self.latent_dim is None else self.projected.pays_from(self.latent_dim)
+
+    @property
+    def context_size(self) -> int:
+        """Devices that have a part of each page."""
+        return 1 if self.context is None else self.context.size
+
+    @property
+    def page_tokens(self) -> int:
+        """Of a page with all of its parts."""
+        assert self.page_size is not None, "known once a backend is bound"
+        return self.page_size * self.context_size
+
+    @property
+    def absorbed_heads(self) -> int:
+        """Query heads that attend to latents as they are: those of all devices that have a part of them."""
+        return self.num_heads * self.context_size
 
     @property
     def group(self) -> int:

@@ -18,7 +18,7 @@ import pytest
 
 from jaxserve.kernels.pallas.gpu import mla_kernel
 from jaxserve.kernels.pallas.gpu.common import SMEM_BYTES
-from jaxserve.kernels.pallas.gpu.mla import MlaConfig, mla_decode, plan_mla_decode, unsupported
+from jaxserve.kernels.pallas.gpu.mla import MlaConfig, mla_decode, mla_decode_with_log_sums, plan_mla_decode, unsupported
 from jaxserve.kernels.pallas.gpu.mla_plan import TILE, Row, Shape, Worker
 from jaxserve.kernels.pallas.gpu.softmax import Scoring
 from tests.accelerator.conftest import relative_error, some_always
@@ -38,6 +38,7 @@ class Case:
     soft_cap: float | None = None
     sliding_window: int | None = None
     config: MlaConfig = TINY
+    has_log_sums: bool = False
 
 
 def step(case: Case, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Array, list[np.ndarray]]:
@@ -75,13 +76,12 @@ def expected(case: Case, q: jax.Array, tokens: list[np.ndarray]) -> np.ndarray:
     return out
 
 
-def run(
-    case: Case, q: jax.Array, pool: jax.Array, table: jax.Array, kv_lens: jax.Array, offset: Any, interpret: Any
-) -> jax.Array:
+def run(case: Case, q: jax.Array, pool: jax.Array, table: jax.Array, kv_lens: jax.Array, offset: Any, interpret: Any) -> Any:
     plan = plan_mla_decode(
         kv_lens, q_len=case.q_len, num_heads=case.num_heads, sliding_window=case.sliding_window, config=case.config
     )
-    return mla_decode(
+    decode: Callable[..., Any] = mla_decode_with_log_sums if case.has_log_sums else mla_decode
+    return decode(
         q, pool, table, plan, offset, scale=SCALE, soft_cap=case.soft_cap, sliding_window=case.sliding_window,
         config=case.config, interpret=interpret,
     )  # fmt: skip
@@ -115,6 +115,30 @@ def test_equals_attention_by_definition(name: str, interpret: Any) -> None:
             assert not jnp.any(got), f"row {row}"
         else:
             assert relative_error(got, want) < (2e-3 if case.dtype == jnp.float16 else 8e-3), f"row {row}"
+
+
+LOG_SUMS = {
+    "lengths, split": Case((0, 1, 64, 300, 0, 65), has_log_sums=True),
+    "128 heads, soft cap": Case((130, 0), num_heads=128, soft_cap=2.0, has_log_sums=True),
+    "blocks of 40 rows": Case((200, 3), num_heads=80, has_log_sums=True),
+}
+
+
+@pytest.mark.parametrize("name", some_always(LOG_SUMS, "lengths, split"))
+def test_log_sums_are_of_all_scores(name: str, interpret: Any) -> None:
+    case = LOG_SUMS[name]
+    q, pool, table, tokens = step(case)
+    out, log_sums = run(case, q, pool, table, jnp.array(case.kv_lens, jnp.int32), jnp.int32(pool.shape[0] // 2), interpret)
+    assert log_sums.shape == q.shape[:-1] and log_sums.dtype == jnp.float32
+    for row, (want, kv) in enumerate(zip(expected(case, q, tokens), tokens, strict=True)):
+        if not len(kv):
+            assert not jnp.any(out[row]) and np.all(np.isfinite(log_sums[row])) and np.all(log_sums[row] < -1e29), f"row {row}"
+            continue
+        assert relative_error(out[row], want) < 8e-3, f"row {row}"
+        scores = np.asarray(q[row, 0]).astype(np.float64) @ kv.T * SCALE
+        if case.soft_cap is not None:
+            scores = case.soft_cap * np.tanh(scores / case.soft_cap)
+        np.testing.assert_allclose(log_sums[row, 0], np.log(np.exp(scores).sum(axis=1)), atol=1e-4, err_msg=f"row {row}")
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -171,6 +195,9 @@ COMPILED = [
     Case((), num_heads=128, page_size=128, dtype=jnp.float16),
     Case((), num_heads=40, q_len=2, page_size=256),
     Case((), num_heads=32, q_len=4, sliding_window=1000, soft_cap=30.0),
+    Case((), num_heads=128, has_log_sums=True),
+    # With smaller pages the older of the ptxas spills 4 to 16 bytes here.
+    Case((), num_heads=16, has_log_sums=True),
 ]
 
 
@@ -179,7 +206,7 @@ COMPILED = [
 def test_compiles_for_h200_without_spills(case: Case, num_rows: int, compile_for_h200: Callable[..., Any]) -> None:
     case, shape = dataclasses.replace(case, config=MlaConfig()), jax.ShapeDtypeStruct
 
-    def decode(q: Any, pool: Any, table: Any, kv_lens: Any, offset: Any) -> jax.Array:
+    def decode(q: Any, pool: Any, table: Any, kv_lens: Any, offset: Any) -> Any:
         return run(case, q, pool, table, kv_lens, offset, None)
 
     facts = compile_for_h200(
@@ -194,7 +221,7 @@ def test_compiles_for_h200_without_spills(case: Case, num_rows: int, compile_for
 
 
 def test_fits_shared_memory() -> None:
-    shape = Shape(1, 1, 1, 128, 64, 66, jnp.bfloat16, Scoring(1.0), None, False, MlaConfig())
+    shape = Shape(1, 1, 1, 128, 64, 66, jnp.bfloat16, Scoring(1.0), None, False, False, MlaConfig())
     buffers = [buffer for buffer in mla_kernel._scratch(shape) if hasattr(buffer, "memory_space")]
     used = sum(math.prod(buffer.shape) * jnp.dtype(buffer.dtype).itemsize for buffer in buffers)
     assert 220_000 < used < SMEM_BYTES - 1024, used  # Mosaic GPU aligns buffers to 1 KiB; barriers are 8 bytes

@@ -23,11 +23,11 @@ from jaxserve.bench.inputs import AttentionCase, make_inputs
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.tpu import TpuKernels
 from jaxserve.kernels.api import AttentionMetadata
-from jaxserve.kernels.pallas.tpu.attention import extend_attention
+from jaxserve.kernels.pallas.tpu.attention import extend_attention, paged_attention
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuAttention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
 from jaxserve.kernels.pallas.tpu.merge import tokens_are_whole_tiles
-from jaxserve.kernels.pallas.tpu.mla import mla_attention, mla_config, write_latents
+from jaxserve.kernels.pallas.tpu.mla import mla_config, write_latents
 from jaxserve.kernels.pallas.tpu.plan import plan_pass, plan_step
 from jaxserve.kernels.pallas.tpu.tuning import CHIPS, PassShape, TpuConfig, expanded_config, pass_shapes, vmem_bytes
 from jaxserve.kernels.spec import AttentionSpec, Chip
@@ -274,13 +274,14 @@ def test_mla(chip: str, num_heads: int, kv_dtype: str, prove: Prove) -> None:
     def layer(cache: Any, new: Any, q: Any, kv_lens: Any, cu_q_lens: Any, table: Any, slots: Any) -> Any:
         plan = plan_step(kv_lens, cu_q_lens, table, *slots, decode_q_len=None, page_size=page_size, config=config)
         cache = write_latents(*cache, *new, plan.write, 0)
-        return mla_attention(*q, *cache, plan, 0, scale=0.07, vmem_limit_bytes=config.vmem_limit_bytes), cache
+        options: dict[str, Any] = {"layout": layout, "scale": 0.07, "vmem_limit_bytes": config.vmem_limit_bytes}
+        return paged_attention(q, *cache, plan, 0, **options), cache
 
     replicated = NamedSharding(one_chip(chip), PartitionSpec())
     shape = functools.partial(jax.ShapeDtypeStruct, sharding=replicated)
     pool = shape((NUM_PAGES, *layout.page_shape(1, page_size)), jnp.dtype(kv_dtype))
     cache = (pool, None if kv_dtype == "bfloat16" else shape((NUM_PAGES, 2, page_size), jnp.float32))
-    new, q = ([shape((256, *heads, d), jnp.bfloat16) for d in (512, 64)] for heads in ((), (num_heads,)))
+    new, q = [shape((256, d), jnp.bfloat16) for d in (512, 64)], shape((256, num_heads, 512 + 64), jnp.bfloat16)
     rows = [shape(s, jnp.int32) for s in ((64,), (65,), (64, 32))]
     slots = [shape((256,), jnp.int32)] * 2
     with jax.sharding.use_abstract_mesh(replicated.mesh.abstract_mesh):

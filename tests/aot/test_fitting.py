@@ -53,6 +53,12 @@ def test_a_sentence_with_numbers(tmp_path: Path) -> None:
     assert weights_too_large(wanted, parse_target("v5e:2x2"), 4) is None
 
 
+def test_devices_that_share_latents_have_a_part_of_a_request(tmp_path: Path) -> None:
+    wanted = demand(tmp_path, TINY_LATENT)
+    alone, shared = (dataclasses.replace(wanted, dcp_size=size).request_bytes(wanted.config, 8) for size in (1, 8))
+    assert alone == 8 * shared == 2 * 8192 * 24 * 2
+
+
 def test_where_no_slice_of_the_chip_will_do(tmp_path: Path) -> None:
     wanted = demand(tmp_path, {**LLAMA_70B, "intermediate_size": 1 << 16, **FEW_HEADS})
     sentence = weights_too_large(wanted, parse_target("v5e:2x2"), 2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 from pathlib import Path
 
 import pytest
-from shapes import TINY, config_of
+from shapes import TINY, TINY_LATENT, config_of
 
 from jaxserve.aot.hlo import TpuKernel, copies_of, count_collectives, expected_collectives, tpu_kernels
-from jaxserve.aot.shard_collectives import expected_with_shards
+from jaxserve.aot.shard_collectives import expected_of_context, expected_with_shards
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.mesh import make_mesh
@@ -67,3 +68,31 @@ def test_shards_exchange_tokens_and_nothing_else(attn_dp_size: int, tmp_path: Pa
             over_one = config.num_layers * (1 if bucket.packs_tokens else 2) + (not bucket.packs_tokens)
             expected["all-reduce"] = expected.get("all-reduce", 0) + over_one
         assert count_collectives(hlo) == expected, bucket
+
+
+def test_devices_that_share_latents_send_queries_or_latents(tmp_path: Path) -> None:
+    """Rows of few queries and of many; in a step of a bucket of few tokens there are only the former."""
+    config = config_of(tmp_path, TINY_LATENT)
+    args = ServerArgs(
+        model_path=str(tmp_path),
+        tp_size=4,
+        dcp_size=4,
+        prefill_token_buckets=(16, 64),
+        decode_row_buckets=(4,),
+        max_running_requests=4,
+        chunked_prefill_size=64,
+    )
+    blueprint = Blueprint.draw(args, config, make_mesh(4))
+    assert blueprint.page_size == 4 * blueprint.backend.default_page_size
+    for bucket in blueprint.buckets.all:
+        hlo = blueprint.lower(bucket, blueprint.pages_each(8)).compile().as_text()
+        expands = not bucket.decode_only and bucket.num_tokens == 64
+        expected = collections.Counter(expected_collectives(config, 4))
+        expected.update(expected_of_context(config, expands=expands))
+        assert count_collectives(hlo) == dict(expected), bucket
+
+
+def test_of_heads_there_is_nothing_to_share(tmp_path: Path) -> None:
+    args = ServerArgs(model_path=str(tmp_path), tp_size=4, dcp_size=2)
+    with pytest.raises(ValueError, match="--dcp-size 2 is for models with latent attention; LlamaForCausalLM keeps keys and"):
+        Blueprint.draw(args, config_of(tmp_path, TINY), make_mesh(4))

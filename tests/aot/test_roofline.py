@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -86,6 +87,15 @@ def test_long_prompts_over_latents_are_projected(tmp_path: Path) -> None:
     pairs = {n: sum(range(60 - n + 1, 61)) for n in (47, 48)}
     assert short == 2 * 2 * 2 * pairs[47] * (24 + 16)  # two layers, two heads
     assert long == 2 * 2 * 2 * (pairs[48] * (20 + 12) + 12 * 16 * (12 + 12))
+
+
+def test_devices_that_share_latents_send_queries_or_latents(tmp_path: Path) -> None:
+    shard = ModelShard(config_of(tmp_path, TINY_LATENT), "bfloat16", 2, 24, dcp_size=2)
+    alone = dataclasses.replace(shard, dcp_size=1)
+    queries, latents = 2 * 3 * 4 * ((24 + 16) * 2 + 4), 2 * 3 * 60 * 24 * 2  # of two layers, three rows, four heads
+    for new_tokens, sent in ((1, queries), (48, latents)):
+        shared, whole = (step_work(each, StepShape(3, new_tokens, 60)).all_gather_bytes for each in (shard, alone))
+        assert shared - whole == sent
 
 
 def test_one_device_sends_nothing(tmp_path: Path) -> None:

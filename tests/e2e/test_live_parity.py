@@ -168,3 +168,30 @@ def serve_and_check(served: Served, checkpoint: Callable[[str], Path], tmp_path:
                 oracle.check_hit(served, len(prompt), start, hit, seen=seen and served.dp == 1)
         for prompt, how in zip(prompts[:3], asked, strict=False):
             check(oracle, prompt, CACHED_OUTPUT_LEN, how, ask(server, prompt, CACHED_OUTPUT_LEN, how))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("case", "tp", "dcp", "attn_dp", "pp", "hosts"),
+    [
+        ("deepseek-v3", 4, 4, 1, 1, 1),
+        ("deepseek-v3", 4, 2, 1, 1, 2),
+        ("kimi-k2", 4, 4, 1, 1, 4),
+        ("deepseek-v2-lite", 4, 2, 2, 1, 2),
+        ("kimi-k2", 2, 2, 1, 2, 1),
+    ],
+)
+def test_devices_that_share_latents_answer_as_one(
+    case: str,
+    tp: int,
+    dcp: int,
+    attn_dp: int,
+    pp: int,
+    hosts: int,
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    compilation_cache: str,
+) -> None:
+    sizes = {"tp": tp, "dcp": dcp, "attn_dp": attn_dp, "pp": pp, "hosts": hosts}
+    served = Served(case, page_size=4, chunk=32, mixed=True, drafts=True, **sizes)
+    serve_and_check(served, checkpoint, tmp_path, compilation_cache)

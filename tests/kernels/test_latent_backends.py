@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import Heads, Step, make_step, nan_pool, spec_of
+from jax.sharding import PartitionSpec
 from tpu_interpreter import INTERPRET, SMALL, fail_on_races
 
 from jaxserve.kernels.api import AttentionMetadata, AttentionSpec, Chip, LatentBackend, choose_latent_backend
+from jaxserve.kernels.context import ContextGroup
 from jaxserve.kernels.latent import Projections
 from jaxserve.kernels.latent_parts import Division
 from jaxserve.kernels.pallas.tpu.backend import PallasTpuLatentAttention
@@ -72,20 +74,38 @@ class Latents:
 def run_latent(backend: LatentBackend, latents: Latents) -> np.ndarray:
     """float32 [T, H, value_dim], of the second of two layers whose pages hold NaN but for what the step may see."""
     step, offset = latents.step, jnp.int32(latents.step.num_pages)
+    divided = functools.partial(over_devices, backend)
 
     @functools.partial(jax.jit, static_argnames="decode_q_len")
     def layer(pool: Any, rows: jax.Array, q: jax.Array, arguments: Any, decode_q_len: int | None) -> Any:
-        metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
-        pool = backend.write(rows, pool, metadata, offset)
-        return backend.attend(q, latents.projections, pool, metadata, offset, scale=HEAD.key_dim**-0.5), pool
+        @divided
+        def attend(pool: Any, q: jax.Array, projections: Projections) -> Any:
+            metadata = backend.plan(AttentionMetadata(**arguments, decode_q_len=decode_q_len))
+            pool = backend.write(rows, pool, metadata, offset)
+            return backend.attend(q, projections, pool, metadata, offset, scale=HEAD.key_dim**-0.5), pool
+
+        return attend(pool, q, latents.projections)
 
     before = step.before(32)
     pool = nan_pool(backend, 2 * step.num_pages)  # type: ignore[arg-type]
+    if backend.spec.context is not None:
+        pool = jax.tree.map(lambda x: jnp.tile(x, (1, backend.spec.context.axis_size, *[1] * (x.ndim - 2))), pool)
     q = np.zeros((*before.q.shape[:2], HEAD.key_dim), np.float32)
     if before.is_live.any():
         _, pool = layer(pool, before.new(step.keys)[:, 0], q, before.plan_arguments(), None)
     out, _ = layer(pool, step.new(step.keys)[:, 0], latents.q, step.plan_arguments(), step.decode_q_len)
     return np.asarray(out)
+
+
+def over_devices(backend: LatentBackend, attend: Callable[..., Any]) -> Callable[..., Any]:
+    """Each with some of the heads, and with the part of each page that the backend's context gives it."""
+    context = backend.spec.context
+    if context is None:
+        return attend
+    mesh = jax.make_mesh((context.axis_size,), (context.axis,), axis_types=(jax.sharding.AxisType.Auto,))
+    pool, heads = (PartitionSpec(None, context.axis),) * 2
+    in_specs = (pool, heads, PartitionSpec(context.axis))
+    return jax.shard_map(attend, mesh=mesh, in_specs=in_specs, out_specs=(heads, pool), check_vma=False)
 
 
 def spec_for(latents: Latents) -> AttentionSpec:
@@ -134,6 +154,38 @@ def test_short_steps_are_not_divided() -> None:
     latents = Latents.draw(((60, 60),), 4)
     backend = ReferenceLatentAttention(spec_for(latents))
     assert backend.plan(AttentionMetadata(**latents.step.plan_arguments(), decode_q_len=None)).work.divided is None
+
+
+# Steps that devices share by tokens: a page of 8 has 4 or 2 of each. Rows, what is absorbed and what expanded, as above.
+SHARED: dict[str, tuple[Any, int | None, int, dict[str, int]]] = {
+    "decode": (((1, 9), (0, 0), (1, 20), (1, 1), (1, 2)), 1, 5, {}),
+    "drafts": (((3, 9), (0, 0), (2, 20), (3, 3), (1, 15)), 3, 15, {}),
+    "a short step": (((1, 17), (0, 0), (9, 20), (2, 2)), None, 16, {}),
+    "parts of both kinds": (((1, 17), (90, 100), (0, 0), (9, 20), (71, 75)), None, 200, {"absorbed_tokens": 8}),
+    "a row of each kind": (((1, 17), (71, 75)), None, 80, {"absorbed_tokens": 8}),
+    "a long prefix in many parts": (((75, 300), (2, 2)), None, 96, {"expanded_bytes": 40 * 4 * (36 + 24)}),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_devices_share_latents_by_tokens(num_devices: int, name: str) -> None:
+    check_shared(BINDS["reference"], name, num_devices)
+
+
+@pytest.mark.parametrize("name", ["drafts", "a row of each kind"])
+def test_tpus_share_latents_by_tokens(name: str) -> None:
+    check_shared(BINDS["tpu"], name, 2, heads_each=2)
+
+
+def check_shared(bind: Callable[..., LatentBackend], name: str, num_devices: int, heads_each: int = 1) -> None:
+    """`num_devices` of 4 share, so 2 of them are two groups."""
+    rows, decode_q_len, num_tokens, division = SHARED[name]
+    latents = Latents.draw(rows, 4 * heads_each, num_tokens=num_tokens, page_size=8, decode_q_len=decode_q_len)
+    context = ContextGroup("tensor", 4, num_devices)
+    spec = dataclasses.replace(spec_for(latents), num_heads=heads_each, page_size=8 // num_devices, context=context)
+    backend = bind(spec, division=Division(**division))
+    np.testing.assert_allclose(run_latent(backend, latents), latents.expected(), atol=2e-6, rtol=0)
 
 
 def deepseek(chip: Chip, **changes: Any) -> AttentionSpec:

@@ -12,8 +12,9 @@ import pytest
 from attention_cases import Heads, Step, expected, make_step, rounded
 from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 
+from jaxserve.kernels.pallas.tpu.attention import paged_attention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
-from jaxserve.kernels.pallas.tpu.mla import mla_attention, mla_config, write_latents
+from jaxserve.kernels.pallas.tpu.mla import mla_config, write_latents
 from jaxserve.kernels.pallas.tpu.plan import plan_step
 from jaxserve.kernels.pallas.tpu.tuning import CHIPS, TpuConfig
 
@@ -42,8 +43,8 @@ def write_and_attend(
         pool, scales = write_latents(pool, scales, *new, plan.write, jnp.int32(0), interpret=INTERPRET)
         if q is None:
             return pool, scales
-        parts = q[..., :latent_dim], q[..., latent_dim:]
-        return mla_attention(*parts, pool, scales, plan, 0, scale=step.heads.dim**-0.5, interpret=INTERPRET)
+        options: dict[str, Any] = {"layout": layout, "scale": step.heads.dim**-0.5, "interpret": INTERPRET}
+        return paged_attention(q, pool, scales, plan, 0, **options)
 
     before = step.before(64)
     pool, scales = layer(pool, scales, jnp.asarray(before.new(step.keys), dtype), None, before.plan_arguments())

@@ -37,6 +37,7 @@ class Served:
     tp: int = 1
     pp: int = 1  # stages, of so many devices each
     attn_dp: int = 1  # groups of the devices with attention of their own
+    dcp: int = 1  # devices that share latents by tokens
     dp: int = 1  # replicas, of live servers
     hosts: int = 1  # processes, each with its part of the devices, of live servers
     ep: int | None = None
@@ -61,6 +62,7 @@ class Served:
             "tp_size": self.tp,
             "pp_size": self.pp,
             "attn_dp_size": self.attn_dp,
+            "dcp_size": self.dcp,
             "dp_size": self.dp,
             "decode_row_buckets": self.rows,
             "prefill_token_buckets": self.tokens,
@@ -75,7 +77,7 @@ class Served:
     def __str__(self) -> str:
         flags = [f"page{self.page_size}", f"chunk{self.chunk}", f"tp{self.tp}"]
         flags += [f"pp{self.pp}"] * (self.pp > 1)
-        flags += [f"attndp{self.attn_dp}"] * (self.attn_dp > 1)
+        flags += [f"attndp{self.attn_dp}"] * (self.attn_dp > 1) + [f"dcp{self.dcp}"] * (self.dcp > 1)
         flags += [f"dp{self.dp}"] * (self.dp > 1) + [f"hosts{self.hosts}"] * (self.hosts > 1)
         flags += [f"ep{self.ep}"] * (self.ep is not None) + [f"redundant{self.redundant}"] * (self.redundant > 0)
         flags += ["mixed"] * self.mixed + ["plain"] * (not self.overlap) + ["noradix"] * (not self.radix)

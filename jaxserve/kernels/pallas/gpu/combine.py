@@ -46,6 +46,11 @@ class Mean(NamedTuple):
         """[D]; zeros where there was no weight."""
         return self.value * jnp.where(self.total > 0, 1 / self.total, 0.0)
 
+    @property
+    def log(self) -> Any:
+        """Base-2 logarithm of the sum of the weights; softmax.LOWEST where there was none."""
+        return jnp.where(self.total > 0, self.peak + jnp.log2(self.total), softmax.LOWEST)
+
 
 def scratch(warpgroups: int, columns: int) -> list[Any]:
     """Shared memory for what all but the first warpgroup have: values, (peak, total) pairs, and a barrier."""

@@ -77,7 +77,7 @@ class PallasGpuLatentAttention(LatentBackend):
     def plan_absorbed(self, step: AttentionMetadata) -> AttentionMetadata:
         from jaxserve.kernels.pallas.gpu import mla
 
-        num_heads, q_len = self.spec.num_heads, 1
+        num_heads, q_len = self.spec.absorbed_heads, 1
         groups, kv_lens, table_rows = None, step.kv_lens, None
         with jax.named_scope("plan_attention"):
             if step.decode_q_len != 1:
@@ -105,21 +105,25 @@ class PallasGpuLatentAttention(LatentBackend):
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
-    ) -> jax.Array:
+        with_log_sums: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
         from jaxserve.kernels.pallas.gpu import mla
 
         work: AbsorbedWork = plan.work
-        out = mla.mla_decode(
+        arguments = (
             queries[:, None] if work.groups is None else work.groups.cut(queries),
             kv_cache,
             plan.page_table,
             work.plan,
             jnp.asarray(page_offset, jnp.int32),
-            scale=scale,
-            config=self._mla_config(),
-            interpret=self.interpret,
         )
-        return out[:, 0] if work.groups is None else work.groups.join(out)
+        options = {"scale": scale, "config": self._mla_config(), "interpret": self.interpret}
+        if with_log_sums:
+            assert work.groups is None, "the plan is of rows with several queries"
+            out, log_sums = mla.mla_decode_with_log_sums(*arguments, **options)
+            return out[:, 0], log_sums[:, 0]
+        out = mla.mla_decode(*arguments, **options)
+        return out[:, 0] if work.groups is None else work.groups.join(out), None
 
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> Any:
         from jaxserve.kernels.pallas.gpu import extend
@@ -175,7 +179,7 @@ def _wrong_shape(spec: AttentionSpec) -> str | None:
     if spec.kv_dtype != spec.dtype:
         return f"it keeps latents in the model's type, {spec.dtype}, not {spec.kv_dtype}."
     reason = mla.unsupported(
-        num_heads=spec.num_heads,
+        num_heads=spec.absorbed_heads,
         q_len=1,
         latent_dim=spec.latent_dim,
         row_dim=spec.head_dim,

@@ -26,9 +26,17 @@ from jaxserve.kernels.pallas.gpu.mla_plan import (
     Shape,
     plan_mla_decode,
 )
-from jaxserve.kernels.pallas.gpu.softmax import Scoring
+from jaxserve.kernels.pallas.gpu.softmax import LOG2E, Scoring
 
-__all__ = ["MlaConfig", "MlaPlan", "group_q_len", "mla_decode", "plan_mla_decode", "unsupported"]
+__all__ = [
+    "MlaConfig",
+    "MlaPlan",
+    "group_q_len",
+    "mla_decode",
+    "mla_decode_with_log_sums",
+    "plan_mla_decode",
+    "unsupported",
+]
 
 MOST_QUERIES = 4
 
@@ -53,7 +61,27 @@ def group_q_len(num_heads: int) -> int:
     return max(1, min(MOST_QUERIES, M // num_heads))
 
 
-def mla_decode(
+def mla_decode(q: jax.Array, *arguments: Any, **options: Any) -> jax.Array:
+    """Attention of q [R, q_len, H, 576] over the pool's rows, which are keys, and their latent part, which is values: arguments
+    as `_decode` has them.
+
+    Query i of a row is at position kv_len - q_len + i. Gives [R, q_len, H, latent_dim] in q's dtype; zeros where kv_len is 0,
+    unless the plan has it otherwise, and where a query's position is negative.
+    Raises NotImplementedError where `unsupported` has a reason.
+    """
+    (out,) = _decode(q, *arguments, **options, has_log_sums=False)
+    return out
+
+
+def mla_decode_with_log_sums(q: jax.Array, *arguments: Any, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """The same of one query per row, with float32 [R, 1, H] natural logarithms of the sums of exp(score), very low where there
+    are zeros."""
+    assert q.shape[1] == 1, f"{q.shape[1]} queries per row: one of them may see no key, and has no log sum"
+    out, logs = _decode(q, *arguments, **options, has_log_sums=True)
+    return out, logs / LOG2E
+
+
+def _decode(
     q: jax.Array,
     pool: jax.Array,
     page_table: jax.Array,
@@ -64,16 +92,12 @@ def mla_decode(
     latent_dim: int = LATENT,
     soft_cap: float | None = None,
     sliding_window: int | None = None,
+    has_log_sums: bool,
     config: MlaConfig,
     interpret: Any = None,
-) -> jax.Array:
-    """Attention of q [R, q_len, H, 576] over the pool's rows, which are keys, and their latent part, which is values.
-
-    pool [P, 1, page_size, 576], page_table int32 [rows of the table, max_pages], page_offset int32 scalar, added to page ids.
-    Query i of a row is at position kv_len - q_len + i. Gives [R, q_len, H, latent_dim] in q's dtype; zeros where kv_len is 0,
-    unless the plan has it otherwise, and where a query's position is negative.
-    Raises NotImplementedError where `unsupported` has a reason.
-    """
+) -> list[jax.Array]:
+    """pool [P, 1, page_size, 576], page_table int32 [rows of the table, max_pages], page_offset int32 scalar, added to page
+    ids. Log sums are to base 2."""
     num_rows, q_len, num_heads, row_dim = q.shape
     page_size = pool.shape[2]
     reason = unsupported(
@@ -85,11 +109,13 @@ def mla_decode(
     assert plan.sliding_window == sliding_window, f"the plan is for the window {plan.sliding_window}, not {sliding_window}"
     s = Shape(
         num_rows, plan.combined.shape[0], q_len, num_heads, page_size, plan.workers.shape[0], q.dtype, Scoring(scale, soft_cap),
-        sliding_window, interpret is not None, config,
+        sliding_window, has_log_sums, interpret is not None, config,
     )  # fmt: skip
     offset = jnp.reshape(page_offset, (1,)).astype(jnp.int32)
     blocked = q.reshape(num_rows, s.blocks, s.m, row_dim)
-    out, parts, part_logs = attend_kernel(s, interpret)(plan.rows, plan.workers, blocked, pool, page_table, offset)
-    result = jax.new_ref(out)
-    combine_kernel(s, interpret)(plan.rows, plan.combined, parts, part_logs, result)
-    return jax.freeze(result).reshape(num_rows, q_len, num_heads, latent_dim)
+    out, parts, part_logs, *logs = attend_kernel(s, interpret)(plan.rows, plan.workers, blocked, pool, page_table, offset)
+    results = [jax.new_ref(x) for x in (out, *logs)]
+    combine_kernel(s, interpret)(plan.rows, plan.combined, parts, part_logs, *results)
+    out, *logs = [jax.freeze(x) for x in results]
+    shape = (num_rows, q_len, num_heads)
+    return [out.reshape(*shape, latent_dim), *(x[..., : s.m].reshape(shape) for x in logs)]

@@ -16,10 +16,12 @@ from jaxserve.kernels.pallas.gpu.mla_plan import LATENT, Row, Shape
 
 
 def combine_kernel(s: Shape, interpret: Any) -> Any:
-    """Writes in place which of the plan's `combined` rows are empty (zeros) or have several parts: a block per query row."""
+    """Writes in place which of the plan's `combined` rows are empty (zeros) or have several parts: a block per query row.
+    (plan rows, combined, parts, part_logs, out), and behind them logs if there are any, as `attend_kernel` has them."""
     warpgroups = s.config.combine_threads(s.num_combined, s.num_workers)
 
-    def body(plan_rows: Any, combined: Any, parts: Any, part_logs: Any, out: Any, *scratch: Any) -> None:
+    def body(plan_rows: Any, combined: Any, parts: Any, part_logs: Any, out: Any, *others: Any) -> None:
+        logs, scratch = others[: s.has_log_sums], others[s.has_log_sums :]
         index, block, query = (lax.axis_index(name) for name in ("index", "block", "query"))
         about, wg = Row.read(plan_rows, combined[index]), lax.axis_index("wg")
 
@@ -38,6 +40,8 @@ def combine_kernel(s: Shape, interpret: Any) -> Any:
             @pl.when(wg == 0)
             def _write() -> None:
                 out.at[about.row, block, query][...] = mean.normalized.astype(s.dtype)
+                for log in logs:
+                    log[about.row, block, query] = mean.log
 
     return plgpu.kernel(
         body,

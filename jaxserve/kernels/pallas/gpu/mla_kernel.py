@@ -79,6 +79,7 @@ class _Refs(NamedTuple):
     out: Any  # [R, blocks, m, LATENT]
     parts: Any  # [2, slots, blocks, m, LATENT]: a partial result, and what rounding took from it
     part_logs: Any  # float32 [slots, blocks, M]: base-2 logarithm of the part's sum of exponentials
+    logs: Any  # float32 [R, blocks, M]: the same of whole rows; None if nobody asks
     q_latent: Any  # [CONSUMERS, M, HALF], and the consumers' results in the end
     q_rope: Any  # [M, ROPE]
     kv: Any  # [CONSUMERS, TILE, ROW]
@@ -310,11 +311,17 @@ def _store(s: Shape, refs: _Refs, item: _Item, wg: int, state: _State) -> None:
         plgpu.copy_smem_to_gmem(smem.at[pl.ds(0, s.m)], target.at[block, :, pl.ds(wg * HALF, HALF)])
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
+    def send_logs(target: Any) -> None:
+        if wg == 0:
+            target.at[block][...] = state.peak + jnp.log2(state.total)
+
     smem[...] = result.astype(s.dtype)
 
     @pl.when(item.is_whole == 1)
     def _whole() -> None:
         send(refs.out.at[item.row])
+        if s.has_log_sums:
+            send_logs(refs.logs.at[item.row])
 
     @pl.when(item.is_whole == 0)
     def _part() -> None:
@@ -322,14 +329,16 @@ def _store(s: Shape, refs: _Refs, item: _Item, wg: int, state: _State) -> None:
         rounded = plgpu.load(smem, layout=plgpu.Layout.WGMMA)
         smem[...] = (result - rounded.astype(jnp.float32)).astype(s.dtype)
         send(refs.parts.at[1, item.slot])
-        if wg == 0:
-            refs.part_logs.at[item.slot, block][...] = state.peak + jnp.log2(state.total)
+        send_logs(refs.part_logs.at[item.slot])
 
 
 def attend_kernel(s: Shape, interpret: Any) -> Any:
-    """(plan rows, plan workers, q, pool, page_table, page_offset) -> (out, parts, part_logs)."""
+    """(plan rows, plan workers, q, pool, page_table, page_offset) -> (out, parts, part_logs), and logs if there are any."""
 
-    def body(plan_rows: Any, plan_workers: Any, *arrays: Any) -> None:
+    def body(plan_rows: Any, plan_workers: Any, *given: Any) -> None:
+        arrays = list(given)
+        if not s.has_log_sums:
+            arrays.insert(_Refs._fields.index("logs"), None)
         for wg in range(CONSUMERS):
             pl.when(lax.axis_index("wg") == wg)(functools.partial(_consume, s, _Refs(*arrays), wg, plan_rows, plan_workers))
 
@@ -340,6 +349,7 @@ def attend_kernel(s: Shape, interpret: Any) -> Any:
             jax.ShapeDtypeStruct((s.num_rows, s.blocks, s.m, LATENT), s.dtype),
             jax.ShapeDtypeStruct((2, slots, s.blocks, s.m, LATENT), s.dtype),
             jax.ShapeDtypeStruct((slots, s.blocks, M), jnp.float32),
+            *([jax.ShapeDtypeStruct((s.num_rows, s.blocks, M), jnp.float32)] if s.has_log_sums else []),
         ),
         scratch_types=_scratch(s),
         grid=(s.num_workers, s.blocks),

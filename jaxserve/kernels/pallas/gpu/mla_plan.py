@@ -141,6 +141,7 @@ class Shape:
     dtype: Any
     scoring: Scoring
     sliding_window: int | None
+    has_log_sums: bool
     is_interpreted: bool
     config: MlaConfig
 

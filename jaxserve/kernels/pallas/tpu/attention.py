@@ -111,6 +111,26 @@ def paged_attention(
     return jnp.where((place >= 0)[:, None, None], decoded[jnp.maximum(place, 0)], extended)
 
 
+def decode_attention(
+    q: jax.Array,
+    pool: jax.Array,
+    scales: jax.Array | None,
+    plan: TpuPlan,
+    page_offset: jax.typing.ArrayLike,
+    *,
+    layout: RowLayout,
+    scale: float,
+    vmem_limit_bytes: int | None = None,
+    interpret: Any = False,
+    checked: bool = False,
+) -> PartialAttention:
+    """`paged_attention` of a step of decode rows, with log sums: the keys are a part of those that there are."""
+    assert plan.extend is None, "the plan is of a step with prompts"
+    options = (scale, None, None, None, vmem_limit_bytes, interpret, checked)
+    call = _Call(pool, scales, plan.page_table, page_offset, layout, *options, has_log_sums=True)
+    return _partial(_run_pass(call, q, plan.decode, "paged_decode", num_items=plan.page_table.shape[0]), layout, q.shape[0])
+
+
 def extend_attention(
     q: jax.Array,
     pool: jax.Array,
@@ -136,15 +156,19 @@ def extend_attention(
     def attend(q: jax.Array, group: jax.typing.ArrayLike) -> PartialAttention:
         options = (scale, None, None, None, vmem_limit_bytes, interpret, checked)
         call = _Call(pages, None, page_table, page_offset + group * num_pages, layout, *options, has_log_sums=True)
-        result = _run_pass(call, q, plan, "paged_extend", num_items=plan.num_blocks)
-        assert result.log_sums is not None, "the call asks for them"
-        return PartialAttention(unpack_tokens(layout.value_of(result.out), T), unpack_tokens(result.log_sums, T)[..., 0])
+        return _partial(_run_pass(call, q, plan, "paged_extend", num_items=plan.num_blocks), layout, T)
 
     if groups == 1:
         return attend(q, 0)
     by_group = q.reshape(T, groups, Hq // groups, -1).swapaxes(0, 1)
     out, log_sums = jax.lax.map(lambda group: attend(*group), (by_group, jnp.arange(groups, dtype=jnp.int32)))
     return PartialAttention(out.swapaxes(0, 1).reshape(T, Hq, -1), log_sums.swapaxes(0, 1).reshape(T, Hq))
+
+
+def _partial(result: _PassResult, layout: RowLayout, num_tokens: int) -> PartialAttention:
+    assert result.log_sums is not None, "the call asks for them"
+    log_sums = unpack_tokens(result.log_sums, num_tokens)[..., 0]
+    return PartialAttention(unpack_tokens(layout.value_of(result.out), num_tokens), log_sums)
 
 
 def _run_pass(call: _Call, q: jax.Array, plan: PassPlan, name: str, num_items: int) -> _PassResult:

@@ -14,9 +14,9 @@ from jaxserve.kernels.latent import LatentBackend, part_table
 from jaxserve.kernels.latent_parts import ExpandedPart
 from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.pages import PageArray
-from jaxserve.kernels.pallas.tpu.attention import extend_attention, paged_attention
+from jaxserve.kernels.pallas.tpu.attention import PartialAttention, decode_attention, extend_attention, paged_attention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
-from jaxserve.kernels.pallas.tpu.mla import mla_attention, write_latents
+from jaxserve.kernels.pallas.tpu.mla import write_latents
 from jaxserve.kernels.pallas.tpu.plan import PassPlan, plan_pass, plan_step
 from jaxserve.kernels.pallas.tpu.tuning import (
     ExpandedConfig,
@@ -195,20 +195,22 @@ class PallasTpuLatentAttention(_PallasTpu, LatentBackend):
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
-    ) -> jax.Array:
-        q_latent, q_rotated = jnp.split(queries, [self.layout.value_dim], axis=2)
-        return mla_attention(
-            q_latent,
-            q_rotated,
+        with_log_sums: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        attend = decode_attention if with_log_sums else paged_attention
+        found = attend(
+            queries,
             kv_cache.pool,
             kv_cache.scales,
             plan.work,
             page_offset,
+            layout=self.layout,
             scale=scale,
             vmem_limit_bytes=self.config.vmem_limit_bytes,
             interpret=self.interpret,
             checked=self.checked,
         )
+        return found if isinstance(found, PartialAttention) else (found, None)
 
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> PassPlan:
         assert self.expanded is not None
@@ -239,6 +241,6 @@ class PallasTpuLatentAttention(_PallasTpu, LatentBackend):
         work = dataclasses.replace(plan.work, page_table=None, write=None)
         return dataclasses.replace(super().without_table(plan), work=work)
 
-    def with_table(self, plan: AttentionMetadata, whole: AttentionMetadata) -> AttentionMetadata:
-        work = dataclasses.replace(plan.work, page_table=whole.work.page_table, write=whole.work.write)
-        return dataclasses.replace(super().with_table(plan, whole), work=work)
+    def with_table(self, plan: AttentionMetadata, page_table: jax.Array) -> AttentionMetadata:
+        work = dataclasses.replace(plan.work, page_table=page_table[:, None])
+        return dataclasses.replace(super().with_table(plan, page_table), work=work)

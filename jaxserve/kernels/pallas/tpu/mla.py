@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.typing
 
-from jaxserve.kernels.pallas.tpu.attention import paged_attention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
-from jaxserve.kernels.pallas.tpu.plan import TpuPlan, WritePlan
+from jaxserve.kernels.pallas.tpu.plan import WritePlan
 from jaxserve.kernels.pallas.tpu.tuning import PassShape, TpuConfig, config_of
 from jaxserve.kernels.pallas.tpu.write import write_rows
 from jaxserve.kernels.rotary import quantize_rows
@@ -53,32 +53,3 @@ def write_latents(
         row_scales = jnp.concatenate([scale, scale], axis=1)
     rows = jnp.pad(rows.astype(pool.dtype), ((0, 0), (0, 0), (0, layout.width - layout.key_dim)))
     return write_rows(pool, scales, rows, row_scales, plan, page_offset, interpret=interpret, checked=checked)
-
-
-def mla_attention(
-    q_latent: jax.Array,
-    q_rotated: jax.Array,
-    pool: jax.Array,
-    scales: jax.Array | None,
-    plan: TpuPlan,
-    page_offset: jax.typing.ArrayLike,
-    *,
-    scale: float,
-    vmem_limit_bytes: int | None = None,
-    interpret: Any = False,
-    checked: bool = False,
-) -> jax.Array:
-    """q_latent [T, H, latent_dim] (queries times the key's up-projection), q_rotated [T, H, rope_dim] -> [T, H, latent_dim], to
-    be multiplied with the value's up-projection. `scale` is that of the expanded head, (nope_dim + rope_dim) ** -0.5."""
-    return paged_attention(
-        jnp.concatenate([q_latent, q_rotated], axis=2),
-        pool,
-        scales,
-        plan,
-        page_offset,
-        layout=RowLayout.latent(q_latent.shape[2], q_rotated.shape[2]),
-        scale=scale,
-        vmem_limit_bytes=vmem_limit_bytes,
-        interpret=interpret,
-        checked=checked,
-    )

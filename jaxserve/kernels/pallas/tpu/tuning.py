@@ -170,7 +170,7 @@ def pass_shapes(spec: AttentionSpec) -> tuple[PassShape, PassShape]:
     """Of decode and of extend."""
     assert spec.page_size is not None
     layout = layout_of(spec)
-    heads = (spec.num_heads, spec.num_kv_heads)
+    heads = (spec.absorbed_heads, spec.num_kv_heads)
     decode = PassShape(layout, *heads, spec.page_size, spec.dtype, spec.kv_dtype, is_decode=True)
     return decode, dataclasses.replace(decode, is_decode=False)
 
