@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,19 @@ from jaxserve.demo import demo_model_path
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(demo_model_path(), tmp_path_factory.mktemp("models") / "good"))
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`serve` sets up the logs of a process that is all its own; this one has other tests, whose stderr is another."""
+    root, level, factory = logging.getLogger(), logging.getLogger().level, logging.getLogRecordFactory()
+    monkeypatch.setattr(root, "handlers", [])
+    for module, hook in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        monkeypatch.setattr(module, hook, getattr(module, hook))
+    yield
+    root.setLevel(level)
+    logging.setLogRecordFactory(factory)
+    logging.captureWarnings(False)
 
 
 def config(**changes: Any) -> Callable[[Path], None]:
