@@ -50,15 +50,13 @@ def base_options(checkpoint: Callable[[str], Path], compilation_cache: str) -> l
 
 
 @pytest.fixture(scope="module", params=DEVICES, ids="".join)
-def options(request: pytest.FixtureRequest, base_options: list[str]) -> list[str]:
-    return [*base_options, *request.param]
-
-
-@pytest.fixture(scope="module")
 def served(
-    options: list[str], checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    base_options: list[str],
+    checkpoint: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[LiveServer, Oracle]]:
-    with running(tmp_path_factory.mktemp("hosts") / "log", *options, num_hosts=2) as server:
+    with running(tmp_path_factory.mktemp("hosts") / "log", *base_options, *request.param, num_hosts=2) as server:
         yield server, Oracle(checkpoint("qwen3"))
 
 
@@ -140,9 +138,9 @@ def ends(server: LiveServer, timeout_s: float) -> list[str]:
     return [server.log.read_text(), *(follower_log(server.log, rank).read_text() for rank in server.followers)]
 
 
-@pytest.mark.parametrize("victim", ["scheduler of host 0", "host 1"])
-def test_a_lost_host_ends_all_by_its_name(options: list[str], tmp_path: Path, victim: str) -> None:
-    with ending(launch_hosts(tmp_path / "log", 2, *options)) as server:
+@pytest.mark.parametrize(("victim", "devices"), [("host 1", DEVICES[0]), ("scheduler of host 0", DEVICES[1])])
+def test_a_lost_host_ends_all_by_its_name(base_options: list[str], tmp_path: Path, victim: str, devices: list[str]) -> None:
+    with ending(launch_hosts(tmp_path / "log", 2, *base_options, *devices)) as server:
         wait_ready(server)
         body = {"input_ids": [5, 6, 7], "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}}
         with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -173,9 +173,8 @@ def test_devices_share_latents_by_tokens(num_devices: int, name: str) -> None:
     check_shared(BINDS["reference"], name, num_devices)
 
 
-@pytest.mark.parametrize("name", ["drafts", "a row of each kind"])
-def test_tpus_share_latents_by_tokens(name: str) -> None:
-    check_shared(BINDS["tpu"], name, 2, heads_each=2)
+def test_tpus_share_latents_by_tokens() -> None:
+    check_shared(BINDS["tpu"], "a row of each kind", 2, heads_each=2)
 
 
 def check_shared(bind: Callable[..., LatentBackend], name: str, num_devices: int, heads_each: int = 1) -> None:

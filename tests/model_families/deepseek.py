@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_families.case import SEVERAL, Case, Served, rope
+from model_families.case import Case, Served, rope
 
 _LATENTS: dict[str, Any] = {
     "num_key_value_heads": 4,
@@ -57,7 +57,6 @@ LIVE = [
 ]
 IN_PROCESS = [
     Served("kimi-k2", page_size=64, chunk=64, pp=2, tp=2, attn_dp=2, mixed=True),
-    Served("deepseek-v3", page_size=8, chunk=64, tp=4, dcp=4, mixed=True, **SEVERAL),
+    Served("deepseek-v3", page_size=8, chunk=64, tp=4, dcp=4, mixed=True),
     Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, attn_dp=2, dcp=2, drafts=True),
-    Served("kimi-k2", page_size=8, chunk=-1, tp=4, dcp=2, drafts=True),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_families.case import SEVERAL, Case, Served, rope
+from model_families.case import Case, Served, rope
 
 # Its config has a padding token, which must be in the vocabulary.
 _GLM = {"pad_token_id": None}
@@ -15,7 +15,7 @@ CASES: dict[str, Case] = {
     "glm4-most": Case("Glm4", {**_GLM, "rope_parameters": _MOST, "tie_word_embeddings": True, "attention_bias": False}),
 }
 LIVE = [
-    Served("glm4", page_size=16, chunk=32, tp=2, mixed=True, **SEVERAL),
+    Served("glm4", page_size=16, chunk=32, tp=2, mixed=True),
 ]
 IN_PROCESS = [
     Served("glm", page_size=64, chunk=64, tp=4, overlap=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_families.case import SEVERAL, Case, Served, rope
+from model_families.case import Case, Served, rope
 
 _EXPERTS: dict[str, Any] = {
     "n_routed_experts": 16,
@@ -48,7 +48,7 @@ CASES: dict[str, Case] = {
     ),
 }
 LIVE = [
-    Served("glm4-moe", page_size=16, chunk=32, tp=2, mixed=True, drafts=True, **SEVERAL),
+    Served("glm4-moe", page_size=16, chunk=32, tp=2, mixed=True, drafts=True),
 ]
 IN_PROCESS = [
     Served("glm4-moe-one-group", page_size=1, chunk=48, overlap=False),

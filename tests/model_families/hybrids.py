@@ -89,8 +89,8 @@ CASES: dict[str, Case] = {
     ),
 }
 LIVE = [
-    Served("qwen3-next", page_size=16, chunk=32, tp=2, mixed=True, states=320, **SEVERAL),
-    Served("bamba", page_size=16, chunk=48, mixed=True, states=320, drafts=True),
+    Served("qwen3-next", page_size=16, chunk=32, tp=2, mixed=True, states=320),
+    Served("bamba", page_size=16, chunk=48, mixed=True, states=320),
 ]
 IN_PROCESS = [
     Served("granite-hybrid", page_size=16, chunk=32, tp=2, states=320),
