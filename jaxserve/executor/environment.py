@@ -27,7 +27,7 @@ from jaxserve.kernels.tuning import TUNING_FILE_VARIABLE
 # Of what the environment says to JAX and XLA.
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 # Options of JAX that say where something is or is written, not what is compiled.
-_IRRELEVANT_OPTIONS = ("cache", "platforms", "log", "dump")
+_IRRELEVANT_OPTIONS = ("address", "cache", "platforms", "log", "dump")
 # XLA for GPUs. The CUDA libraries beside it are chosen when a program runs.
 _GPU_COMPILERS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import types
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -56,3 +57,23 @@ def test_a_tpu_and_its_topology() -> None:
     assert real != environment(mesh_of("tpu", LIBTPU, "TPU v6 lite", 4, coords=[1, 0, 0], core_on_chip=0)), "another place"
     assert real != environment(mesh_of("tpu", f"{LIBTPU}1", "TPU v6 lite", 4, coords=[0, 1, 0], core_on_chip=0))
     assert real != environment(mesh_of("tpu", LIBTPU, "TPU v5 lite", 4, coords=[0, 1, 0], core_on_chip=0))
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "matters"),
+    [
+        ("jax_cross_host_transfer_socket_address", ("127.0.0.1:1234", "127.0.0.1:4321"), False),
+        ("jax_compilation_cache_dir", ("here", "there"), False),
+        ("jax_default_matmul_precision", ("float32", "bfloat16"), True),
+    ],
+)
+def test_options_of_jax_that_matter(option: str, values: tuple[str, str], matters: bool) -> None:
+    """A start takes another free port than the last one did."""
+    before, found = jax.config.values[option], []
+    try:
+        for value in values:
+            jax.config.update(option, value)
+            found.append(environment(mesh_of("tpu", LIBTPU, "TPU v6 lite", coords=(0, 0, 0), core_on_chip=0)))
+    finally:
+        jax.config.update(option, before)
+    assert (found[0] != found[1]) == matters
