@@ -138,7 +138,8 @@ def ends(server: LiveServer, timeout_s: float) -> list[str]:
     return [server.log.read_text(), *(follower_log(server.log, rank).read_text() for rank in server.followers)]
 
 
-@pytest.mark.parametrize(("victim", "devices"), [("host 1", DEVICES[0]), ("scheduler of host 0", DEVICES[1])])
+@pytest.mark.parametrize("devices", DEVICES, ids="".join)
+@pytest.mark.parametrize("victim", ["scheduler of host 0", "host 1"])
 def test_a_lost_host_ends_all_by_its_name(base_options: list[str], tmp_path: Path, victim: str, devices: list[str]) -> None:
     with ending(launch_hosts(tmp_path / "log", 2, *base_options, *devices)) as server:
         wait_ready(server)

@@ -76,7 +76,7 @@ def test_whoever_waits_never_holds_a_file_that_was_removed(tmp_path: Path) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    assert (most, inside) == (1, 0)
+    assert (most, inside) == (1, 0) and times >= 300
     assert not path.exists()
 
 
