@@ -27,7 +27,7 @@ from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.executor.state_rows import StateLines, plan_states
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.models import DATA_AXIS, Decoder, Exchange, GatherAll, OfAllShards, PackAll, StepContext, own_lines
+from jaxserve.models import DATA_AXIS, Decoder, GatherAll, OfAllShards, PackAll, StepContext, own_lines
 from jaxserve.models.blocks.attend import HeadInputs, Inputs, LatentInputs, Mixer, StateInputs
 from jaxserve.models.specs import AttentionMixer, SelfAttentionSpec, StateMixer
 
@@ -244,7 +244,7 @@ def _place(
     placements = jax.vmap(lambda batch: place_tokens(batch, bucket))(batches)
     ids = jax.vmap(_input_tokens)(batches, placements, inputs)
     placement = jax.tree.map(lambda field: field[shard], placements)
-    exchange: Exchange = GatherAll()
+    exchange: GatherAll | PackAll = GatherAll()
     if bucket.packs_tokens:
         exchange = PackAll.of(jnp.sum(batches.extend_lens, axis=1, dtype=jnp.int32), shard, placement.is_live)
     of_all = OfAllShards(exchange, exchange.pick(placements.positions), exchange.pick(placements.is_live))

@@ -36,7 +36,7 @@ class ContextGroup:
         """`step` as a step of T rows with a query each, which see all of this device's keys that they are given. Its slots are
         nowhere."""
         T = step.num_tokens
-        row, seen = rows_of_tokens(step), self._seen(step)
+        row, seen = _rows_of(step), self._seen(step)
         return AttentionMetadata(
             kv_lens=self._num_own(seen, part_tokens),
             cu_q_lens=jnp.arange(T + 1, dtype=jnp.int32),
@@ -87,7 +87,7 @@ class ContextGroup:
         """int32 [T]: the keys that a token sees, its own included; 0 for padding."""
         token, K = jnp.arange(step.num_tokens, dtype=jnp.int32), step.decode_q_len
         if K is None:
-            row = rows_of_tokens(step)
+            row = rows_of_tokens(step.cu_q_lens, step.num_tokens)
             behind = step.cu_q_lens[row + 1] - token - 1
             return jnp.where(behind >= 0, step.kv_lens[row] - behind, 0)
         behind = decode_q_lens(step.kv_lens, step.cu_q_lens, K)[:, None] - jnp.arange(1, K + 1, dtype=jnp.int32)
@@ -109,10 +109,14 @@ def _unpacked(packed: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Array
     return jax.lax.bitcast_convert_type(out, dtype), jax.lax.bitcast_convert_type(logs, jnp.float32)
 
 
-def rows_of_tokens(step: AttentionMetadata) -> jax.Array:
-    """int32 [T]; any for padding."""
-    token = jnp.arange(step.num_tokens, dtype=jnp.int32)
-    if step.decode_q_len is not None:
-        return token // step.decode_q_len
-    found = jnp.searchsorted(step.cu_q_lens[1:], token, side="right", method="compare_all").astype(jnp.int32)
-    return jnp.minimum(found, step.num_rows - 1)
+def _rows_of(step: AttentionMetadata) -> jax.Array:
+    if step.decode_q_len is None:
+        return rows_of_tokens(step.cu_q_lens, step.num_tokens)
+    return jnp.arange(step.num_tokens, dtype=jnp.int32) // step.decode_q_len
+
+
+def rows_of_tokens(cu_q_lens: jax.Array, num_tokens: int) -> jax.Array:
+    """int32 [T] by their borders [R + 1]; any for padding."""
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    found = jnp.searchsorted(cu_q_lens[1:], token, side="right", method="compare_all").astype(jnp.int32)
+    return jnp.minimum(found, len(cu_q_lens) - 2)

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import jax.typing
 
 from jaxserve.kernels.context import rows_of_tokens
+from jaxserve.kernels.filled import filled
 from jaxserve.kernels.latent_parts import AbsorbedPart, Division, ExpandedPart, Rows, Sizes, stacked
 from jaxserve.kernels.metadata import NO_PAGE, AttentionMetadata
 from jaxserve.kernels.spec import AttentionSpec
@@ -164,23 +165,16 @@ class LatentBackend(abc.ABC):
         with jax.named_scope("attention"):
             context = self.spec.context
             if context is None:
-                out, _ = self.attend_absorbed(queries, kv_cache, plan, page_offset, scale=scale)
+                out = self.attend_absorbed(queries, kv_cache, plan, page_offset, scale=scale)
             else:
                 queries = context.all_heads(queries)
-                out = context.merged(*self._partly_absorbed(queries, kv_cache, plan, page_offset, scale))
+                out = context.merged(*self.attend_partly_absorbed(queries, kv_cache, plan, page_offset, scale=scale))
         with jax.named_scope("values"):
             return _product("thl,hvl->thv", out, projections.values)
 
-    def _partly_absorbed(
-        self, queries: jax.Array, kv_cache: Any, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike, scale: float
-    ) -> tuple[jax.Array, jax.Array]:
-        out, log_sums = self.attend_absorbed(queries, kv_cache, plan, page_offset, scale=scale, with_log_sums=True)
-        assert log_sums is not None, "they were asked for"
-        return out, log_sums
-
     def _table_of(self, part: AbsorbedPart, page_table: jax.Array) -> jax.Array:
         """The page table that a part's plan is for."""
-        return page_table if self.spec.context is None else page_table[rows_of_tokens(_step_of(part, page_table))]
+        return page_table if self.spec.context is None else page_table[rows_of_tokens(part.cu_q_lens, len(part.tokens))]
 
     @property
     def _part_tokens(self) -> int:
@@ -198,7 +192,6 @@ class LatentBackend(abc.ABC):
         scale: float,
     ) -> jax.Array:
         num_tokens, num_heads, _ = q.shape
-        num_values = projections.values.shape[1]
 
         def add_part(index: jax.Array, merged: Merged) -> Merged:
             part, plan = jax.tree.map(lambda x: x[index], parts.expanded)
@@ -210,8 +203,8 @@ class LatentBackend(abc.ABC):
             with jax.named_scope("attention"):
                 return merged.with_part(*self.attend_expanded(q, keys, values, part, plan, scale=scale))
 
-        nothing = jnp.zeros((num_tokens, num_heads, num_values), jnp.float32)
-        start = Merged(nothing, jnp.full((num_tokens, num_heads), LOWEST, jnp.float32))
+        nothing = filled((num_tokens, num_heads, projections.values.shape[1]), 0, after=q)
+        start = Merged(nothing, filled((num_tokens, num_heads), LOWEST, after=q))
         return jax.lax.fori_loop(0, parts.num_expanded, add_part, start).out.astype(q.dtype)
 
     def _expand(self, rows: jax.Array, projections: Projections) -> tuple[jax.Array, jax.Array]:
@@ -256,10 +249,22 @@ class LatentBackend(abc.ABC):
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
-        with_log_sums: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> jax.Array:
         """Causal attention of queries [T, H, head_dim] in the space of rows -> [T, H, L]; zeros for padding. H is
-        spec.absorbed_heads. `with_log_sums`, of a step with a query per row: also float32 [T, H] as Merged has them."""
+        spec.absorbed_heads."""
+
+    @abc.abstractmethod
+    def attend_partly_absorbed(
+        self,
+        queries: jax.Array,
+        kv_cache: Any,
+        plan: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        *,
+        scale: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        """The same of a step with a query per row, whose keys are not all here; and log_sums float32 [T, H] as Merged has
+        them."""
 
     @abc.abstractmethod
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> Any:

@@ -20,6 +20,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxserve.kernels.filled import filled
 from jaxserve.kernels.recurrence_arrays import PreparedChunks, Recurrence
 from jaxserve.kernels.state_rows import Chunks, StateRows
 
@@ -118,7 +119,7 @@ def _by_chunks(inputs: Recurrence, lines: jax.Array, chunks: Chunks, *, is_exact
         )
         return result
 
-    out = jnp.zeros(padded.v.shape, jnp.float32)
+    out = filled(padded.v.shape, 0, after=padded.v)
     lines, out = jax.lax.fori_loop(0, -(-chunks.count // batch), go_on, (lines, out))
     return out[:num_tokens], lines
 

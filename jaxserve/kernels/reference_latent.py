@@ -72,10 +72,21 @@ class ReferenceLatentAttention(LatentBackend):
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
-        with_log_sums: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        options = ScoreOptions(scale, sliding_window=None, soft_cap=None, sinks=None)
-        out, log_sums = self._by_head.attend(queries, kv_cache, plan, page_offset, options, with_log_sums=with_log_sums)
+    ) -> jax.Array:
+        out, _ = self._by_head.attend(queries, kv_cache, plan, page_offset, _plain(scale), with_log_sums=False)
+        return out[..., : self.spec.latent_dim]
+
+    def attend_partly_absorbed(
+        self,
+        queries: jax.Array,
+        kv_cache: ReferenceKV,
+        plan: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        *,
+        scale: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        out, log_sums = self._by_head.attend(queries, kv_cache, plan, page_offset, _plain(scale), with_log_sums=True)
+        assert log_sums is not None
         return out[..., : self.spec.latent_dim], log_sums
 
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> QueryTiles:
@@ -96,7 +107,7 @@ class ReferenceLatentAttention(LatentBackend):
             by_head,
             kv,
             plan,
-            ScoreOptions(scale, sliding_window=None, soft_cap=None, sinks=None),
+            _plain(scale),
             self.expanded_tuning.block_bytes,
         )
         assert out.log_sums is not None
@@ -105,6 +116,10 @@ class ReferenceLatentAttention(LatentBackend):
     @property
     def _by_head(self) -> ReferenceAttention:
         return ReferenceAttention(self.spec, self.tuning)
+
+
+def _plain(scale: float) -> ScoreOptions:
+    return ScoreOptions(scale, sliding_window=None, soft_cap=None, sinks=None)
 
 
 def _equally_long(*arrays: jax.Array) -> list[jax.Array]:

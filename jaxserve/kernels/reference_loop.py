@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import jax.typing
 
 from jaxserve.kernels import reference_pages
+from jaxserve.kernels.filled import filled
 from jaxserve.kernels.query_tiles import QueryTiles
 from jaxserve.kernels.reference_pages import ReferenceKV
 
@@ -106,8 +107,8 @@ class Attended(NamedTuple):
 
     @staticmethod
     def nothing(q: jax.Array, *, with_log_sums: bool) -> Attended:
-        log_sums = jnp.full(q.shape[:3], _MASKED, jnp.float32) if with_log_sums else None
-        return Attended(jnp.zeros(q.shape, jnp.float32), log_sums)
+        log_sums = filled(q.shape[:3], _MASKED, after=q) if with_log_sums else None
+        return Attended(filled(q.shape, 0, after=q), log_sums)
 
 
 def attend_tiles(

@@ -21,10 +21,6 @@ from jaxserve.models.arrays import ALL_AXES, DATA_AXIS, TENSOR_AXIS
 
 
 class Exchange(Protocol):
-    def pick(self, x: jax.Array) -> jax.Array:
-        """Of what every device knows of all shards' slots, [D, T] -> [A]: as `gather` would bring them."""
-        ...
-
     def gather(self, x: jax.Array) -> jax.Array:
         """[T, ...] of this shard -> [A, ...], those of all shards, alike on all devices. Slots without a token are 0 in it, or
         whatever they were."""
@@ -44,9 +40,6 @@ def _plus(x: jax.Array, bias: Any) -> jax.Array:
 class AllHere:
     """Every device has all tokens."""
 
-    def pick(self, x: jax.Array) -> jax.Array:
-        return x.reshape(-1)
-
     def gather(self, x: jax.Array) -> jax.Array:
         return x
 
@@ -59,6 +52,7 @@ class GatherAll:
     """The shards' slots one behind the other: A = D * T."""
 
     def pick(self, x: jax.Array) -> jax.Array:
+        """Of what every device knows of all shards' slots, [D, T] -> [A]: as `gather` would bring them."""
         return x.reshape(-1)
 
     def gather(self, x: jax.Array) -> jax.Array:
@@ -82,13 +76,13 @@ class PackAll:
     @staticmethod
     def of(counts: jax.Array, shard: jax.Array, is_live: jax.Array) -> PackAll:
         """`counts` int32 [D]: tokens of each shard, together at most T."""
-        num_shards, slot = len(counts), jnp.arange(len(is_live), dtype=jnp.int32)
+        slot = jnp.arange(len(is_live), dtype=jnp.int32)
         firsts = jnp.cumsum(counts, dtype=jnp.int32) - counts
         holder = jnp.sum(slot[:, None] >= firsts[None, 1:], axis=1, dtype=jnp.int32)
-        assert num_shards > 1, num_shards
         return PackAll(firsts[shard], is_live, holder * len(is_live) + slot - firsts[holder])
 
     def pick(self, x: jax.Array) -> jax.Array:
+        """As `GatherAll.pick`."""
         return x.reshape(-1)[self.order]
 
     def gather(self, x: jax.Array) -> jax.Array:

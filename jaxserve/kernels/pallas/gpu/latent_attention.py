@@ -105,25 +105,29 @@ class PallasGpuLatentAttention(LatentBackend):
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
-        with_log_sums: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> jax.Array:
         from jaxserve.kernels.pallas.gpu import mla
 
-        work: AbsorbedWork = plan.work
-        arguments = (
-            queries[:, None] if work.groups is None else work.groups.cut(queries),
-            kv_cache,
-            plan.page_table,
-            work.plan,
-            jnp.asarray(page_offset, jnp.int32),
-        )
-        options = {"scale": scale, "config": self._mla_config(), "interpret": self.interpret}
-        if with_log_sums:
-            assert work.groups is None, "the plan is of rows with several queries"
-            out, log_sums = mla.mla_decode_with_log_sums(*arguments, **options)
-            return out[:, 0], log_sums[:, 0]
-        out = mla.mla_decode(*arguments, **options)
-        return out[:, 0] if work.groups is None else work.groups.join(out), None
+        groups: QueryGroups | None = plan.work.groups
+        by_row = queries[:, None] if groups is None else groups.cut(queries)
+        out = mla.mla_decode(by_row, *self._keys(kv_cache, plan, page_offset), **self._mla_options(scale))
+        return out[:, 0] if groups is None else groups.join(out)
+
+    def attend_partly_absorbed(
+        self,
+        queries: jax.Array,
+        kv_cache: jax.Array,
+        plan: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        *,
+        scale: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        from jaxserve.kernels.pallas.gpu import mla
+
+        assert plan.work.groups is None, "the plan is of rows with several queries"
+        keys, options = self._keys(kv_cache, plan, page_offset), self._mla_options(scale)
+        out, log_sums = mla.mla_decode_with_log_sums(queries[:, None], *keys, **options)
+        return out[:, 0], log_sums[:, 0]
 
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> Any:
         from jaxserve.kernels.pallas.gpu import extend
@@ -155,6 +159,13 @@ class PallasGpuLatentAttention(LatentBackend):
             config=self._extend_config(),
             interpret=self.interpret,
         )
+
+    @staticmethod
+    def _keys(kv_cache: jax.Array, plan: AttentionMetadata, page_offset: jax.typing.ArrayLike) -> tuple[Any, ...]:
+        return kv_cache, plan.page_table, plan.work.plan, jnp.asarray(page_offset, jnp.int32)
+
+    def _mla_options(self, scale: float) -> dict[str, Any]:
+        return {"scale": scale, "config": self._mla_config(), "interpret": self.interpret}
 
     def _mla_config(self) -> Any:
         from jaxserve.kernels.pallas.gpu import mla

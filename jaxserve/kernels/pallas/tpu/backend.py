@@ -14,7 +14,7 @@ from jaxserve.kernels.latent import LatentBackend, part_table
 from jaxserve.kernels.latent_parts import ExpandedPart
 from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.pages import PageArray
-from jaxserve.kernels.pallas.tpu.attention import PartialAttention, decode_attention, extend_attention, paged_attention
+from jaxserve.kernels.pallas.tpu.attention import decode_attention, extend_attention, paged_attention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
 from jaxserve.kernels.pallas.tpu.mla import write_latents
 from jaxserve.kernels.pallas.tpu.plan import PassPlan, plan_pass, plan_step
@@ -85,6 +85,15 @@ class _PallasTpu:
             )
             return dataclasses.replace(step, work=work)
 
+    def _options(self, layout: RowLayout, vmem_limit_bytes: int | None) -> dict[str, Any]:
+        """What all calls of the kernel take."""
+        return {
+            "layout": layout,
+            "vmem_limit_bytes": vmem_limit_bytes,
+            "interpret": self.interpret,
+            "checked": self.checked,
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class PallasTpuAttention(_PallasTpu):
@@ -130,14 +139,11 @@ class PallasTpuAttention(_PallasTpu):
                 *kv_cache,
                 metadata.work,
                 page_offset,
-                layout=self.layout,
                 scale=scale,
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
                 sinks=sinks,
-                vmem_limit_bytes=self.config.vmem_limit_bytes,
-                interpret=self.interpret,
-                checked=self.checked,
+                **self._options(self.layout, self.config.vmem_limit_bytes),
             )
 
 
@@ -195,22 +201,21 @@ class PallasTpuLatentAttention(_PallasTpu, LatentBackend):
         page_offset: jax.typing.ArrayLike,
         *,
         scale: float,
-        with_log_sums: bool = False,
-    ) -> tuple[jax.Array, jax.Array | None]:
-        attend = decode_attention if with_log_sums else paged_attention
-        found = attend(
-            queries,
-            kv_cache.pool,
-            kv_cache.scales,
-            plan.work,
-            page_offset,
-            layout=self.layout,
-            scale=scale,
-            vmem_limit_bytes=self.config.vmem_limit_bytes,
-            interpret=self.interpret,
-            checked=self.checked,
-        )
-        return found if isinstance(found, PartialAttention) else (found, None)
+    ) -> jax.Array:
+        options = self._options(self.layout, self.config.vmem_limit_bytes)
+        return paged_attention(queries, *kv_cache, plan.work, page_offset, scale=scale, **options)
+
+    def attend_partly_absorbed(
+        self,
+        queries: jax.Array,
+        kv_cache: TpuKV,
+        plan: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        *,
+        scale: float,
+    ) -> tuple[jax.Array, jax.Array]:
+        options = self._options(self.layout, self.config.vmem_limit_bytes)
+        return decode_attention(queries, *kv_cache, plan.work, page_offset, scale=scale, **options)
 
     def plan_expanded(self, part: ExpandedPart, cu_q_lens: jax.Array, num_tokens: int) -> PassPlan:
         assert self.expanded is not None
@@ -224,18 +229,8 @@ class PallasTpuLatentAttention(_PallasTpu, LatentBackend):
         assert config is not None
         pages = layout.rows(keys, values)
         by_group = pages.reshape(len(pages), -1, config.heads_at_once, *pages.shape[2:]).swapaxes(0, 1)
-        return extend_attention(
-            q,
-            by_group,
-            plan,
-            part_table(part, len(pages))[:, None],
-            0,
-            layout=layout,
-            scale=scale,
-            vmem_limit_bytes=config.vmem_limit_bytes,
-            interpret=self.interpret,
-            checked=self.checked,
-        )
+        options = self._options(layout, config.vmem_limit_bytes)
+        return extend_attention(q, by_group, plan, part_table(part, len(pages))[:, None], 0, scale=scale, **options)
 
     def without_table(self, plan: AttentionMetadata) -> AttentionMetadata:
         work = dataclasses.replace(plan.work, page_table=None, write=None)
