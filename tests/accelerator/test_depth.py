@@ -41,4 +41,5 @@ def test_deeper_models_take_no_more(model: str, tmp_path: Path, prove: Callable[
         plan = Blueprint.draw(args, config, make_mesh(2, list(gpu_devices("h200", 2))))
         facts = prove(plan.lower(plan.buckets.extend[-1], plan.pages_each(1024)))
         taken.append(facts.temp_bytes)
-    assert taken[1] - taken[0] < 4 << 20, f"{depths} layers take {taken} bytes"
+    # An array of a layer's results, which nothing may keep for each layer, is 64 MiB or more here.
+    assert taken[1] - taken[0] < 16 << 20, f"{depths} layers take {taken} bytes"
