@@ -23,11 +23,12 @@ import contextlib
 import dataclasses
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fake_answers import expected_hidden, expected_logprobs, expected_scores, mixed
 from fake_shards import numbered_through
 from fake_states import FakeRow, FakeStates
 
@@ -46,7 +47,6 @@ from jaxserve.runner import (
     ResumeMemory,
     RowState,
     RunnerSpec,
-    ScoreQuery,
     Scores,
     StartProfile,
     StepInput,
@@ -57,7 +57,6 @@ from jaxserve.types import ForwardMode
 
 _UNWRITTEN = -2
 _UNSEEN = -3
-_MASK = (1 << 64) - 1
 
 
 def fake_spec(**changes: Any) -> RunnerSpec:
@@ -361,7 +360,7 @@ class FakeRunner:
         history = np.append(self._history(row, int(self._kv_len[row])), self._inputs[row, 0])
         seed = self.weights + (0 if self._states[row].sampling.is_greedy else self._states[row].seed)
         for place in range(1, self._spec.num_draft_tokens):
-            luck = _mix(int(history.astype(np.int64).sum()) + 7919 * place) % 8
+            luck = mixed(int(history.astype(np.int64).sum()) + 7919 * place) % 8
             if luck == 0 or len(history) >= self._spec.context_len:
                 return
             token = self._next_token(history, seed)
@@ -396,7 +395,7 @@ class FakeRunner:
         start = max(len(history) - max(self._reach), 0)
         seen = history[start:].astype(np.uint64) + np.uint64(1)
         total = int((self._powers[start : len(history)] * seen).sum(dtype=np.uint64))
-        return _mix(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
+        return mixed(total + seed * 0x9E3779B97F4A7C15) % self._spec.vocab_size
 
     def _first_allowed(self, token: int, mask: np.ndarray | None) -> int:
         """From this one on."""
@@ -422,29 +421,6 @@ class FakeRunner:
         )
 
 
-def expected_score(position: int, token: int, asked: int) -> float:
-    """What the fake gives as logprob of `asked` behind a token, from where that stands."""
-    return -float(_mix(position * 1009 + token * 31 + asked) % 1000) / 64
-
-
-def expected_scores(asked: list[tuple[int, int]], query: ScoreQuery, spec: RunnerSpec) -> Scores:
-    def of(at: tuple[int, int], tokens: np.ndarray) -> list[float]:
-        return [expected_score(*at, int(token)) for token in tokens]
-
-    rank = np.arange(spec.max_top_logprobs, dtype=np.int32)
-    top_ids = np.array([(token + rank) % spec.vocab_size for _, token in asked], np.int32)
-    return Scores(
-        logprobs=np.array(
-            [expected_score(*at, int(target)) for at, target in zip(asked, query.targets, strict=True)], np.float32
-        ),
-        id_logprobs=np.array([of(*pair) for pair in zip(asked, query.token_ids, strict=True)], np.float32),
-        top_ids=top_ids if query.needs_top else None,
-        top_logprobs=np.array([of(*pair) for pair in zip(asked, top_ids, strict=True)], np.float32)
-        if query.needs_top
-        else None,
-    )
-
-
 def _preferred(changed: LogitLines | None) -> dict[int, int]:
     """The likeliest token of each line that was really changed."""
     if changed is None:
@@ -452,15 +428,6 @@ def _preferred(changed: LogitLines | None) -> dict[int, int]:
     return {
         line: int(logits.argmax()) for line, logits in zip(changed.lines.tolist(), changed.logits, strict=True) if logits.any()
     }
-
-
-def expected_hidden(position: int, token: int) -> list[float]:
-    return [float(position), float(token)]
-
-
-def expected_logprobs(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """What the fake gives as logprobs: known from the token alone."""
-    return (-(tokens + 1.0) / vocab_size).astype(np.float32)
 
 
 def check_step(step: StepInput, spec: RunnerSpec) -> None:
@@ -490,11 +457,6 @@ def check_step(step: StepInput, spec: RunnerSpec) -> None:
             assert low >= 0 and high < group.num_pages, f"pages {low}..{high} of {group.num_pages}"
 
 
-def embeddings_of(token_ids: Sequence[int]) -> np.ndarray:
-    """What the fake takes for these very tokens: float32 [n, 2]."""
-    return np.stack([np.array(token_ids, np.float32), np.full(len(token_ids), 0.5, np.float32)], axis=1)
-
-
 def with_embedded_tokens(step: StepInput) -> StepInput:
     """With the tokens that its embeddings stand for."""
     ids, previous_end = step.input_ids.copy(), step.num_decode_rows
@@ -518,11 +480,3 @@ def _extend_ids(step: StepInput, at: int) -> np.ndarray:
 def _position_factors(count: int) -> np.ndarray:
     """Odd 64-bit numbers, one per position."""
     return np.random.default_rng(7).integers(1 << 63, size=count, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-
-
-def _mix(value: int) -> int:
-    """A 64-bit finalizer: neighbouring inputs give unrelated outputs."""
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from fake_runner import FakeRunner, embeddings_of, fake_spec
+from fake_answers import embeddings_of
+from fake_runner import FakeRunner, fake_spec
 
 from jaxserve.cache import KVCacheEvent
 from jaxserve.config import ServerArgs

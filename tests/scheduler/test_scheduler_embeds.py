@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fake_runner import embeddings_of, expected_hidden
+from fake_answers import embeddings_of, expected_hidden
 from scheduler_harness import Harness, LetterDecoder, prompt_of
 
 from jaxserve.messages import PROMPT_TAIL_LEN

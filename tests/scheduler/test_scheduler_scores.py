@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runner import expected_hidden, expected_score
+from fake_answers import expected_hidden, expected_score
 from scheduler_harness import Answer, Harness, prompt_of
 
 from jaxserve.messages import TokenizedGenerateReqInput

@@ -20,8 +20,7 @@ from http_harness import MODEL, error_message, events_of, live_server, self_sign
 
 from jaxserve.scheduler.control.registry import controls
 from jaxserve.server.elsewhere import AnsweredElsewhere, Place, http_socket
-from jaxserve.server.openai.responses.store import Kept, ResponseStore
-from jaxserve.server.requests import GenerateReqInput, RequestError
+from jaxserve.server.requests import GenerateReqInput
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.types import FinishReason
 
@@ -493,19 +492,3 @@ async def test_models_say_the_same_everywhere(server: Server) -> None:
     for front in range(2):
         async with server.http(front) as client:
             assert (await client.get("/v1/models")).json()["data"][0]["created"] == 123
-
-
-def test_shares_of_a_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("jaxserve.server.openai.responses.store.MOST_BYTES", 100)
-    store = ResponseStore(5, Place(1, 3, tmp_path, 0))
-    for name in ("resp_1_a", "resp_1_b", "resp_1_c"):
-        store.put(name, Kept(b"x" * 10, None))
-    assert (len(store), store.num_bytes) == (2, 20)
-    store.put("resp_1_d", Kept(b"x" * 30, None))
-    assert (len(store), store.num_bytes) == (1, 30)
-    with pytest.raises(AnsweredElsewhere) as elsewhere:
-        store.get("resp_2_a")
-    assert elsewhere.value.front == 2
-    with pytest.raises(RequestError):
-        store.get("resp_3_a")
-    assert not ResponseStore(0, Place(1, 3, tmp_path, 0)).is_open

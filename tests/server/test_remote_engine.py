@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_runner import embeddings_of
+from fake_answers import embeddings_of
 from http_process import http_process
 from server_process import Server, serving
 

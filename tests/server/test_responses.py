@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ from http_harness import MODEL, app_client, until
 from openai.types.responses import Response
 from scripted_server import CALL, MESSAGE, PARSERS, ScriptedServer, cut
 
+from jaxserve.server.elsewhere import AnsweredElsewhere, Place
 from jaxserve.server.openai.responses.store import Kept, ResponseStore
 from jaxserve.server.requests import RequestError
 from jaxserve.types import FinishReason
@@ -355,3 +357,19 @@ def test_the_store_is_bounded_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         store.get("resp_large")
     store.put("resp_17", Kept(b"", None))
     assert store.num_bytes == 70
+
+
+def test_shares_of_a_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("jaxserve.server.openai.responses.store.MOST_BYTES", 100)
+    store = ResponseStore(5, Place(1, 3, tmp_path, 0))
+    for name in ("resp_1_a", "resp_1_b", "resp_1_c"):
+        store.put(name, Kept(b"x" * 10, None))
+    assert (len(store), store.num_bytes) == (2, 20)
+    store.put("resp_1_d", Kept(b"x" * 30, None))
+    assert (len(store), store.num_bytes) == (1, 30)
+    with pytest.raises(AnsweredElsewhere) as elsewhere:
+        store.get("resp_2_a")
+    assert elsewhere.value.front == 2
+    with pytest.raises(RequestError):
+        store.get("resp_3_a")
+    assert not ResponseStore(0, Place(1, 3, tmp_path, 0)).is_open
