@@ -31,7 +31,7 @@ DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
-.PHONY: help setup demo serve debian-tools test families fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs \
+.PHONY: help setup demo serve debian-tools test families deployments fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs \
 	device-dry-run docs docs-serve clean
 
 help:            ## show this list
@@ -68,6 +68,9 @@ test: $(DEV_STAMP)  ## run the tests that need no Python 3.12
 families: $(DEV_STAMP)  ## every model family under all that serving does to it, against Transformers: an hour on two cores
 	$(BIN)/python -m pytest -n $(JOBS) -m matrix tests/scheduler/test_family_matrix.py tests/models \
 		tests/e2e/test_live_parity.py
+
+deployments: $(DEV_STAMP)  ## every kind of request, and new weights, of hosts, fronts, stages and shards: half an hour on two cores
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m matrix tests/e2e/test_live_everything.py tests/e2e/test_live_weights.py
 
 fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
 	$(BIN)/python -m benchmarks.abuse --minutes $(MINUTES) --seed $(SEED)

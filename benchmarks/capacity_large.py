@@ -55,7 +55,7 @@ compiled at full depth for exactly that cache, on {date} with {versions}.
 GiB of each device; **prefill** and **decode** are what these steps take beside weights and caches. Each has two all-reduces
 per layer and one for the embedding, one all-gather of the logits (over 64 devices one more all-reduce in its place), and no
 other collective; none copies the cache or states. **256 requests** and **tokens/s** as above: bounds of a decode step, nothing
-was run. `jaxserve serve` runs on one host today: tpu7x:2x2x2 is two hosts, v6e:8x8 sixteen.
+was run. tpu7x:2x2x2 is two hosts ([hosts.md](hosts.md)), v6e:8x8 sixteen.
 `python -m benchmarks.capacity_large` made the table.
 
 Layers of Qwen3-Next keep states: 77 MB for each request ([models.md](models.md)), and by default there are three of them for

@@ -68,6 +68,7 @@ class RequestTimeline(msgspec.Struct, kw_only=True, omit_defaults=True):
     rid: str
     received_s: float
     sent_s: float = 0.0  # tokenized, and given to the scheduler
+    dp_rank: int | None = None  # of the replica that it was given to
     first_text_s: float = 0.0  # the first chunk reached the main process
     answered_s: float = 0.0  # its last chunk went to its reader; 0: it is live
     prompt_tokens: int = 0

@@ -103,6 +103,7 @@ class LiveSequence:
             rid=self.rid,
             received_s=facts.received_s,
             sent_s=facts.sent_s,
+            dp_rank=self.rank,
             first_text_s=self.first_text_s,
             num_samples=facts.num_samples,
             is_stream=facts.is_stream,

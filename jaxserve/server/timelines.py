@@ -41,7 +41,7 @@ class Timelines:
 
 
 def meta_of(timeline: RequestTimeline) -> dict[str, Any]:
-    """SGLang's keys of meta_info about times and drafts, as far as the request got."""
+    """SGLang's keys of meta_info about its way, times and drafts, as far as the request got."""
     times, received_s = timeline.scheduler, timeline.received_s
     meta: dict[str, Any] = {
         "e2e_latency": timeline.answered_s - received_s,
@@ -51,6 +51,8 @@ def meta_of(timeline: RequestTimeline) -> dict[str, Any]:
     }
     if timeline.sent_s:
         meta["api_server_dispatch_finish_ts"] = timeline.sent_s
+    if timeline.dp_rank is not None:
+        meta["dp_rank"] = timeline.dp_rank
     if times is None:
         return meta
     meta["request_finished_ts"] = times.finished_s

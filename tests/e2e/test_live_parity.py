@@ -78,13 +78,13 @@ def test_every_architecture_is_served(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("dp", [1, 2, 4])
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 @pytest.mark.parametrize("case", ["llama", "qwen3-moe", "deepseek-v3", "bamba"])
 def test_replicas_answer_as_one(
-    case: str, dp: int, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
+    case: str, dp: int, tp: int, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
 ) -> None:
     states = 320 if case == "bamba" else None
-    served = Served(case, page_size=16, chunk=32, dp=dp, mixed=True, drafts=True, states=states)
+    served = Served(case, page_size=16, chunk=32, dp=dp, tp=tp, mixed=True, drafts=True, states=states)
     serve_and_check(served, checkpoint, tmp_path, compilation_cache)
 
 

@@ -86,7 +86,8 @@ class TestServing:
         async with running(dp_size=3) as pipeline:
             prompt = list(range(1, 100))
             for rank in (2, 2, 0, 2):
-                await collect(pipeline, on(rank, prompt))
+                chunks = await collect(pipeline, on(rank, prompt))
+                assert chunks[0][-1].meta["dp_rank"] == rank
             cached = [report["num_cached_tokens"] for report in await states(pipeline)]
             assert cached[0] >= 99 and cached[1] < 10 and cached[2] >= 99
             for wrong in (3, -1):

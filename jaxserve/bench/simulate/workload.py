@@ -24,7 +24,8 @@ class Arrival:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SharedPrefixes:
     """As many prompts behind each of several beginnings, in any order, at random times: `bench serving`'s
-    generated-shared-prefix. With beginnings of no length they are plain random prompts."""
+    generated-shared-prefix, at the times that it has for the same seed. With beginnings of no length they are plain random
+    prompts."""
 
     rate: float  # requests per second
     num_groups: int = 64
@@ -35,13 +36,14 @@ class SharedPrefixes:
     seed: int = 0
 
     def __iter__(self) -> Iterator[Arrival]:
-        rng = np.random.default_rng(self.seed)
+        rng, clock = np.random.default_rng(self.seed), np.random.default_rng(self.seed)
+        clock.exponential()  # as long before the first
         shared = rng.integers(_FIRST_TOKEN, _VOCAB, (self.num_groups, self.shared_len), np.int32)
         at_s = 0.0
         for number in rng.permutation(self.num_groups * self.prompts_per_group):
-            at_s += rng.exponential(1 / self.rate)
             question = rng.integers(_FIRST_TOKEN, _VOCAB, self.question_len, np.int32)
             yield Arrival(at_s, np.concatenate([shared[number // self.prompts_per_group], question]), self.output_len)
+            at_s += clock.exponential(1 / self.rate)
 
     @property
     def longest(self) -> int:
