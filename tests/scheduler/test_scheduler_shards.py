@@ -5,6 +5,8 @@ The fake runner gives each shard pages of its own, so that a row that reads anot
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -15,10 +17,16 @@ from cached_prefixes import cached_prefixes
 from event_index import EventIndex
 from fake_runner import fake_spec
 from scheduler_harness import Harness, prompt_of
+from test_scheduler_constraints import EOS, GRAMMARS, SMALL, THINKING, alone, run_until_answered
+from test_scheduler_constraints import compiler as compiler
+from test_scheduler_constraints import tokenizer as tokenizer
+from tokenizers import Tokenizer
 
 from jaxserve.cache.events import AllBlocksCleared
 from jaxserve.config import ServerArgs
+from jaxserve.grammar import GrammarCompiler
 from jaxserve.runner import KVGroup, StepInput
+from jaxserve.scheduler import prefill_adder
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput
 from jaxserve.scheduler.prefill import prefill_limits
 from jaxserve.types import ForwardMode
@@ -98,6 +106,47 @@ def test_aborts_at_random(make_harness: MakeHarness) -> None:
             harness.abort(rid, exact=True)
     harness.run()
     harness.assert_as_expected(*(harness.sent.keys() - aborted))
+
+
+@pytest.mark.parametrize(("num_shards", "num_draft_tokens"), [(2, 1), (2, 4), (4, 1)])
+def test_a_crowd_with_grammars(
+    make_harness: MakeHarness,
+    compiler: GrammarCompiler,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    num_shards: int,
+    num_draft_tokens: int,
+) -> None:
+    """Short of memory, some of them thinking; rows of most shards are masked in one step."""
+    monkeypatch.setattr(prefill_adder, "CLIP_MAX_NEW_TOKENS", 2)  # admits more than fits in the end
+    args = {"chunked_prefill_size": 32, "enable_mixed_chunk": True, "schedule_conservativeness": 0.0}
+    spec = {**SMALL, "num_pages": 32, "max_rows": 4 * num_shards}
+    harness = make_harness(args, grammars=compiler, num_shards=num_shards, num_draft_tokens=num_draft_tokens, **spec)
+    rng = random.Random(num_shards)
+    for i in range(20 * num_shards):
+        grammar = rng.choice((None, *GRAMMARS, *GRAMMARS))
+        sampling: dict[str, Any] = {} if grammar is None else {grammar.kind: grammar.text}
+        if rng.random() < 0.5:
+            sampling |= {"temperature": 1.5, "sampling_seed": i}
+        thinking = None if grammar is None or rng.random() < 0.7 else rng.choice(THINKING)
+        harness.submit(prompt_of(rng.randint(1, 60), i % 5), 60, thinking=thinking, **sampling)
+        harness.turn(rng.randint(0, 1))
+    run_until_answered(harness)
+    num_whole = 0
+    for rid, message in harness.sent.items():
+        answer = harness.answer(rid)
+        assert answer.finish is not None and answer.token_ids == alone(harness, compiler, rid), rid
+        if (regex := message.sampling_params.regex) and answer.finish.type == "stop" and message.thinking is None:
+            assert re.fullmatch(regex, tokenizer.decode([token for token in answer.token_ids if token != EOS])), rid
+            num_whole += 1
+    assert num_whole > 3 and harness.scheduler.internal_state()["num_retractions"] > 0
+    masked = zip(harness.steps, harness.runner.masks, strict=True)
+    shards = [
+        step.rows[(masks != -1).any((1, 2))] // harness.runner.spec.rows_per_shard
+        for step, masks in masked
+        if masks is not None
+    ]
+    assert max(len(set(of_step.tolist())) for of_step in shards) > num_shards / 2
 
 
 # --- which shard
