@@ -73,6 +73,15 @@ def test_all_are_served_whatever_there_is_room_for(dp_size: int, method: str, ma
     assert report.record({}) == run(work, **options).record({}), "nothing is left to chance"
 
 
+def test_hundreds_of_replicas_and_thousands_of_requests() -> None:
+    """What is kept of a request that has been served is three numbers, of eight bytes each."""
+    work = SharedPrefixes(rate=8000.0, num_groups=50, prompts_per_group=80, shared_len=64, question_len=16, output_len=3)
+    report = run(work, dp_size=200, load_balance_method="cache_aware", max_total_tokens=2048)
+    assert (report.num_replicas, report.completed, report.output_tokens) == (200, 4000, 12000)
+    assert [len(times) * times.itemsize for times in (report.ttft_s, report.tpot_s, report.e2e_s)] == [8 * 4000] * 3
+    assert 0 < report.record({})["device_busy_pct"] < 100
+
+
 def test_cache_aware_routing_finds_more() -> None:
     work = SharedPrefixes(rate=40.0, num_groups=12, prompts_per_group=8, shared_len=512, question_len=16, output_len=16)
     found = {
@@ -224,7 +233,7 @@ def test_the_command_compares(tmp_path: Path) -> None:
     assert len(result.output.strip().splitlines()) == 9
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert {line["completed"] for line in lines} == {12} and {line["jaxserve_bench"]["kind"] for line in lines} == {"simulate"}
-    result = CliRunner().invoke(simulate, [*SMALL, "--step-times", str(table), "--target-pct", "99", "--goodput", "ttft:400"])
+    result = CliRunner().invoke(simulate, [*SMALL, "--step-times", str(table), "--target-pct", "99", "--goodput", "ttft:1000"])
     assert result.exit_code == 0, result.output
     assert float(result.output.strip().splitlines()[-1].split()[2]) > 0
 

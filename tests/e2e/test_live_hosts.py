@@ -1,7 +1,7 @@
 """A live server over two hosts, both of them this machine, with a device each: half of every layer, or half of the layers.
 
-Crowds, grammars, clients that leave, profiles, bad starts, and a host that is killed. Weights and every kind of request: the
-full matrices run test_live_weights and test_live_everything over two hosts as well.
+Crowds, grammars, clients that leave, profiles, bad starts, a host with less memory, and one that is killed. Weights and every
+kind of request: `make deployments` runs test_live_weights and test_live_everything over two hosts as well.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from crowd import CROWD, LEN, ask, check, prompts
+from crowd import CROWD, LEN, ask, check, check_grammars, prompts
 from live_server import (
     LiveServer,
     ending,
@@ -34,7 +36,6 @@ from parity import Oracle
 
 from jaxserve import Engine
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 OPTIONS = """
     --max-running-requests 32 --max-total-tokens 8192 --page-size 16 --chunked-prefill-size 32 --enable-mixed-chunk
     --speculative-algorithm NGRAM --speculative-num-draft-tokens 3 --decode-row-buckets 32 --prefill-token-buckets 512
@@ -74,10 +75,7 @@ def test_a_crowd_is_answered_as_by_transformers(served: tuple[LiveServer, Oracle
 
 
 def test_grammars_are_followed(served: tuple[LiveServer, Oracle]) -> None:
-    server, _ = served
-    params = {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 100, "temperature": 1.0}
-    for reply in server.generate(text=["x"] * 8, sampling_params=params):
-        assert reply["meta_info"]["finish_reason"]["type"] == "length" or isinstance(json.loads(reply["text"])["a"], bool)
+    check_grammars(*served)
 
 
 def test_who_leaves_is_aborted(served: tuple[LiveServer, Oracle]) -> None:
@@ -138,6 +136,33 @@ def ends(server: LiveServer, timeout_s: float) -> list[str]:
     return [server.log.read_text(), *(follower_log(server.log, rank).read_text() for rank in server.followers)]
 
 
+POOR = """
+import psutil
+
+whole = psutil.virtual_memory
+psutil.virtual_memory = lambda: whole()._replace(available=4 << 20)
+"""
+
+
+def test_pools_are_as_large_as_the_host_with_the_least_memory_has_room_for(
+    checkpoint: Callable[[str], Path], compilation_cache: str, tmp_path: Path
+) -> None:
+    """Whichever host that is: one of them sees 4 MiB, the other what this machine has."""
+    (tmp_path / "sitecustomize.py").write_text(POOR)
+    options = ["--model-path", str(checkpoint("qwen3")), "--compilation-cache-dir", compilation_cache, *DEVICES[0]]
+    options += ["--mem-fraction-static", "1", "--max-running-requests", "8"]  # which could use 8 * 512 tokens
+    options += ["--decode-row-buckets", "8", "--prefill-token-buckets", "512"]
+    found = []
+    for poor in (0, 1):
+        paths = [{"PYTHONPATH": str(tmp_path) if rank == poor else ""} for rank in (0, 1)]
+        server = launch_hosts(tmp_path / "log", 2, *options, env={**os.environ, **paths[0]}, followers_env=paths[1])
+        with ending(server):
+            wait_ready(server)
+            found.append(server.internal_state()["max_total_num_tokens"])
+    assert found[0] == found[1]
+    assert 0 < found[0] < 8 * 512
+
+
 @pytest.mark.parametrize("devices", DEVICES, ids="".join)
 @pytest.mark.parametrize("victim", ["scheduler of host 0", "host 1"])
 def test_a_lost_host_ends_all_by_its_name(base_options: list[str], tmp_path: Path, victim: str, devices: list[str]) -> None:
@@ -174,3 +199,35 @@ def test_starts_that_cannot_be_end_everywhere_with_a_sentence(base_options: list
         assert "Host 1 did not come to 127.0.0.1" in first and "connections came with another secret." in first
         assert "does not take this host: it has another secret." in second
     assert "Traceback" not in first + second
+
+
+def another_host(server: LiveServer, index: int, *options: str, env: dict[str, str] | None = None) -> None:
+    """Started as its host 0 was, but for these options."""
+    command = server.process.args
+    assert isinstance(command, list)
+    with follower_log(server.log, index).open("wb") as terminal:
+        server.followers[index] = subprocess.Popen(
+            [*command, *options], stdout=terminal, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
+        )
+
+
+def test_hosts_that_do_not_fit_end_everywhere_with_a_sentence(base_options: list[str], tmp_path: Path) -> None:
+    """A rank comes twice, an option is another, a version is another."""
+    (tmp_path / "sitecustomize.py").write_text("import jaxserve; jaxserve.__version__ = '0.0.0'")
+    twice = launch_hosts(tmp_path / "twice", 3, *base_options, "--tp-size", "3", only=(0,))
+    option, version = (
+        launch_hosts(tmp_path / name, 2, *base_options, *DEVICES[0], only=(0,)) for name in ("option", "version")
+    )
+    with ending(twice), ending(option), ending(version):
+        another_host(twice, 1, "--node-rank", "1")
+        another_host(twice, 2, "--node-rank", "1")
+        another_host(option, 1, "--node-rank", "1", "--page-size", "32")
+        another_host(version, 1, "--node-rank", "1", env={"PYTHONPATH": str(tmp_path)})
+        for server, sentence in (
+            (twice, r"Two hosts have --node-rank 1: \S+ and \S+\."),
+            (option, r"Host 1 \(\S+\) was given --page-size 32, host 0 16: all hosts need the same\."),
+            (version, r"Host 1 \(\S+\) runs jaxserve 0\.0\.0 \(source .*\) with JAX \S+, host 0 jaxserve "),
+        ):
+            for log in ends(server, 60):
+                assert len(re.findall(sentence, log)) == 1, log
+                assert "Traceback" not in log

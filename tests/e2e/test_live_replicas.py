@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-from crowd import CROWD, LEN, ask, check, prompts
+from crowd import CROWD, LEN, ask, check, check_grammars, prompts
 from live_server import LiveServer, running
 from parity import Oracle
 
 from jaxserve import Engine
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+SAMPLING = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +60,9 @@ def test_a_crowd_is_answered_as_by_transformers(served: tuple[LiveServer, Oracle
 
 
 def test_both_replicas_follow_grammars(served: tuple[LiveServer, Oracle]) -> None:
-    server, _ = served
+    server, oracle = served
     for rank in (0, 1):
-        params = {"json_schema": json.dumps(SCHEMA), "max_new_tokens": 60, "temperature": 1.0}
-        reply = server.generate(text="x", data_parallel_rank=rank, sampling_params=params)
-        assert reply["meta_info"]["finish_reason"]["type"] == "length" or isinstance(json.loads(reply["text"])["a"], int)
+        check_grammars(server, oracle, data_parallel_rank=rank)
 
 
 def test_who_leaves_is_aborted_wherever_it_runs(served: tuple[LiveServer, Oracle]) -> None:
@@ -79,6 +76,41 @@ def test_who_leaves_is_aborted_wherever_it_runs(served: tuple[LiveServer, Oracle
     while any(now["num_aborted"] <= old for now, old in zip(states(server), before, strict=True)):
         assert time.monotonic() < deadline_s, states(server)
         time.sleep(0.05)
+    server.assert_whole()
+
+
+def test_a_session_stays_where_its_past_is(served: tuple[LiveServer, Oracle]) -> None:
+    """Of eight, half of them begin on each replica; beside them a crowd comes."""
+    server, oracle = served
+    crowd, firsts = prompts(oracle, 4), prompts(oracle, 5)
+
+    def converse(index: int) -> list[tuple[list[int], dict[str, Any]]]:
+        """Each turn's whole prompt, and its reply."""
+        session = {"id": server.post("/open_session", {"capacity_of_str_len": 1000}).json()}
+        history: list[int] = []
+        turns = []
+        where = {"data_parallel_rank": index % 2}  # where the others go is for the session to know
+        for new in (firsts[2 * index + 1], [7 + index] * 20, [9, 8, 7]):
+            reply = server.generate(input_ids=new, session_params=session, sampling_params=SAMPLING, **where)
+            history = [*history, *new]
+            turns.append((history, reply))
+            history = [*history, *reply["output_ids"]]
+            session, where = {**session, "rid": reply["meta_info"]["id"]}, {}
+        assert server.post("/close_session", {"session_id": session["id"]}).status_code == 200
+        return turns
+
+    with concurrent.futures.ThreadPoolExecutor(CROWD + 8) as pool:
+        answers = pool.map(ask, itertools.repeat(server), range(CROWD), crowd)
+        sessions = list(pool.map(converse, range(8)))
+    for prompt, answer in zip(crowd, answers, strict=True):
+        check(oracle, prompt, answer)
+    for index, turns in enumerate(sessions):
+        assert [reply["meta_info"]["dp_rank"] for _, reply in turns] == [index % 2] * 3
+        for prompt, reply in turns:
+            check(oracle, prompt, reply["output_ids"])
+        for (before, reply), (_, later) in itertools.pairwise(turns):
+            whole_pages = (len(before) + LEN - 1) // 16 * 16  # no step has computed what the last token adds
+            assert later["meta_info"]["cached_tokens"] >= whole_pages > 64, (index, reply, later)
     server.assert_whole()
 
 

@@ -26,6 +26,20 @@ def free_address() -> HostAddress:
         return HostAddress("127.0.0.1", port)
 
 
+def run_host(address: HostAddress, rank: int, num_hosts: int) -> None:
+    """A host in a process of its own, until somebody ends that: one that a test can stop, as if it were switched off."""
+    if rank:
+        follower = Follower(address, hello(rank), SECRET)
+        follower.join(20.0)
+        follower.watch(lambda reason: None)
+        follower.start_steps()
+    else:
+        leader = Leader(address, hello(0), num_hosts, SECRET)
+        leader.gather(20.0, lambda reason: None)
+        leader.wait_joined()
+    threading.Event().wait()
+
+
 def hello(rank: int, **changes: Any) -> Hello:
     fields: dict[str, Any] = {
         "name": f"machine-{rank}",
@@ -59,17 +73,23 @@ class Hosts:
         """And are ready to run."""
         leader = self.lead(num_hosts)
         followers = [self.follower(rank) for rank in range(1, num_hosts)]
+        self.run(leader, *followers)
+        return leader, followers
+
+    def run(self, leader: Leader | None, *followers: Follower) -> None:
+        """Those of them that are here; others may be in processes of their own."""
         threads = [threading.Thread(target=follower.join, args=(20.0,)) for follower in followers]
         for thread in threads:
             thread.start()
-        leader.gather(20.0, self._note_loss)
+        if leader is not None:
+            leader.gather(20.0, self._note_loss)
         for thread in threads:
             thread.join()
-        for rank, follower in enumerate(followers, start=1):
-            follower.watch(self._noting(rank))
+        for follower in followers:
+            follower.watch(self._noting(follower._hello.rank))
             follower.start_steps()
-        leader.wait_joined()
-        return leader, followers
+        if leader is not None:
+            leader.wait_joined()
 
     def _note_loss(self, reason: str) -> None:
         with self.changed:

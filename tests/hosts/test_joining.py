@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
-from host_harness import SECRET, Hosts, hello
+from host_harness import SECRET, Hosts, hello, run_host
 
 from jaxserve.hosts import Follower, HostsError, Leader
-from jaxserve.hosts.sockets import HostAddress
+from jaxserve.hosts.protocol import Sample
+from jaxserve.hosts.sockets import LARGEST_FROM_FOLLOWER, HostAddress
 
 
 def heard(follower: Follower, timeout_s: float = 20.0) -> list[str]:
@@ -174,6 +181,65 @@ def test_a_loss_is_known_everywhere_within_seconds(hosts: Hosts, how: str) -> No
         hosts.wait_for(lambda: len(hosts.ended) == 2)
         assert set(hosts.ended.values()) == {f"Host 0 at {hosts.address} was lost: its connection is gone."}
     assert time.monotonic() - started_s < 5
+
+
+@contextlib.contextmanager
+def elsewhere(hosts: Hosts, rank: int, num_hosts: int) -> Iterator[int]:
+    """The process id of a host that is not in this process."""
+    process = multiprocessing.get_context("spawn").Process(target=run_host, args=(hosts.address, rank, num_hosts))
+    process.start()
+    try:
+        assert process.pid is not None
+        yield process.pid
+    finally:
+        process.kill()  # one that is stopped, too
+        process.join(10)
+        process.close()
+
+
+def test_a_host_that_falls_silent_is_lost_as_well(hosts: Hosts) -> None:
+    """As if it were switched off: nobody closes its connections."""
+    with elsewhere(hosts, 1, 3) as pid:
+        hosts.run(hosts.lead(3), hosts.follower(2))
+        os.kill(pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        time.sleep(1)
+        assert not hosts.lost, "its connection is there"
+        hosts.wait_for(lambda: hosts.lost and 2 in hosts.ended)
+        assert time.monotonic() - stopped_s < 10
+    assert hosts.lost == [hosts.ended[2]] == ["Host 1 (machine-1) was lost: its connection is gone."]
+
+
+def test_a_host_0_that_falls_silent_is_lost_as_well(hosts: Hosts) -> None:
+    with elsewhere(hosts, 0, 2) as pid:
+        hosts.run(None, hosts.follower(1))
+        os.kill(pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        time.sleep(1)
+        assert not hosts.ended, "its connection is there"
+        hosts.wait_for(lambda: hosts.ended)
+        assert time.monotonic() - stopped_s < 10
+    assert hosts.ended == {1: f"Host 0 at {hosts.address} was lost: its connection is gone."}
+
+
+def test_who_sends_more_than_a_frame_may_have_is_lost(hosts: Hosts) -> None:
+    _, followers = hosts.all_join(3)
+    followers[0].report(0, "x" * LARGEST_FROM_FOLLOWER)  # and the message around it
+    hosts.wait_for(lambda: hosts.lost and len(hosts.ended) == 2)
+    assert hosts.lost == [hosts.ended[2]] == ["Host 1 (machine-1) was lost: its connection is gone."]
+    assert hosts.ended[1] == f"Host 0 at {hosts.address} was lost: its connection is gone."
+
+
+def test_a_step_that_is_too_large_for_a_frame_ends_all(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxserve.hosts.sockets.LARGEST_FROM_LEADER", 1 << 16)  # of 2 GiB
+    leader, followers = hosts.all_join(2)
+    leader.send(Sample())
+    assert followers[0].receive(5.0) is not None
+    leader.send(Sample(masks=np.zeros(1 << 16, np.uint8)))
+    assert followers[0].receive(1.0) is None
+    leader.send(Sample())
+    hosts.wait_for(lambda: hosts.lost and hosts.ended)
+    assert hosts.lost == [hosts.ended[1]] == ["Host 1 was lost: its connection for steps is gone."]
 
 
 def test_last_words_are_passed_on_and_a_loss_explains_them(hosts: Hosts) -> None:

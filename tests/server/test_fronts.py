@@ -104,6 +104,28 @@ def _live(server: Server) -> int:
     return sum(load["num_live_sequences"] for load in httpx.get(f"{server.url}/v1/loads", timeout=30).json()["loads"])
 
 
+def converse(clients: list[httpx.Client]) -> None:
+    """A session whose turns come by every front in turn, and go to one replica."""
+    session = clients[0].post("/open_session", json={"capacity_of_str_len": 1000}).json()
+    prompt: list[int] = []
+    rid = None
+    ranks = set()
+    for turn, client in enumerate(clients * 2):
+        new = [10 * turn + 1, 10 * turn + 2]
+        reply = generate(client, new, session_params={"id": session, "rid": rid}).json()
+        assert reply["meta_info"]["cached_tokens"] >= len(prompt) - 1, turn
+        prompt += new
+        assert reply["output_ids"] == expected(prompt, 8), turn
+        prompt += reply["output_ids"]
+        rid = reply["meta_info"]["id"]
+        ranks.add(reply["meta_info"]["dp_rank"])
+    assert len(ranks) == 1
+    streamed = events(clients[1], [77], 8, session_params={"id": session, "rid": rid})
+    assert streamed[-1]["output_ids"] == expected([*prompt, 77], 8)
+    assert clients[-1].post("/close_session", json={"session_id": session}).status_code == 200
+    assert generate(clients[1], [1], session_params={"id": session}).status_code == 400
+
+
 class TestServing:
     def test_a_crowd_is_served_by_all_and_each_gets_its_own(self, server: Server) -> None:
         before = Counter(re.findall(r" front(?: (\d))?\] INFO .*POST /generate", server.log))
@@ -180,20 +202,7 @@ class TestAskingAny:
 
     def test_a_session_is_every_front_s(self, server: Server) -> None:
         with connections(server) as clients:
-            session = clients[0].post("/open_session", json={"capacity_of_str_len": 1000}).json()
-            prompt: list[int] = []
-            rid = None
-            for turn, client in enumerate(clients * 2):
-                new = [10 * turn + 1, 10 * turn + 2]
-                reply = generate(client, new, session_params={"id": session, "rid": rid}).json()
-                prompt += new
-                assert reply["output_ids"] == expected(prompt, 8), turn
-                prompt += reply["output_ids"]
-                rid = reply["meta_info"]["id"]
-            streamed = events(clients[1], [77], 8, session_params={"id": session, "rid": rid})
-            assert streamed[-1]["output_ids"] == expected([*prompt, 77], 8)
-            assert clients[2].post("/close_session", json={"session_id": session}).status_code == 200
-            assert generate(clients[1], [1], session_params={"id": session}).status_code == 400
+            converse(clients)
 
     def test_numbers_are_the_whole_server_s(self, server: Server) -> None:
         with connections(server) as clients:
@@ -294,11 +303,12 @@ def test_keys_are_asked_for_by_all_and_a_dead_scheduler_s_clients_hear_of_it(fol
         assert "was ended by SIGKILL" in server.log
 
 
-def test_a_replica_comes_back_for_all_and_a_dead_front_ends_the_server(folder: Path) -> None:
+def test_sessions_and_a_replica_that_comes_back_are_everybody_s_and_a_dead_front_ends_the_server(folder: Path) -> None:
     options = {"dp_size": 2, "restart_workers": True, "load_balance_method": "round_robin"}
     with serving(folder, step_s=0.02, tokenizer_worker_num=2, **options) as server:
         server.wait_for("/ready", 200)
         with connections(server, 2) as clients:
+            converse(clients)
             server.child("fake_scheduler").kill()
             wait_until(lambda: "serves again" in server.log, server.log)
             for client in clients:

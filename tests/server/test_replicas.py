@@ -242,6 +242,33 @@ class TestDeath:
             watch.cancel()
             assert await pipeline.drain(10.0)
 
+    async def test_a_session_goes_on_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """From the turn before the one that died with its replica; what that had is computed anew."""
+        monkeypatch.setenv("FAKE_STEP_S", SLOW_S)
+        async with running(dp_size=2) as pipeline:
+            watch = asyncio.create_task(pipeline.watch())
+            (opened,) = await pipeline.manager.control(OpenSessionReqInput(capacity_of_str_len=400))
+
+            def turn(new: list[int], after: str | None, rid: str, **fields: Any) -> GenerateReqInput:
+                params = SessionParams(id=opened.session_id, rid=after)
+                return request(new, rids=[rid], session_params=params, **{**GREEDY, **fields})
+
+            first = (await collect(pipeline, turn(list(range(1, 60)), None, "first")))[0]
+            home = first[-1].meta["dp_rank"]
+            past = [*range(1, 60), *(token for chunk in first for token in chunk.token_ids)]
+            dying = asyncio.create_task(collect(pipeline, turn([70], "first", "dying", **LONG)))
+            await until(lambda: live(pipeline)[home] == 1)
+            kill(pipeline, home)
+            with pytest.raises(RequestError, match=r"process ended\. The request could not be finished"):
+                await asyncio.wait_for(dying, 10)
+            for rid, after, num_cached in (("second", "first", 0), ("third", "second", 59 + 8 + 1 + 7)):
+                chunks = (await collect(pipeline, turn([80], after, rid)))[0]
+                output = [token for chunk in chunks for token in chunk.token_ids]
+                assert output == expected([*past, 80])
+                assert (chunks[-1].meta["dp_rank"], chunks[-1].cached_tokens) == (1 - home, num_cached)
+                past += [80, *output]
+            watch.cancel()
+
     async def test_the_last_one_ends_the_server(self) -> None:
         async with running(dp_size=2) as pipeline:
             watch = asyncio.create_task(pipeline.watch())
