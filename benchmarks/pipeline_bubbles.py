@@ -6,27 +6,24 @@ Llama-3.1-70B on its part of eight H200. Nothing is measured, so every machine p
 
 from __future__ import annotations
 
-import functools
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from benchmarks.model_configs import LLAMA_70B, write_config
-from jaxserve.aot.chips import CHIPS
-from jaxserve.aot.roofline import Interconnect, ModelShard, StepShape, StepWork, predict, step_work
+from jaxserve.aot.fitting import Demand
+from jaxserve.aot.targets import parse_target
 from jaxserve.bench.simulate import Arrival, Report, Simulation
 from jaxserve.bench.simulate.plan import resolved, runner_spec
-from jaxserve.models import ModelConfig, divide_layers
+from jaxserve.bench.simulate.roofline import RooflineTimes, stage_shards
+from jaxserve.models import ModelConfig
 from jaxserve.models.step_work import attention_work_ratio
-from jaxserve.runner import StepInput
 
-NUM_DEVICES = 8
-H200 = CHIPS["h200"]
-BF16_BYTES = 2
+H200 = parse_target("h200:8")
 HOST_S = 3e-4
-COARSE = 64  # tokens: the roofline is asked about contexts of whole multiples
 
 HEADER = """# Bubbles of pipelines
 
@@ -42,44 +39,12 @@ is a scheduler that knows of no stages: the next step needs the tokens of the on
 """
 
 
-class StageTimes:
-    def __init__(self, config: ModelConfig, pp_size: int) -> None:
-        tp_size = NUM_DEVICES // pp_size
-        stages = divide_layers(config.num_layers, pp_size)
-        kv_bytes = 2 * config.head_dim * max(config.num_kv_heads // tp_size, 1) * BF16_BYTES
-        self._shards = [ModelShard(config.replace(stage=stage), "bfloat16", tp_size, kv_bytes) for stage in stages]
-        self._links = Interconnect.of(H200, tp_size, 1)
-
-    def __call__(self, step: StepInput) -> Sequence[float]:
-        rows = step.num_decode_rows
-        shapes = []
-        if rows:
-            shapes.append(StepShape(rows, 1, _coarse(step.seq_lens[:rows].mean())))
-        for new, length in zip(step.extend_lens[rows:].tolist(), step.seq_lens[rows:].tolist(), strict=True):
-            shapes.append(StepShape(1, new, max(_coarse(length), new)))
-        key = tuple(shapes)
-        return [self._seconds(stage, key) for stage in range(len(self._shards))]
-
-    @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 - as long-lived as the program
-    def _seconds(self, stage: int, shapes: tuple[StepShape, ...]) -> float:
-        """Of all in one step: weights are read once."""
-        works = [self._work(stage, shape) for shape in shapes]
-        fields = {name: sum(getattr(work, name) for work in works) for name in StepWork.__dataclass_fields__}
-        work = StepWork(**{**fields, "weight_bytes": max(work.weight_bytes for work in works)})
-        return predict(work, H200, "bfloat16", self._links).step_s
-
-    @functools.lru_cache(maxsize=1 << 16)  # noqa: B019
-    def _work(self, stage: int, shape: StepShape) -> StepWork:
-        return step_work(self._shards[stage], shape)
-
-
-def _coarse(tokens: float) -> int:
-    return max(round(tokens / COARSE), 1) * COARSE
-
-
 class Runs:
     def __init__(self, config: ModelConfig) -> None:
-        self._times = {pp_size: StageTimes(config, pp_size) for pp_size in (1, 2, 4, 8)}
+        demand = Demand(config, "bfloat16", "bfloat16", config.context_len, mem_fraction=0.9, row_table_bytes=0)
+        self._times = {
+            pp_size: RooflineTimes(H200, stage_shards(demand, H200.num_devices // pp_size, pp_size)) for pp_size in (1, 2, 4, 8)
+        }
         self._ratio = attention_work_ratio(config)
 
     def __call__(
@@ -136,7 +101,7 @@ def prompts(runs: Runs) -> None:
     length = 131_072
     for pp_size in (1, 2, 4, 8):
         for is_dynamic in (False, True):
-            options = {"enable_dynamic_chunking": is_dynamic, "chunked_prefill_size": 8192}
+            options: dict[str, Any] = {"enable_dynamic_chunking": is_dynamic, "chunked_prefill_size": 8192}
             alone = runs(crowd(1, length, 2), length + 8, pp_size, **options).record({})
             work = [*crowd(64, 512, 512), *crowd(4, length, 2, first=64)]
             beside = runs(work, length + 8, pp_size, enable_mixed_chunk=True, **options)

@@ -1,7 +1,8 @@
 """`bench simulate`: replicas without devices, in virtual time.
 
     workload -> controller -> replica: the real scheduler, loop and cache around a device that only takes time
-                                       (`step_times`: given numbers, or those that `bench latency` measured)
+                                       (`step_times`: given numbers, or those that `bench latency` measured;
+                                       `roofline`: what a model takes at least on a chip that is not there)
 
 What is simulated is the device and the clock. Who waits, who is batched with whom, what is cached and evicted, and which
 replica serves whom is decided by the code that serves.

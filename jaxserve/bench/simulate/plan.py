@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxserve.bench.simulate.step_times import StageTimes, StepTimes, evenly
 from jaxserve.config import ServerArgs
 from jaxserve.executor.resolve import resolve_args
 from jaxserve.runner import KVGroup, RunnerSpec
 
 _DEFAULT_PAGE_SIZE, _DEFAULT_TOKENS = 64, 512 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaPlan:
+    """What each replica of a simulation is."""
+
+    args: ServerArgs  # resolved; what differs between simulations (--dp-size, --load-balance-method) is not looked at
+    spec: RunnerSpec
+    stage_times: StageTimes
+    num_chips: float
+
+    @staticmethod
+    def of_step_times(args: ServerArgs, step_times: StepTimes) -> ReplicaPlan:
+        """Of resolved options. The stages of a pipeline take equal parts of a step."""
+        spec = runner_spec(args, step_times.work_ratio)
+        return ReplicaPlan(args, spec, evenly(step_times, args.pp_size), args.num_devices)
 
 
 def resolved(given: Mapping[str, Any], platform: str, longest: int) -> ServerArgs:
@@ -22,24 +40,31 @@ def resolved(given: Mapping[str, Any], platform: str, longest: int) -> ServerArg
     return args.replace(max_total_tokens=args.max_total_tokens or _DEFAULT_TOKENS)
 
 
-def runner_spec(args: ServerArgs, attention_work_ratio: float = 0.0) -> RunnerSpec:
-    """Of resolved options. ValueError if a sequence would not fit the KV cache."""
-    assert args.page_size and args.max_total_tokens and args.max_running_requests and args.context_length, args
-    assert args.prefill_token_buckets, args
-    if args.max_total_tokens < args.context_length:
-        raise ValueError(
-            f"--max-total-tokens {args.max_total_tokens} has no room for one sequence of {args.context_length} tokens."
-        )
+def runner_spec(
+    args: ServerArgs, attention_work_ratio: float = 0.0, kv_groups: tuple[KVGroup, ...] | None = None
+) -> RunnerSpec:
+    """Of resolved options. `kv_groups`: of each shard; None: one, of --max-total-tokens, and ValueError if a sequence would not
+    fit it."""
+    assert args.page_tokens and args.max_running_requests and args.context_length and args.prefill_token_buckets, args
+    if kv_groups is None:
+        assert args.max_total_tokens, args
+        if args.max_total_tokens < args.context_length:
+            raise ValueError(
+                f"--max-total-tokens {args.max_total_tokens} has no room for one sequence of {args.context_length} tokens."
+            )
+        kv_groups = (KVGroup(args.max_total_tokens // args.page_tokens),)
+    shards = args.attn_dp_size
     return RunnerSpec(
-        page_size=args.page_size,
-        kv_groups=(KVGroup(args.max_total_tokens // args.page_size),),
-        max_rows=args.max_running_requests,
+        page_size=args.page_tokens,
+        kv_groups=kv_groups,
+        max_rows=-(-args.max_running_requests // shards) * shards,
         context_len=args.context_length,
-        max_step_tokens=args.prefill_token_buckets[-1],
+        max_step_tokens=-(-args.prefill_token_buckets[-1] // shards) * shards,
         vocab_size=1 << 20,
         hidden_size=1,
         eos_token_ids=(0,),
         max_top_logprobs=0,
+        num_shards=shards,
         num_stages=args.pp_size,
         attention_work_ratio=attention_work_ratio,
     )

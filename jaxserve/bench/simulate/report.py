@@ -52,7 +52,7 @@ class Report:
             kept &= np.asarray(times[name]) * 1e3 <= limit_ms
         return float(kept.mean()) if self.completed else 0.0
 
-    def record(self, slo_ms: dict[str, float], chips_per_replica: int = 1) -> dict[str, Any]:
+    def record(self, slo_ms: dict[str, float], chips_per_replica: float = 1) -> dict[str, Any]:
         """Under the names of `bench serving`."""
         duration_s = max(self.last_s - self.first_s, 1e-9)
         per_s, num_chips = 1 / duration_s, self.num_replicas * chips_per_replica

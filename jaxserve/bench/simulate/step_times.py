@@ -103,8 +103,8 @@ class MeasuredStepTimes:
     def __call__(self, step: StepInput) -> float:
         rows = step.num_decode_rows
         if not len(step.input_ids):
-            return self.decode(_padded(rows, self.row_buckets), int(step.seq_lens.sum()))
-        return self.prefill(_padded(rows + len(step.input_ids), self.token_buckets), num_pairs(step))
+            return self.decode(padded(rows, self.row_buckets), int(step.seq_lens.sum()))
+        return self.prefill(padded(rows + len(step.input_ids), self.token_buckets), num_pairs(step))
 
     @staticmethod
     def of_records(records: Iterable[Mapping[str, Any]]) -> MeasuredStepTimes:
@@ -120,7 +120,7 @@ class MeasuredStepTimes:
             rows, length = case["batch_size"], case["input_len"]
             decode.append((rows, rows * (length + case["output_len"] / 2), case["median_decode_latency"]))
             if rows * length <= token_buckets[-1]:  # one step
-                prefill.append((_padded(rows * length, token_buckets), rows * length**2 / 2, case["prefill_latency"]))
+                prefill.append((padded(rows * length, token_buckets), rows * length**2 / 2, case["prefill_latency"]))
         if not prefill:
             raise ValueError(f"No record is of prompts that fit one step of {token_buckets[-1]} tokens.")
         return MeasuredStepTimes(Curve.fit(decode), Curve.fit(prefill), row_buckets, token_buckets)
@@ -132,6 +132,7 @@ def num_pairs(step: StepInput, first_row: int = 0) -> float:
     return float(new @ (step.seq_lens[first_row:] - new / 2))
 
 
-def _padded(size: int, buckets: Sequence[int]) -> int:
+def padded(size: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds it."""
     place = bisect.bisect_left(buckets, size)
     return buckets[place] if place < len(buckets) else size
