@@ -32,7 +32,8 @@ from jaxserve.demo import demo_model_path
 
 _OPTIONS = ["--max-running-requests", "32", "--max-total-tokens", "16384", "--chunked-prefill-size", "256"]
 _OPTIONS += ["--decode-row-buckets", "1,2,4,8,16,32", "--prefill-token-buckets", "32,64,128,256"]
-_WORK = ["--gsp-num-groups", "8", "--gsp-prompts-per-group", "6", "--gsp-system-prompt-len", "192", "--gsp-question-len", "32"]
+# As text, questions are some tokens more or less when they are sent: in the middle of a bucket.
+_WORK = ["--gsp-num-groups", "8", "--gsp-prompts-per-group", "6", "--gsp-system-prompt-len", "192", "--gsp-question-len", "48"]
 _WORK += ["--gsp-output-len", "32"]
 _SENT = ["--dataset-name", "generated-shared-prefix", "--tokenize-prompt", "--tokenizer", demo_model_path(), "--disable-tqdm"]
 _SENT += ["--client-ceiling", "off", "--client-processes", "1"]
