@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import itertools
 import json
 from pathlib import Path
@@ -49,6 +50,15 @@ def check(oracle: Oracle, prompt: list[int], answer: list[int]) -> None:
     assert len(answer) == LEN
     best = oracle.logprobs([*prompt, *answer]).argmax(-1)[len(prompt) - 1 : -1].tolist()
     assert answer == best
+
+
+def check_crowd(server: LiveServer, oracle: Oracle, seed: int) -> None:
+    """All at once."""
+    crowd = prompts(oracle, seed)
+    with concurrent.futures.ThreadPoolExecutor(CROWD) as pool:
+        answers = list(pool.map(ask, itertools.repeat(server), range(CROWD), crowd))
+    for prompt, answer in zip(crowd, answers, strict=True):
+        check(oracle, prompt, answer)
 
 
 def check_grammars(server: LiveServer, oracle: Oracle, **where: Any) -> None:

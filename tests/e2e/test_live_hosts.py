@@ -7,7 +7,6 @@ kind of request: `make deployments` runs test_live_weights and test_live_everyth
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from crowd import CROWD, LEN, ask, check, check_grammars, prompts
+from crowd import CROWD, LEN, ask, check, check_crowd, check_grammars
 from live_server import (
     LiveServer,
     ending,
@@ -64,11 +63,7 @@ def served(
 def test_a_crowd_is_answered_as_by_transformers(served: tuple[LiveServer, Oracle]) -> None:
     server, oracle = served
     for seed in (0, 0):  # new, cached
-        crowd = prompts(oracle, seed)
-        with concurrent.futures.ThreadPoolExecutor(CROWD) as pool:
-            answers = list(pool.map(ask, itertools.repeat(server), range(CROWD), crowd))
-        for prompt, answer in zip(crowd, answers, strict=True):
-            check(oracle, prompt, answer)
+        check_crowd(server, oracle, seed)
     state = server.internal_state()
     assert state["cached_tokens"] > 64 * CROWD, "the second crowd was cached"
     assert len(state["runner"]["hosts"]) == 2

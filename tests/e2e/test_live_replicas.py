@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from crowd import CROWD, LEN, ask, check, check_grammars, prompts
+from crowd import CROWD, LEN, ask, check, check_crowd, check_grammars, prompts
 from live_server import LiveServer, running
 from parity import Oracle
 
@@ -49,11 +49,7 @@ def states(server: LiveServer) -> list[dict[str, Any]]:
 def test_a_crowd_is_answered_as_by_transformers(served: tuple[LiveServer, Oracle]) -> None:
     server, oracle = served
     for seed in (0, 0, 1):  # new, cached, new
-        crowd = prompts(oracle, seed)
-        with concurrent.futures.ThreadPoolExecutor(CROWD) as pool:
-            answers = list(pool.map(ask, itertools.repeat(server), range(CROWD), crowd))
-        for prompt, answer in zip(crowd, answers, strict=True):
-            check(oracle, prompt, answer)
+        check_crowd(server, oracle, seed)
     finished = [state["num_finished"] for state in states(server)]
     assert min(finished) > CROWD / 2, finished
     assert sum(state["cached_tokens"] for state in states(server)) > 64 * CROWD, "the second crowd was cached"
