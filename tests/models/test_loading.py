@@ -21,7 +21,8 @@ from jax.sharding import NamedSharding
 from model_families import CASES
 from safetensors.numpy import load_file, save_file
 
-from jaxserve.models import CheckpointError, ModelConfig, abstract_params, load_params
+from jaxserve.models import CheckpointError, ModelConfig, abstract_params, divide_layers, load_params, loading
+from jaxserve.models.names import stored_arrays
 
 CheckpointOf = Callable[[str], Path]
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -96,6 +97,45 @@ def test_columns_of_gate_and_up_go_shard_by_shard(tp_size: int, checkpoint: Chec
         np.testing.assert_array_equal(array, np.concatenate(list(itertools.chain(*zip(gate, up, strict=True)))).T)
         for shard, columns in enumerate(sorted(array.addressable_shards, key=lambda held: held.device.id)):
             np.testing.assert_array_equal(columns.data, np.concatenate([gate[shard], up[shard]]).T)
+
+
+@pytest.mark.parametrize("divided", ["columns", "layers"])
+def test_a_host_reads_what_its_devices_hold(divided: str, checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two: by the devices that each reaches of four, or by the stage that it has."""
+    folder, mesh = checkpoint("llama"), mesh_of(4)
+    config, read_block = ModelConfig.from_pretrained(folder), loading._read_block
+    blocks: dict[tuple[Any, ...], int] = {}  # which of which array, and its bytes
+
+    def noted(tensors: Any, info: Any, bounds: Any) -> np.ndarray:
+        block = read_block(tensors, info, bounds)
+        blocks[(info.source.names, bounds)] = block.nbytes
+        return block
+
+    def read(part: ModelConfig = config) -> dict[tuple[Any, ...], int]:
+        blocks.clear()
+        loading.read_safetensors(folder, stored_arrays(abstract_params(part, jnp.float32, 4)), mesh, lambda name, array: None)
+        return dict(blocks)
+
+    monkeypatch.setattr(loading, "_read_block", noted)
+    everything = read()
+    if divided == "layers":
+        parts = [read(config.replace(stage=stage)) for stage in divide_layers(config.num_layers, 2)]
+        assert not parts[0].keys() & parts[1].keys()
+    else:
+        reached, parts = NamedSharding.addressable_devices_indices_map, []
+        monkeypatch.setattr(jax, "make_array_from_single_device_arrays", lambda shape, sharding, shards: shards)
+        for host in range(2):
+            monkeypatch.setattr(
+                NamedSharding, "addressable_devices_indices_map",
+                lambda self, shape, host=host: {
+                    device: index for device, index in reached(self, shape).items() if device.id // 2 == host
+                },
+            )  # fmt: skip
+            parts.append(read())
+        kept_whole = {block for block in everything if sum(names == block[0] for names, _ in everything) == 1}
+        assert parts[0].keys() & parts[1].keys() == kept_whole
+    assert parts[0] | parts[1] == everything
+    assert all(sum(part.values()) < 0.7 * sum(everything.values()) for part in parts)
 
 
 def test_the_vocabulary_is_padded_with_zeros(checkpoint: CheckpointOf) -> None:
