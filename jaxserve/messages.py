@@ -110,6 +110,7 @@ class TokenizedGenerateReqInput(Message):
     return_hidden_states: bool | Literal["last"] = False
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
+    lora_name: str | None = None  # of the LoRA adapter it runs with; None: the model as it is
     thinking: Thinking | None = None  # the output thinks first, and is not held to its grammar meanwhile
     logit_rules: LogitRules | None = None  # of its logit processors
     route: Route = Route()

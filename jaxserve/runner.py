@@ -54,6 +54,7 @@ class RunnerSpec:
     # Pipeline parallelism: so many steps are computed at a time, one in each stage, as long as none of them needs the results
     # of another that is under way.
     num_stages: int = 1
+    num_adapter_slots: int = 0  # LoRA adapters that rows of one step may use; 0: none can
     # How much more a prompt's token takes for each token before it, in what the first one takes; 0: not known, or nothing.
     attention_work_ratio: float = 0.0
 
@@ -97,6 +98,17 @@ class RunnerSpec:
         return longest
 
 
+NO_SLOT = -1  # of a row without an adapter
+
+
+@dataclasses.dataclass(frozen=True)
+class AdapterLoad:
+    """A LoRA adapter goes into a slot of the devices, before the step that brings this; `ReadAdapter` has read it."""
+
+    slot: int  # 0 .. num_adapter_slots - 1; no row of this or a later step uses what it held
+    adapter_id: int
+
+
 @dataclasses.dataclass(frozen=True)
 class RowState:
     """Everything a request row remembers on the device between its steps; written before the first step of a (re)admission."""
@@ -108,6 +120,7 @@ class RowState:
     stop_token_ids: np.ndarray  # int32: ids that min_new_tokens holds back (eos unless ignored, and stop_token_ids)
     output_ids: np.ndarray  # int32: tokens generated before a retraction, for the penalties
     token_ids: np.ndarray  # int32: the sequence as far as it is known, prompt and output_ids; drafts are looked up in it
+    adapter_slot: int = NO_SLOT  # of the LoRA adapter that it runs with, as long as it holds the row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +211,7 @@ class StepInput:
     score_query: ScoreQuery | None = None
     hidden_slots: np.ndarray | None = None  # int32 [H]: tokens, as in ScoreQuery, whose hidden states are wanted
     embeds: Sequence[EmbeddedTokens] = ()  # by slot
+    adapter_loads: Sequence[AdapterLoad] = ()
 
     @property
     def num_rows(self) -> int:
@@ -305,8 +319,34 @@ class DumpExpertRecord:
     file: str
 
 
+@dataclasses.dataclass(frozen=True)
+class ReadAdapter:
+    """Reads a LoRA adapter in PEFT's format into the host's memory, for `AdapterLoad`. Refused if it is not for this model or
+    has no room in a slot."""
+
+    adapter_id: int  # never given before
+    path: str  # its folder
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetAdapter:
+    """The host's memory of it is free again. What is in slots stays there."""
+
+    adapter_id: int
+
+
 ExpertRecordCommand = StartExpertRecord | StopExpertRecord | DumpExpertRecord
-Command = CheckWeights | ReplaceWeights | ReleaseMemory | ResumeMemory | StartProfile | StopProfile | ExpertRecordCommand
+AdapterCommand = ReadAdapter | ForgetAdapter
+Command = (
+    CheckWeights
+    | ReplaceWeights
+    | ReleaseMemory
+    | ResumeMemory
+    | StartProfile
+    | StopProfile
+    | ExpertRecordCommand
+    | AdapterCommand
+)
 
 
 class CommandError(Exception):
@@ -344,7 +384,8 @@ class Runner(Protocol):
         """Starts a command, which is carried out whole, or refused whole: then the result is an exception.
 
         It stands between steps: all steps launched before it must have been fetched, and none may be launched until it is
-        done, nor while a part of the memory is released. Only CheckWeights, StartProfile and StopProfile may run beside steps.
+        done, nor while a part of the memory is released. Only CheckWeights, StartProfile, StopProfile and those of adapters may
+        run beside steps.
         """
         ...
 

@@ -339,6 +339,25 @@ class ServerArgs:
 
     disable_jump_forward: bool = arg(False, "Sample also the tokens that a grammar leaves no choice about, one by one.")
 
+    # --- LoRA
+    enable_lora: bool = arg(False, "Serve LoRA adapters beside the model; --lora-paths says so, too.")
+    lora_paths: tuple[str, ...] | None = arg(
+        None, "Adapters to load at the start, folders in PEFT's format: NAME=PATH, or PATH, which is then the name as well."
+    )
+    max_lora_rank: int | None = arg(None, "Largest rank of an adapter; default: that of --lora-paths, else 64.")
+    lora_target_modules: tuple[str, ...] | None = arg(
+        None,
+        "Modules that adapters may change, by the last part of their names (q_proj), or all. Default: those of --lora-paths, "
+        "else all.",
+    )
+    max_loras_per_batch: int = arg(8, "Most adapters on the devices, and so in one batch.")
+    max_loaded_loras: int | None = arg(
+        None, "Most adapters in the host's memory; others are read from their folders when they are asked for. Default: all."
+    )
+    lora_eviction_policy: str = arg(
+        "lru", "Which adapter leaves the devices for another: used longest ago, or loaded first.", choices=("lru", "fifo")
+    )
+
     # --- execution
     device: str = arg("auto", "Platform to run on.", choices=DEVICES)
     tp_size: int = arg(1, "Devices over which weights, KV cache and attention are sharded.")
