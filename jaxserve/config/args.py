@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxserve.config.checks import check, flag
 from jaxserve.config.kv_events import KVEventsConfig, read_kv_events_config
+from jaxserve.config.lora_options import lora_paths_of
 from jaxserve.config.names import (
     ALIASES,
     ATTENTION_BACKENDS,
@@ -407,6 +408,7 @@ class ServerArgs:
     decode_row_buckets: tuple[int, ...] | None = arg(None, "Row counts decode steps are compiled for; default: powers of 2.")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "lora_paths", lora_paths_of(self.lora_paths))
         for field in dataclasses.fields(self):
             value, choices = getattr(self, field.name), field.metadata["choices"]
             if isinstance(value, list):  # as Python's callers and JSON write what is a tuple here
@@ -427,6 +429,11 @@ class ServerArgs:
     def follows_grammars(self) -> bool:
         """Requests may constrain their output."""
         return self.grammar_backend != "none" and not self.skip_tokenizer_init
+
+    @property
+    def serves_lora(self) -> bool:
+        """Requests may name LoRA adapters."""
+        return self.enable_lora or bool(self.lora_paths)
 
     @property
     def attn_tp_size(self) -> int:

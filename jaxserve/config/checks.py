@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.config.addresses import split_address
+from jaxserve.config.lora_options import check_lora
 from jaxserve.config.names import LARGEST_PAGE_SIZE, METRIC_BUCKETS, MOST_WORKERS
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def check(args: ServerArgs) -> None:
     _check_labels(args)
     _check_hosts(args)
     _check_stages(args)
+    check_lora(args)
     if args.tp_size % args.attn_dp_size:
         raise ValueError(
             f"--attn-dp-size {args.attn_dp_size} must divide --tp-size {args.tp_size}, which counts all devices"
@@ -151,7 +153,7 @@ def _check_ranges(args: ServerArgs) -> None:
         "stream_interval", "tp_size", "pp_size", "pp_max_micro_batch_size", "ep_size", "dp_size", "attn_dp_size", "dcp_size",
         "scheduler_recv_interval", "decode_log_interval",
         "max_body_size_mb", "max_mamba_cache_size", "mamba_track_interval", "limit_concurrency", "max_reply_numbers",
-        "speculative_ngram_min_match_window_size", "nnodes",
+        "speculative_ngram_min_match_window_size", "nnodes", "max_lora_rank", "max_loras_per_batch",
     )  # fmt: skip
     for name in at_least_one:
         _require(args, name, lambda v: v >= 1, "at least 1")

@@ -22,7 +22,7 @@ from jaxserve.executor.kv_cache import ArraysLayout, KVCacheLayout, KVPool
 from jaxserve.executor.ngram import NgramDrafter
 from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import StepPrograms
-from jaxserve.executor.resolve import resolve_args, resolve_dtype
+from jaxserve.executor.resolve import resolve_args, resolve_dtype, resolve_lora
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.step import Params, Step
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, LatentBackend, choose_backend, choose_latent_backend
@@ -38,6 +38,7 @@ from jaxserve.models import (
     check_tp,
     divide_layers,
 )
+from jaxserve.models.adapters.layout import AdapterLayout, check_targets
 from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.expert_placement import ExpertPlacement, place_experts
 from jaxserve.models.step_work import attention_work_ratio
@@ -119,13 +120,17 @@ class Blueprint:
         assert page_size is not None
         for chunk_size in config.chunk_sizes:
             check_page_size(chunk_size, page_size)
+        args = resolve_lora(args)
         args = resolve_args(args, platform=chip.platform, model_context_len=config.context_len, page_size=page_size)
         if args.max_mamba_cache_size is not None and args.max_mamba_cache_size < (args.max_running_requests or 0):
             raise ValueError(
                 f"--max-mamba-cache-size must be at least --max-running-requests={args.max_running_requests}, as each request "
                 f"has a state; got {args.max_mamba_cache_size}."
             )
-        return Blueprint(args=args, config=config, mesh=mesh, backend=backend)
+        blueprint = Blueprint(args=args, config=config, mesh=mesh, backend=backend)
+        if args.lora_target_modules is not None:
+            check_targets(blueprint.arrays, args.lora_target_modules)
+        return blueprint
 
     @staticmethod
     def draw_stages(args: ServerArgs, config: ModelConfig, meshes: Sequence[Mesh]) -> tuple[Blueprint, ...]:
@@ -170,12 +175,20 @@ class Blueprint:
         modes = tuple(mode for mode in SamplingMode if mode not in left_out)
         drafts, hidden_states = self.drafter is not None, self.args.enable_return_hidden_states
         moves_logits = self.args.enable_custom_logit_processor
-        return ProgramSet(self.buckets, modes, drafts=drafts, hidden_states=hidden_states, moves_logits=moves_logits)
+        return ProgramSet(
+            self.buckets,
+            modes,
+            drafts=drafts,
+            hidden_states=hidden_states,
+            moves_logits=moves_logits,
+            adapts=self.args.serves_lora,
+        )
 
     def description(self, num_pages: NumPages) -> str:
         """All that shapes the programs of one server beside code, versions and devices: their key in a cache."""
         parts = (self.config, self.args.dtype, self.args.tp_size, self.backend.name, self.backend.spec, self.spec(num_pages))
-        return repr((*parts, num_pages, self.drafter))
+        lora = (self.args.max_lora_rank, self.args.lora_target_modules) if self.args.serves_lora else None
+        return repr((*parts, num_pages, self.drafter, lora))
 
     @property
     def counts_experts(self) -> bool:
@@ -237,6 +250,7 @@ class Blueprint:
             num_snapshots=self.num_snapshots,
             num_shards=args.attn_dp_size,
             num_stages=args.pp_size,
+            num_adapter_slots=args.max_loras_per_batch if args.serves_lora else 0,
             attention_work_ratio=attention_work_ratio(self.config),
         )
 
@@ -244,6 +258,21 @@ class Blueprint:
     def arrays(self) -> ParamTree:
         """The weights' ArrayInfo."""
         return abstract_params(self.config, jnp.dtype(self.args.dtype), self.args.tp_size)
+
+    @functools.cached_property
+    def adapters(self) -> AdapterLayout | None:
+        """The slots for LoRA adapters, if there are any."""
+        args = self.args
+        if not args.serves_lora:
+            return None
+        assert args.max_lora_rank is not None and args.lora_target_modules is not None, "options are resolved"
+        return AdapterLayout.of(
+            self.arrays,
+            num_slots=args.max_loras_per_batch,
+            rank=args.max_lora_rank,
+            dtype=jnp.dtype(args.dtype),
+            targets=args.lora_target_modules,
+        )
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -309,6 +338,7 @@ class Blueprint:
             self.spec(num_pages),
             self.mesh,
             self.drafter,
+            self.adapters,
         )
 
     def lower(self, bucket: Bucket, num_pages: NumPages) -> Any:

@@ -19,6 +19,7 @@ import psutil
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import distributed
+from jaxserve.executor.adapter_store import AdapterStore
 from jaxserve.executor.background import BackgroundCompiler, Order
 from jaxserve.executor.blueprint import Blueprint, NumPages
 from jaxserve.executor.compilation import ProgramCompiler
@@ -35,6 +36,7 @@ from jaxserve.executor.memory import (
 from jaxserve.executor.mesh import is_here, make_meshes, select_devices
 from jaxserve.executor.model_runner import ModelRunner
 from jaxserve.executor.programs import ProgramKey
+from jaxserve.executor.resolve import with_lora_of
 from jaxserve.executor.stage import DistantStage, RunningStage, Stage
 from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter, cache_folder, compile_all, jax_cache
@@ -73,7 +75,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
     missing = [key for key in programs.later if key not in parts.stages[-1].keys] if len(blueprints) == 1 else []
     # Another process could only leave them in the cache.
     by_process = blueprint.platform == "cpu" and os.access(builder.folder, os.W_OK)
-    order = Order(args=args, num_pages=parts.num_pages) if by_process else None
+    order = Order(args=with_lora_of(args, blueprint.args), num_pages=parts.num_pages) if by_process else None
     runner = ModelRunner(
         program_set=programs,
         stages=parts.stages,
@@ -84,6 +86,7 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
         model_path=args.model_path,
         load_format=args.load_format,
         expert_record=ExpertRecord(blueprint.config.num_layers, blueprint.config.sparse_layers),
+        adapters=builder.adapters,
         startup_s={"imports": imports_s, **builder.took_s},
     )
     logger.info("KV cache of %d tokens", runner.spec.max_total_tokens)
@@ -156,6 +159,14 @@ class _Builder:
             dtype=jnp.dtype(args.dtype),
             model_override_args=args.json_model_override_args,
         )
+
+    @property
+    def adapters(self) -> AdapterStore | None:
+        layouts = [blueprint.adapters for blueprint in self.blueprints]
+        if layouts[0] is None:
+            return None
+        modules = {name: shape for layout in layouts if layout for name, shape in layout.modules.items()}
+        return AdapterStore([blueprint.adapters for blueprint in self.own if blueprint.adapters], modules)
 
     @functools.cached_property
     def own(self) -> list[Blueprint]:

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxserve.executor import profiling
+from jaxserve.executor.adapter_store import AdapterStore
 from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.step import Params
 from jaxserve.executor.weights import WeightLoader
@@ -26,7 +27,9 @@ from jaxserve.runner import (
     Command,
     CommandError,
     DumpExpertRecord,
+    ForgetAdapter,
     MemoryTag,
+    ReadAdapter,
     ReleaseMemory,
     ReplaceWeights,
     ResumeMemory,
@@ -64,13 +67,20 @@ class _Parts:
 
 class CommandThread:
     def __init__(
-        self, contents: DeviceContents, loader: WeightLoader, model_path: str, load_format: str, expert_record: ExpertRecord
+        self,
+        contents: DeviceContents,
+        loader: WeightLoader,
+        model_path: str,
+        load_format: str,
+        expert_record: ExpertRecord,
+        adapters: AdapterStore | None,
     ) -> None:
         """`model_path` and `load_format` say where the weights are from."""
         self._contents = contents
         self._loader = loader
         self._source = (model_path, load_format)
         self._expert_record = expert_record
+        self._adapters = adapters
         self._thread = ThreadPoolExecutor(1, "runner-commands")
 
     def start(self, command: Command) -> Future[None]:
@@ -103,6 +113,16 @@ class CommandThread:
                 profiling.stop(command)
             case StartExpertRecord() | StopExpertRecord() | DumpExpertRecord():
                 self._expert_record.carry_out(command, self._contents.expert_counts)
+            case ReadAdapter(adapter_id, path):
+                self._store.read(adapter_id, path)
+            case ForgetAdapter(adapter_id):
+                self._store.forget(adapter_id)
+
+    @property
+    def _store(self) -> AdapterStore:
+        if self._adapters is None:
+            raise ValueError("LoRA adapters need a server that runs with --enable-lora.")
+        return self._adapters
 
     def _replace_weights(self, model_path: str, load_format: str) -> None:
         self._loader.check(model_path, load_format)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxserve.executor.forward_batch import NO_ROW, Bucket, Places, packed_len, split_packed
-from jaxserve.runner import PageUpdates, RunnerSpec, StepInput
+from jaxserve.runner import NO_SLOT, PageUpdates, RunnerSpec, StepInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +98,9 @@ class Deal:
         row, place = np.divmod(lines, self.bucket.tokens_per_row)
         return (self.lines[row] * self.bucket.tokens_per_row + place).astype(np.int32)
 
-    def pack(self, row_params: np.ndarray) -> np.ndarray:
-        """The step in a new int32 buffer. `row_params` int32 [rows, NUM_ROW_PARAMS]: of the step's rows.
+    def pack(self, row_params: np.ndarray, adapter_slots: np.ndarray | None = None) -> np.ndarray:
+        """The step in a new int32 buffer. `row_params` int32 [rows, NUM_ROW_PARAMS]: of the step's rows, as `adapter_slots`
+        int32 [rows], which a bucket with adapters needs.
 
         The buffer is fresh each time: JAX on CPU may alias it instead of copying, so nobody may write to it afterwards.
         """
@@ -115,6 +116,9 @@ class Deal:
         self._write_page_updates(views["page_updates"])
         if not bucket.decode_only:
             views["input_ids"][self._tokens_at] = step.input_ids
+        if bucket.adapts:
+            views["adapter_slots"][:] = NO_SLOT
+            views["adapter_slots"][self.rows_at] = adapter_slots
         return buffer
 
     def _write_rows(self, target: np.ndarray) -> None:

@@ -41,6 +41,7 @@ class Bucket:
     decode_only: bool
     num_shards: int = 1
     packs_tokens: bool = False  # all shards together have at most T tokens: they are exchanged by PackAll
+    adapts: bool = False  # rows may use LoRA adapters
 
     @property
     def tokens_per_row(self) -> int:
@@ -60,10 +61,15 @@ class Bucket:
     @property
     def name(self) -> str:
         shards = "" if self.num_shards == 1 else f" x{self.num_shards}{' packed' if self.packs_tokens else ''}"
+        adapters = " with adapters" if self.adapts else ""
         if not self.decode_only:
-            return f"extend T={self.num_tokens} R={self.num_rows}{shards}"
+            return f"extend T={self.num_tokens} R={self.num_rows}{shards}{adapters}"
         drafts = "" if self.tokens_per_row == 1 else f" K={self.tokens_per_row}"
-        return f"{'verify' if drafts else 'decode'} R={self.num_rows}{drafts}{shards}"
+        return f"{'verify' if drafts else 'decode'} R={self.num_rows}{drafts}{shards}{adapters}"
+
+    @property
+    def with_adapters(self) -> Bucket:
+        return dataclasses.replace(self, adapts=True)
 
 
 @jax.tree_util.register_dataclass
@@ -79,6 +85,7 @@ class ForwardBatch:
     row_params: jax.Array  # [R, NUM_ROW_PARAMS] sampling parameters, see row_params.py
     page_updates: jax.Array  # [3, U] row of the shard's page tables, index, page; of padding NO_ROW
     input_ids: jax.Array | None  # [T] decode slots are ignored; None if decode_only
+    adapter_slots: jax.Array | None  # [R] -1 without an adapter, and for padding; None in steps without
 
 
 def layout(bucket: Bucket) -> dict[str, tuple[int, ...]]:
@@ -95,6 +102,8 @@ def layout(bucket: Bucket) -> dict[str, tuple[int, ...]]:
     }
     if not bucket.decode_only:
         fields["input_ids"] = (bucket.num_tokens,)
+    if bucket.adapts:
+        fields["adapter_slots"] = (R,)
     return fields
 
 
@@ -116,7 +125,7 @@ def split_packed(buffer: Any, bucket: Bucket) -> dict[str, Any]:
 def unpack(buffer: jax.Array, bucket: Bucket) -> ForwardBatch:
     """The inverse of `Deal.pack`, traced inside the step; all fields have the shards in front."""
     fields = split_packed(buffer, bucket)
-    return ForwardBatch(**{"input_ids": None, **fields})
+    return ForwardBatch(**{"input_ids": None, "adapter_slots": None, **fields})
 
 
 @jax.tree_util.register_dataclass

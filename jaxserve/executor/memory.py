@@ -75,14 +75,14 @@ class StepMemory:
         compiles, none of them larger than these."""
         forward, of_tokens = programs[:2], programs[2:]
         known = weight_bytes(blueprint) + page_table_bytes(blueprint) + hidden_bytes(blueprint)
-        known += pool_bytes(num_pages, blueprint.page_bytes) + state_bytes(blueprint)
+        known += pool_bytes(num_pages, blueprint.page_bytes) + state_bytes(blueprint) + adapter_bytes(blueprint)
         counts = len(SamplingKey.all_of(blueprint.buckets.all, blueprint.program_set.modes)), len(blueprint.program_set.scoring)
         inputs = max(max(program.arguments for program in forward) - known, 0)
         return StepMemory(
             temporaries=max(program.beside_arguments for program in programs)
             + max(program.new_outputs for program in programs)
             + inputs,
-            code=max(program.code for program in forward) * len(blueprint.buckets.all)
+            code=max(program.code for program in forward) * blueprint.program_set.num_forward
             + sum(program.code * count for program, count in zip(of_tokens, counts, strict=False)),
         )
 
@@ -98,6 +98,7 @@ class MemoryBudget:
     page_table: int
     hidden: int  # the newest step's hidden states
     states: int  # of the request rows, in the layers that keep some
+    adapters: int  # slots of them
     steps: StepMemory | None  # None: not compiled
     page_bytes: tuple[int, ...]  # per KV group: of a page in all its layers
     kv_groups: tuple[KVGroup, ...]  # with their pools, of this device's shard
@@ -121,7 +122,7 @@ class MemoryBudget:
 
     @property
     def free(self) -> int:
-        tables = self.row_tables + self.page_table + self.hidden + self.states
+        tables = self.row_tables + self.page_table + self.hidden + self.states + self.adapters
         return self.total - (self.others + self.weights + tables + self.temporaries + self.code + self.kv_pool)
 
 
@@ -141,6 +142,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
     weights, page_table, hidden = weight_bytes(blueprint), page_table_bytes(blueprint), hidden_bytes(blueprint)
     spec, ratio = blueprint.spec(blueprint.pages_each(1)), blueprint.args.swa_full_tokens_ratio
     row_tables, states = _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[1]), state_bytes(blueprint)
+    adapters = adapter_bytes(blueprint)
     first_pages = fitting_pages = _pages_asked_for(blueprint)
     if not first_pages:
         mem_fraction = blueprint.args.mem_fraction_static
@@ -148,7 +150,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         available = bytes_for_pools(
             device,
             mem_fraction=mem_fraction,
-            table_bytes=row_tables + page_table + hidden + states,
+            table_bytes=row_tables + page_table + hidden + states + adapters,
             step_bytes=0 if steps is None else steps.temporaries + steps.code,
             page_bytes=sum(blueprint.page_bytes),
             page_size=blueprint.page_size,
@@ -169,6 +171,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         page_table=page_table,
         hidden=hidden,
         states=states,
+        adapters=adapters,
         steps=steps,
         page_bytes=blueprint.page_bytes,
         kv_groups=blueprint.spec(pools_of(spec, ratio, first_pages)).kv_groups,
@@ -242,6 +245,12 @@ def state_bytes(blueprint: Blueprint) -> int:
     return 0 if layout is None else layout.count * sum(array.nbytes for array in layout.arrays.values())
 
 
+def adapter_bytes(blueprint: Blueprint) -> int:
+    if blueprint.adapters is None:
+        return 0
+    return _num_bytes(blueprint.programs(blueprint.pages_each(1)).adapter_shapes())
+
+
 def _num_bytes(shapes: Any) -> int:
     """Of a pytree of ShapeDtypeStructs with shardings."""
     leaves = jax.tree.leaves(shapes)
@@ -260,6 +269,13 @@ def _state_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, 
     per_row = "of" if blueprint.num_draft_tokens == 1 else f"{blueprint.num_draft_tokens} of each of"
     rows, snapshots = blueprint.args.max_running_requests, blueprint.num_snapshots
     return [("states", budget.states, f"{per_row} {rows} requests, {snapshots} behind cached prefixes")]
+
+
+def _adapter_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, int, str]]:
+    layout = blueprint.adapters
+    if layout is None:
+        return []
+    return [("adapters", budget.adapters, f"{layout.num_slots} slots of rank {layout.rank}")]
 
 
 def _pool_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[tuple[str, int, str]]:
@@ -297,6 +313,7 @@ def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:
         ("weights", budget.weights, ""),
         *_pool_lines(budget, blueprint),
         *_state_lines(budget, blueprint),
+        *_adapter_lines(budget, blueprint),
         ("row tables", budget.row_tables, ""),
         ("page table", budget.page_table, ""),
         ("hidden states", budget.hidden, "of the newest step"),

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from jaxserve.executor import distributed, profiling
+from jaxserve.executor.adapter_store import AdapterStore
 from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
 from jaxserve.executor.deal import Deal, Shards
@@ -39,7 +40,9 @@ from jaxserve.executor.step import Params
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.runner import (
+    NO_SLOT,
     NO_TOKEN_ID,
+    AdapterLoad,
     Command,
     EmbeddedTokens,
     LogitLines,
@@ -102,6 +105,7 @@ class ModelRunner:
         model_path: str,
         load_format: str,
         expert_record: ExpertRecord,
+        adapters: AdapterStore | None,
         startup_s: dict[str, float],
     ) -> None:
         """`stages`: with the essential programs of the set, at least; what is missing comes from `later`, for a model with one
@@ -111,10 +115,12 @@ class ModelRunner:
         self._program_set = program_set
         self._later = later
         self._counter = compile_counter
-        self._commands = CommandThread(self, loader, model_path, load_format, expert_record)
+        self._commands = CommandThread(self, loader, model_path, load_format, expert_record, adapters)
+        self._adapters = adapters
         self._command: Future[None] | None = None  # the newest
         self._shards = Shards.of(spec)
         self._row_params = np.zeros((spec.max_rows, NUM_ROW_PARAMS), np.int32)
+        self._adapter_slots = np.full(spec.max_rows, NO_SLOT, np.int32)
         self._steps_in_larger_program = 0
         started_s = time.monotonic()
         self._pipeline = Pipeline(stages, spec)
@@ -193,14 +199,20 @@ class ModelRunner:
                     last.write_row_tables([np.zeros(packed_row_shape(), np.int32)])
                 case "history":
                     last.write_history(self._shards.padding_row, np.zeros(1, np.int32))
+                case "adapter":
+                    for stage in self._pipeline.own:
+                        stage.write_no_adapter()
 
     # --- Runner
 
     def forward(self, step: StepInput) -> PendingStep:
         assert self.params is not None and self.kv_pool is not None, "a step is launched while memory is released"
         pipeline = self._pipeline
+        for load in step.adapter_loads:
+            self._write_adapter(load)
         for state in step.new_rows:
             self._row_params[state.row] = row_params_from_state(state)
+            self._adapter_slots[state.row] = state.adapter_slot
             if needs_tables(state):
                 line = self._shards.line(state.row)
                 pipeline.last.write_row_tables(pack_row(dataclasses.replace(state, row=line), self.spec.vocab_size))
@@ -209,12 +221,15 @@ class ModelRunner:
         bucket = self._buckets.choose(step, self._shards)
         is_larger = self._later is not None and bucket != self._program_set.buckets.choose(step, self._shards)
         step = self._write_excess_page_updates(step, bucket)
+        slots = self._adapter_slots[step.rows]
+        if (slots != NO_SLOT).any():
+            bucket = bucket.with_adapters
         deal = self._shards.deal(step, bucket)
         for embeds in step.embeds:
             (first_slot,) = deal.hidden_slots(np.array([embeds.first_slot], np.int32))
             pipeline.first.write_embeds(dataclasses.replace(embeds, first_slot=int(first_slot)))
         row_params = self._row_params[step.rows]
-        forwarded = pipeline.forward(bucket, step.rows[: step.num_decode_rows], deal.pack(row_params))
+        forwarded = pipeline.forward(bucket, step.rows[: step.num_decode_rows], deal.pack(row_params, slots))
         mode = _sampling_mode(step, row_params)
         pending = PendingStep(step.sample, mode, step.needs_logprobs, step.needs_top_logprobs, is_larger, deal, forwarded)
         if (query := step.score_query) is not None:
@@ -331,7 +346,7 @@ class ModelRunner:
 
     def _forward_padding(self, bucket: Bucket) -> Forwarded:
         """A step without a live row."""
-        packed = self._shards.deal(_NO_STEP, bucket).pack(np.zeros((0, NUM_ROW_PARAMS), np.int32))
+        packed = self._shards.deal(_NO_STEP, bucket).pack(np.zeros((0, NUM_ROW_PARAMS), np.int32), _NOTHING)
         return self._pipeline.forward(bucket, _NOTHING, packed)
 
     def _key(self, forwarded: Forwarded, mode: SamplingMode) -> SamplingKey:
@@ -343,6 +358,11 @@ class ModelRunner:
         """The smallest program that is there and answers in one call, or the largest."""
         present = [key for key in self._program_set.scoring if key in self._pipeline.last.keys]
         return next((key for key in present if key.num_lines >= len(query.slots)), present[-1])
+
+    def _write_adapter(self, load: AdapterLoad) -> None:
+        assert self._adapters is not None, "this runner has no slots for adapters"
+        for stage, filled in zip(self._pipeline.own, self._adapters.filled(load.adapter_id), strict=True):
+            stage.write_adapter(load.slot, filled)
 
     def _write_page_table(self, updates: PageUpdates) -> None:
         self._pipeline.write_page_table(self._shards.pack_page_updates(updates, PAGE_UPDATE_CHUNK))

@@ -30,6 +30,7 @@ class ProgramSet:
     moves_logits: bool = False
     embeds: bool = True  # False: of a pipeline, another stage does
     samples: bool = True
+    adapts: bool = False  # steps may use LoRA adapters: those that do have programs of their own
 
     def of_stage(self, *, is_first: bool, is_last: bool) -> ProgramSet:
         """Those that a pipeline's stage needs."""
@@ -47,7 +48,19 @@ class ProgramSet:
     def others(self) -> tuple[str, ...]:
         """What there is one of."""
         names = ("page_table", *("row_tables",) * self.samples, *("input_embeds",) * self.embeds, "kv_pool", "empty_state")
-        return names + ("history",) * self.drafts + ("hidden_states",) * self.hidden_states
+        names += ("history",) * self.drafts + ("hidden_states",) * self.hidden_states
+        return names + ("empty_adapters", "adapter") * self.adapts
+
+    def _forward(self, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
+        """The forward halves of steps of these buckets."""
+        return tuple(itertools.chain.from_iterable(self._variants(bucket) for bucket in buckets))
+
+    @property
+    def num_forward(self) -> int:
+        return len(self._forward(self.buckets.all))
+
+    def _variants(self, bucket: Bucket) -> tuple[Bucket, ...]:
+        return (bucket, bucket.with_adapters) if self.adapts else (bucket,)
 
     @property
     def scoring(self) -> tuple[ScoringKey, ...]:
@@ -63,19 +76,19 @@ class ProgramSet:
     def all(self) -> tuple[ProgramKey, ...]:
         """By kind; the forward halves first, which take longest to compile."""
         sampling = SamplingKey.all_of(self.buckets.all, self.modes)
-        return (*self.buckets.all, *sampling, *self.scoring, *self.logit_lines, *self.others)
+        return (*self._forward(self.buckets.all), *sampling, *self.scoring, *self.logit_lines, *self.others)
 
     @property
     def essential(self) -> tuple[ProgramKey, ...]:
         """Those that serve every step."""
         largest = (self.buckets.extend[-1], self.buckets.decode[-1])
         sampling = SamplingKey.all_of(largest, (SamplingMode.EVERYTHING,))
-        return (*largest, *sampling, self.scoring[-1], *self.logit_lines, *self.others)
+        return (*self._forward(largest), *sampling, self.scoring[-1], *self.logit_lines, *self.others)
 
     @property
     def largest(self) -> tuple[ProgramKey, ...]:
         """Of each kind the one that takes most memory: two forward halves, then sampling and scoring, if that is done here."""
-        forward = self.buckets.extend[-1], self.buckets.decode[-1]
+        forward = tuple(self._variants(bucket)[-1] for bucket in (self.buckets.extend[-1], self.buckets.decode[-1]))
         return (*forward, SamplingKey.largest_of(self.buckets.decode), self.scoring[-1]) if self.samples else forward
 
     @property
@@ -83,7 +96,7 @@ class ProgramSet:
         """What a start should have beside the essential ones if it is cached: the first request is short, and the largest
         prefill step would keep it waiting for a second or more."""
         smallest = self.buckets.extend[0]
-        return smallest, SamplingKey.of(smallest, SamplingMode.EVERYTHING)
+        return (*self._variants(smallest), SamplingKey.of(smallest, SamplingMode.EVERYTHING))
 
     @property
     def later(self) -> tuple[ProgramKey, ...]:
@@ -94,7 +107,7 @@ class ProgramSet:
         shapes += [bucket for bucket in self.buckets.extend if bucket not in shapes]
         keys: list[ProgramKey] = []
         for bucket in shapes:
-            keys += [bucket, *(SamplingKey.of(bucket, mode) for mode in _FREQUENT_MODES)]
+            keys += [*self._variants(bucket), *(SamplingKey.of(bucket, mode) for mode in _FREQUENT_MODES)]
         keys += (*SamplingKey.all_of(shapes, self.modes), *self.scoring)
         return tuple(key for key in dict.fromkeys(keys) if key not in self.essential)
 
@@ -104,7 +117,7 @@ class ProgramSet:
         have = set(present)
 
         def is_usable(bucket: Bucket) -> bool:
-            return bucket in have and SamplingKey.of(bucket, SamplingMode.EVERYTHING) in have
+            return have.issuperset((*self._variants(bucket), SamplingKey.of(bucket, SamplingMode.EVERYTHING)))
 
         buckets = Buckets(tuple(filter(is_usable, self.buckets.decode)), tuple(filter(is_usable, self.buckets.extend)))
         chosen = {}

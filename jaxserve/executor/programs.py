@@ -22,10 +22,11 @@ from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Continuation, Forwarded, Sampled, SamplingState, sample_rows
 from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoredLines, ScoringKey, copy_lines, score_lines
-from jaxserve.executor.step import ForwardState, HandedOn, Params, RowInputs, Step, write_own_pages
+from jaxserve.executor.step import AdaptedParams, ForwardState, HandedOn, Params, RowInputs, Step, write_own_pages
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.native.zero_pages import zero_pages
 from jaxserve.models import DATA_AXIS
+from jaxserve.models.adapters.layout import AdapterLayout, write_slot
 from jaxserve.runner import RunnerSpec
 
 # Page-table entries written by one call of the program for what does not fit a step's own updates (long prefix hits).
@@ -85,13 +86,16 @@ class StepPrograms:
         spec: RunnerSpec,
         mesh: Mesh,
         drafter: NgramDrafter | None = None,
+        adapters: AdapterLayout | None = None,
     ) -> None:
+        """`adapters`: the slots, where steps may use some."""
         self._step = step
         self._param_specs = param_specs
         self._kv_cache = kv_cache
         self._spec = spec
         self._mesh = mesh
         self._drafter = drafter
+        self._adapters = adapters
         hidden = _BY_SHARD if self._keeps_hidden else None
         counts = _WHOLE if step.counts_experts else None
         self._state_specs = ForwardState(kv_cache.specs(), _BY_SHARD, hidden, counts)  # type: ignore[arg-type]
@@ -111,24 +115,29 @@ class StepPrograms:
     def lower_forward(self, bucket: Bucket, params: Params) -> Any:
         """A jax.stages.Lowered of (params, forward state, continuation, packed) -> (forward state, Forwarded); of a pipeline's
         stage of (params, forward state, HandedOn, packed) if it is not the first, and -> (forward state, HandedOn) if it is not
-        the last.
+        the last. With adapters, AdaptedParams stand in place of params.
 
         `params` may be shapes with shardings.
         """
         config = self._step.decoder.config
+        weights: Any = params
+        specs: Any = self._param_specs
+        if bucket.adapts:
+            assert self._adapters is not None, "this model has no slots for adapters"
+            weights, specs = AdaptedParams(params, self.adapter_shapes()), AdaptedParams(specs, self._adapters.specs())
 
-        def run(params: Params, state: ForwardState, start: Continuation | HandedOn, packed: jax.Array) -> Any:
+        def run(params: Params | AdaptedParams, state: ForwardState, start: Continuation | HandedOn, packed: jax.Array) -> Any:
             return self._step(params, state, start, packed, bucket)
 
         handed_on: Any = HandedOn(_BY_SHARD, None if self._drafter is None else _WHOLE)  # type: ignore[arg-type]
         start = self.continuation() if config.embeds else self._handed_on(bucket)
         sharded = self._sharded(
             run,
-            (self._param_specs, self._state_specs, _WHOLE if config.embeds else handed_on, _WHOLE),
+            (specs, self._state_specs, _WHOLE if config.embeds else handed_on, _WHOLE),
             (self._state_specs, _WHOLE if config.has_head else handed_on),
         )
         packed = self._whole((packed_len(bucket),))
-        return self._jit(sharded, donated=1).lower(params, self._forward_state(), start, packed)
+        return self._jit(sharded, donated=1).lower(weights, self._forward_state(), start, packed)
 
     def lower_sampling(self, key: SamplingKey) -> Any:
         """Of (sampling state, Forwarded, masks) -> (sampling state, Sampled); masks None in modes that take none."""
@@ -192,6 +201,28 @@ class StepPrograms:
         shapes = self._forward_state().kv
         shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
         return jax.jit(lambda: self._empty_pool(shapes), out_shardings=shardings).lower()
+
+    def lower_empty_adapters(self) -> Any:
+        """Of () -> slots, in zeros."""
+        shapes = self.adapter_shapes()
+        return jax.jit(lambda: _zeros(shapes), out_shardings=jax.tree.map(lambda shape: shape.sharding, shapes)).lower()
+
+    def lower_adapter(self) -> Any:
+        """Of (slots, int32 [] slot, what goes into it) -> slots."""
+        shapes = self.adapter_shapes()
+        shardings = jax.tree.map(lambda shape: shape.sharding, shapes)
+        write = jax.jit(write_slot, donate_argnums=0, out_shardings=shardings, compiler_options=self.compiler_options)
+        return write.lower(shapes, self._whole(()), self.filled_slot_shapes())
+
+    def adapter_shapes(self) -> Any:
+        """Of all slots, ShapeDtypeStructs with shardings."""
+        assert self._adapters is not None
+        return jax.tree.map(self._shape, self._adapters.shapes(), self._adapters.specs())
+
+    def filled_slot_shapes(self) -> Any:
+        """Of what goes into one slot, likewise."""
+        assert self._adapters is not None
+        return jax.tree.map(self._shape, self._adapters.slot_shapes(), self._adapters.slot_specs())
 
     def outputs(self, key: ProgramKey) -> Any:
         """ShapeDtypeStructs with shardings of what a program gives beside states: to be received by those who do not run it."""

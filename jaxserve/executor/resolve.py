@@ -5,7 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from jaxserve.config import ServerArgs
+from jaxserve.config.lora import split_lora_path
 from jaxserve.executor.buckets import SMALLEST_TOKEN_BUCKET, powers_up_to
+from jaxserve.models.adapters.layout import ALL_MODULES
+from jaxserve.models.adapters.peft_files import largest_rank, target_suffixes
+
+DEFAULT_LORA_RANK = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +72,25 @@ def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, pag
             args.decode_row_buckets or powers_up_to(defaults.fewest_decode_rows, defaults.decode_row_factor, max_rows), max_rows
         ),
     )
+
+
+def resolve_lora(args: ServerArgs) -> ServerArgs:
+    """What slots for adapters hold, by the adapters that are loaded at the start where options do not say it. ValueError or
+    OSError with a sentence for a folder that cannot be read."""
+    if not args.serves_lora:
+        return args
+    rank, targets = args.max_lora_rank, args.lora_target_modules
+    folders = [split_lora_path(text)[1] for text in args.lora_paths or ()]
+    if folders and rank is None:
+        rank = max(map(largest_rank, folders))
+    if folders and targets is None:
+        targets = tuple(sorted(frozenset().union(*map(target_suffixes, folders))))
+    return args.replace(max_lora_rank=rank or DEFAULT_LORA_RANK, lora_target_modules=targets or (ALL_MODULES,))
+
+
+def with_lora_of(args: ServerArgs, resolved: ServerArgs) -> ServerArgs:
+    """The same options, with slots for adapters as they were resolved: folders may have changed since."""
+    return args.replace(max_lora_rank=resolved.max_lora_rank, lora_target_modules=resolved.lora_target_modules)
 
 
 def _reach(sizes: tuple[int, ...], last: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from jaxserve.executor.mesh import platform_of, spans_processes
 from jaxserve.executor.programs import HISTORY_CHUNK, ProgramKey, SamplingKey, StepPrograms
 from jaxserve.executor.sampling import Continuation, Forwarded, Sampled, SamplingState
 from jaxserve.executor.scoring import ScoredLines, ScoringKey, pack_query, pack_slots
-from jaxserve.executor.step import ForwardState, HandedOn, Params
+from jaxserve.executor.step import AdaptedParams, ForwardState, HandedOn, Params
 from jaxserve.runner import EmbeddedTokens, LogitLines, ScoreQuery
 
 
@@ -84,6 +84,7 @@ class RunningStage:
         self.state: ForwardState
         self.sampling: SamplingState | None  # where tokens are sampled
         self.state, self.sampling = self.programs["empty_state"]()
+        self.adapters = self.programs["empty_adapters"]() if "empty_adapters" in self.programs else None  # slots of them
         self._described = described
         # By lines: what a step without a grammar brings to a program that takes masks (`keep_no_masks`).
         self._no_masks: dict[int, jax.Array] = {}
@@ -99,7 +100,8 @@ class RunningStage:
     def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded:
         made: HandedOn | Forwarded
         start = self._sampling.continuation if start is None else start
-        self.state, made = self.programs[bucket](self.params, self.state, start, packed)
+        params: Any = AdaptedParams(self.params, self.adapters) if bucket.adapts else self.params  # type: ignore[arg-type]
+        self.state, made = self.programs[bucket](params, self.state, start, packed)
         return made
 
     def sample(self, key: SamplingKey, forwarded: Forwarded, masks: np.ndarray | None) -> Sampled:
@@ -136,6 +138,20 @@ class RunningStage:
         for first_slot, lines in pack_embeds(embeds):
             hidden = self.programs["input_embeds"](self.state.hidden, first_slot, lines)
             self.state = dataclasses.replace(self.state, hidden=hidden)
+
+    def write_adapter(self, slot: int, filled: Any) -> None:
+        """`filled`: NumPy arrays for one slot, whole."""
+
+        def put(array: np.ndarray, shape: jax.ShapeDtypeStruct) -> jax.Array:
+            return jax.make_array_from_callback(array.shape, shape.sharding, lambda index: array[index])
+
+        arrays = jax.tree.map(put, filled, self._described.filled_slot_shapes())
+        self.adapters = self.programs["adapter"](self.adapters, np.array(slot, np.int32), arrays)
+
+    def write_no_adapter(self) -> None:
+        """Zeros, where no adapter is yet."""
+        shapes = self._described.filled_slot_shapes()
+        self.write_adapter(0, jax.tree.map(lambda shape: np.zeros(shape.shape, shape.dtype), shapes))
 
     def write_page_table(self, packed: np.ndarray) -> None:
         table = self.programs["page_table"](self.state.page_table, packed)

@@ -28,10 +28,19 @@ from jaxserve.executor.state_rows import StateLines, plan_states
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
 from jaxserve.models import DATA_AXIS, Decoder, GatherAll, OfAllShards, PackAll, StepContext, own_lines
+from jaxserve.models.adapters.low_rank import StepAdapters
 from jaxserve.models.blocks.attend import HeadInputs, Inputs, LatentInputs, Mixer, StateInputs
 from jaxserve.models.specs import AttentionMixer, SelfAttentionSpec, StateMixer
+from jaxserve.runner import NO_SLOT
 
 Params = dict[str, Any]
+
+
+class AdaptedParams(NamedTuple):
+    """What a step whose rows may use LoRA adapters has in place of weights."""
+
+    params: Params
+    adapters: Any  # what the slots hold, see `AdapterLayout`
 
 
 @jax.tree_util.register_dataclass
@@ -78,9 +87,17 @@ class Step:
     keeps_snapshots: bool = False  # of states, behind pages: then the last table says where
 
     def __call__(
-        self, params: Params, state: ForwardState, start: Continuation | HandedOn, packed: jax.Array, bucket: Bucket
+        self,
+        params: Params | AdaptedParams,
+        state: ForwardState,
+        start: Continuation | HandedOn,
+        packed: jax.Array,
+        bucket: Bucket,
     ) -> tuple[ForwardState, HandedOn | Forwarded]:
         """`start`: what the stage before has made, or in the first stage what rows go on from."""
+        pool = None
+        if isinstance(params, AdaptedParams):
+            params, pool = params
         # Of all shards, [D, ...], as sampling wants them; then of this one.
         batches = unpack(packed, bucket)
         rows = batches.rows + self._first_rows(bucket)
@@ -90,7 +107,7 @@ class Step:
         shard = jax.lax.axis_index(DATA_AXIS) if bucket.num_shards > 1 else 0
         batch = jax.tree.map(lambda field: field[shard], batches)
         page_table = write_page_table(state.page_table, batch.page_updates)
-        placement, token_ids, of_all = _place(batches, inputs.tokens, bucket, shard)
+        placement, token_ids, of_all, slots = _place(batches, inputs.tokens, bucket, shard)
         # Of one group the whole: jnp.split would add an operation.
         num_tables = len(self.pools) + self.keeps_snapshots
         tables = jnp.split(page_table, num_tables) if num_tables > 1 else [page_table]
@@ -120,7 +137,8 @@ class Step:
         positions, is_live, counts_experts = placement.positions, placement.is_live, self.counts_experts
         context = self.decoder.context(positions, is_live, of_all=of_all, counts_experts=counts_experts)
         x = start.x if isinstance(start, HandedOn) else self._embed(params, state, batch, token_ids, context)
-        hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend)
+        adapters = None if pool is None or slots is None else StepAdapters(pool, slots.own, slots.of_all)
+        hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend, adapters)
         state = dataclasses.replace(state, kv=kv, page_table=page_table)
         if counts is not None:
             assert state.expert_counts is not None
@@ -136,7 +154,7 @@ class Step:
         return dataclasses.replace(state, hidden=jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0))), forwarded
 
     def _embed(
-        self, params: Params, state: ForwardState, batch: ForwardBatch, token_ids: TokenIds, context: StepContext
+        self, params: Params, state: ForwardState, batch: ForwardBatch, token_ids: OfTokens, context: StepContext
     ) -> jax.Array:
         x = self.decoder.embed(params, token_ids.of_all, context)
         if batch.input_ids is None:
@@ -225,21 +243,30 @@ def _sampled_tokens(hidden: jax.Array, placement: TokenPlacement, bucket: Bucket
     return hidden if bucket.decode_only else hidden[jnp.maximum(placement.cu_q_lens[1:] - 1, 0)]
 
 
-class TokenIds(NamedTuple):
+class OfTokens(NamedTuple):
+    """A number of each token: its id, or its adapter's slot."""
+
     own: jax.Array  # int32 [T]
     of_all: jax.Array  # int32 [A]
 
 
+def _adapter_slots(batch: ForwardBatch, placement: TokenPlacement) -> jax.Array:
+    """int32 [T]"""
+    assert batch.adapter_slots is not None
+    return jnp.where(placement.is_live, batch.adapter_slots[placement.row_index], NO_SLOT)
+
+
 def _place(
     batches: ForwardBatch, inputs: jax.Array, bucket: Bucket, shard: jax.Array | int
-) -> tuple[TokenPlacement, TokenIds, OfAllShards | None]:
+) -> tuple[TokenPlacement, OfTokens, OfAllShards | None, OfTokens | None]:
     """Of this shard's tokens, and what the model wants to know of those of all: each device has the batches of all shards, so
-    that nothing need be sent."""
+    that nothing need be sent. The last are adapters' slots, where there are adapters."""
     if bucket.num_shards == 1:
         batch = jax.tree.map(lambda field: field[0], batches)
         placement = place_tokens(batch, bucket)
         ids = _input_tokens(batch, placement, inputs[0])
-        return placement, TokenIds(ids, ids), None
+        slots = _adapter_slots(batch, placement) if bucket.adapts else None
+        return placement, OfTokens(ids, ids), None, None if slots is None else OfTokens(slots, slots)
     assert not isinstance(shard, int)
     placements = jax.vmap(lambda batch: place_tokens(batch, bucket))(batches)
     ids = jax.vmap(_input_tokens)(batches, placements, inputs)
@@ -248,7 +275,9 @@ def _place(
     if bucket.packs_tokens:
         exchange = PackAll.of(jnp.sum(batches.extend_lens, axis=1, dtype=jnp.int32), shard, placement.is_live)
     of_all = OfAllShards(exchange, exchange.pick(placements.positions), exchange.pick(placements.is_live))
-    return placement, TokenIds(ids[shard], exchange.pick(ids)), of_all
+    slots = jax.vmap(_adapter_slots)(batches, placements) if bucket.adapts else None
+    of_slots = None if slots is None else OfTokens(slots[shard], exchange.pick(slots))
+    return placement, OfTokens(ids[shard], exchange.pick(ids)), of_all, of_slots
 
 
 def write_page_table(page_table: jax.Array, updates: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxserve.models.adapters.low_rank import StepAdapters
 from jaxserve.models.blocks.attend import Attend, Inputs
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.embedding import (
@@ -90,14 +91,25 @@ class Decoder:
         attention, max_len = self.config.attention, self.config.max_position_embeddings
         return StepContext.of(positions, is_live, attention, max_len, of_all=of_all, counts_experts=counts_experts)
 
-    def forward(self, params: ParamTree, x: jax.Array, context: StepContext, kv: Any, attend: Attend) -> DecoderOutput:
+    def forward(
+        self,
+        params: ParamTree,
+        x: jax.Array,
+        context: StepContext,
+        kv: Any,
+        attend: Attend,
+        adapters: StepAdapters | None = None,
+    ) -> DecoderOutput:
         """Of embedded tokens [T, hidden_size], or of what another stage made of them."""
         # Layers of equal specs differ in their weights only, so one is traced and the others reuse it: a jitted function that
         # is called again with arguments of the same types is not traced again. XLA inlines the calls.
         bodies = {spec: _jitted_layer(graphdef, spec, context, attend) for spec, graphdef in self.layers.items()}
         counts = []
         for layer, index in zip(self.config.own_layers, self.config.kv_indices, strict=True):
-            x, kv, of_layer = bodies[self.config.layers[layer]](params["layers"][layer], x, kv, jnp.int32(index))
+            weights = params["layers"][layer]
+            if adapters is not None:
+                weights = adapters.adapt(layer, weights)
+            x, kv, of_layer = bodies[self.config.layers[layer]](weights, x, kv, jnp.int32(index))
             counts += [] if of_layer is None else [of_layer]
         if self.config.has_head:
             with jax.named_scope("final_norm"):

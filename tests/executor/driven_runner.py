@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from checkpoints import load_model
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build, build_runner
-from jaxserve.runner import PageUpdates, RowState, StepInput, launch
+from jaxserve.runner import NO_SLOT, AdapterLoad, PageUpdates, RowState, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 NOTHING = np.zeros(0, np.int32)
@@ -29,9 +30,10 @@ class Driver:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         self.lengths: dict[int, int] = {}
+        self.slots: dict[int, int] = {}  # of the adapters that rows begin with
         self.pages_per_row = [group.num_pages // runner.spec.rows_per_shard for group in runner.spec.kv_groups]
 
-    def step(self, prompts: dict[int, list[int]], decode: list[int]) -> StepInput:
+    def step(self, prompts: dict[int, list[int]], decode: list[int], loads: Sequence[AdapterLoad] = ()) -> StepInput:
         """More tokens of some rows, and one more of those that decode."""
         rows = [*decode, *prompts]
         new = [row for row in prompts if row not in self.lengths]
@@ -53,24 +55,41 @@ class Driver:
             input_ids=ints([token for tokens in prompts.values() for token in tokens]),
             sample=np.ones(len(rows), bool),
             page_updates=PageUpdates(*(ints(list(column)) for column in zip(*updates, strict=True))),
-            new_rows=[RowState(row, sampling, 0, len(prompts[row]), NOTHING, NOTHING, ints(prompts[row])) for row in new],
+            new_rows=[
+                RowState(
+                    row,
+                    sampling,
+                    0,
+                    len(prompts[row]),
+                    NOTHING,
+                    NOTHING,
+                    ints(prompts[row]),
+                    adapter_slot=self.slots.get(row, NO_SLOT),
+                )
+                for row in new
+            ],
             needs_sampling=False,
             needs_adjusting=False,
             needs_logprobs=False,
             needs_top_logprobs=False,
+            adapter_loads=loads,
         )
 
-    def launch(self, prompts: dict[int, list[int]], decode: list[int] | None = None) -> Any:
+    def launch(
+        self, prompts: dict[int, list[int]], decode: list[int] | None = None, loads: Sequence[AdapterLoad] = ()
+    ) -> Any:
         """What `fetch` takes."""
-        step = self.step(prompts, decode or [])
+        step = self.step(prompts, decode or [], loads)
         return step, launch(self.runner, step)
 
     def fetch(self, launched: Any) -> dict[int, int]:
         step, handle = launched
         return dict(zip(step.rows.tolist(), self.runner.fetch(handle).token_ids[:, 0].tolist(), strict=True))
 
-    def run(self, prompts: dict[int, list[int]], decode: list[int] | None = None) -> dict[int, int]:
-        return self.fetch(self.launch(prompts, decode))
+    def run(
+        self, prompts: dict[int, list[int]], decode: list[int] | None = None, loads: Sequence[AdapterLoad] = ()
+    ) -> dict[int, int]:
+        return self.fetch(self.launch(prompts, decode, loads))
 
 
 class Oracle:

@@ -1,0 +1,87 @@
+"""Low-rank adapters (LoRA) of matrices, many at a time: each token of a step has the adapter in its slot, or none.
+
+A matrix W with an adapter is W + A B. Adapters are in slots of arrays that all tokens share: a token is multiplied with A of
+all slots, of which it keeps its own slot's product, and that with the B of all slots. So shapes do not depend on who is in the
+step, and an accelerator, for which a product with a rank of 16 takes as long as one with 128, does little more work than it
+would for one slot.
+
+T tokens, S slots, P matrices that are fused into W, R largest rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.models.grouped import Groups, matmul_precision
+from jaxserve.models.weight import Weight
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+    """What the slots hold for one matrix of the model, which may be several of a checkpoint's. Ranks below R are filled with
+    zeros, as is what an adapter does not change."""
+
+    a: Any  # [in, S, P, R]
+    b: tuple[Any, ...]  # per fused matrix [S, R, its columns]
+    # Columns of W come in periods: of each fused matrix in turn so many.
+    widths: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    def product(self, x: jax.Array, slots: jax.Array) -> jax.Array:
+        """x [T, in], slots int32 [T], -1 without an adapter -> float32 [T, out]: what is added to x W."""
+        (_, num_slots, _, _), precision = self.a.shape, matmul_precision(x)
+        with jax.named_scope("adapters"):
+            shrunk = jnp.einsum("ti,ispr->tspr", x, self.a, precision=precision, preferred_element_type=jnp.float32)
+            is_own = slots[:, None] == jnp.arange(num_slots)
+            shrunk = jnp.where(is_own[:, :, None, None], shrunk, 0).astype(x.dtype)
+            parts = [
+                jnp.einsum("tsr,sro->to", shrunk[:, :, part], b, precision=precision, preferred_element_type=jnp.float32)
+                for part, b in enumerate(self.b)
+            ]
+            if len(parts) == 1:
+                return parts[0]
+            periods = [part.reshape(len(x), -1, width) for part, width in zip(parts, self.widths, strict=True)]
+            return jnp.concatenate(periods, axis=2).reshape(len(x), -1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdaptedWeight:
+    """A Weight that adds each token's adapter."""
+
+    base: Any
+    adapters: LowRank
+    slots: Any  # int32 [T]
+
+    def project(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
+        base: Weight = self.base
+        out = base.project(x, out_dtype)
+        return (out + self.adapters.product(x, self.slots)).astype(out.dtype)
+
+    def project_groups(self, x: jax.Array, groups: Groups) -> jax.Array:
+        raise AssertionError("experts have no adapters")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepAdapters:
+    """Of a step: what the slots hold, and which slot each token uses."""
+
+    layers: dict[int, dict[str, LowRank]]  # by place in the layer's tree of weights: "attn.qkv"
+    slots: jax.Array  # int32 [T], of this shard's tokens
+    slots_of_all: jax.Array  # int32 [A], of those of all shards, which MLPs work on
+
+    def adapt(self, layer: int, weights: Any) -> Any:
+        """The layer's tree of weights with an AdaptedWeight where there are adapters."""
+        return _adapted(weights, "", self.layers[layer], self)
+
+
+def _adapted(tree: Any, name: str, adapters: dict[str, LowRank], step: StepAdapters) -> Any:
+    if name in adapters:
+        return AdaptedWeight(tree, adapters[name], step.slots_of_all if name.startswith("mlp.") else step.slots)
+    if not isinstance(tree, dict):
+        return tree
+    return {key: _adapted(below, f"{name}.{key}" if name else str(key), adapters, step) for key, below in tree.items()}
