@@ -24,11 +24,12 @@ from jaxserve.kernels.machine import processor, user_cache
 logger = logging.getLogger(__name__)
 
 _FOLDER = pathlib.Path(__file__).parent
-_SOURCES = (_FOLDER / "paged_attention.cc", _FOLDER / "few_rows.cc", _FOLDER / "zero_pages.cc")
+_SOURCES = (_FOLDER / "paged_attention.cc", _FOLDER / "few_rows.cc", _FOLDER / "low_rank.cc", _FOLDER / "zero_pages.cc")
 _HEADERS = (_FOLDER / "cpu.h",)
 # What the sources define.
 PAGED_ATTENTION = "JaxservePagedAttention"
 FEW_ROWS = "JaxserveFewRows"
+LOW_RANK = "JaxserveLowRank"
 ZERO_PAGES = "JaxserveZeroPages"
 COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-w")
@@ -56,7 +57,7 @@ def _registered() -> dict[str, str] | NoLibraryError:
         return NoLibraryError(f"its C++ part cannot be built or loaded: {error}.")
     # The sources are in the name and the compiler is not: a cached program finds its target after the compiler was replaced.
     version = hashlib.sha256(_source_text()).hexdigest()[:8]
-    names = {symbol: f"{symbol}_{version}" for symbol in (PAGED_ATTENTION, FEW_ROWS, ZERO_PAGES)}
+    names = {symbol: f"{symbol}_{version}" for symbol in (PAGED_ATTENTION, FEW_ROWS, LOW_RANK, ZERO_PAGES)}
     for symbol, name in names.items():
         jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(getattr(library, symbol)), platform="cpu")
     return names

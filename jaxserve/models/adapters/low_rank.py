@@ -16,7 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxserve.kernels.native.low_rank import add_low_rank
 from jaxserve.models.grouped import Groups, matmul_precision
+from jaxserve.models.native_weight import NativeWeight
 from jaxserve.models.weight import Weight
 
 
@@ -60,6 +62,8 @@ class AdaptedWeight:
     def project(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         base: Weight = self.base
         out = base.project(x, out_dtype)
+        if isinstance(base, NativeWeight):
+            return add_low_rank(out, x, self.slots, self.adapters.a, self.adapters.b, self.adapters.widths)
         return (out + self.adapters.product(x, self.slots)).astype(out.dtype)
 
     def project_groups(self, x: jax.Array, groups: Groups) -> jax.Array:
