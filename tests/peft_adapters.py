@@ -18,13 +18,13 @@ def make_adapter(model: Path, folder: Path, *, seed: int, std: float = 0.1, **co
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    with _peft_asks_what_is_deprecated():
+    with _quiet_peft():
         adapted = get_peft_model(load_model(model), LoraConfig(task_type="CAUSAL_LM", **config))
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if ".lora_" in name:
-                parameter.normal_(std=std)
-    adapted.save_pretrained(folder, save_embedding_layers=False)  # which the base has
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if ".lora_" in name:
+                    parameter.normal_(std=std)
+        adapted.save_pretrained(folder, save_embedding_layers=False)  # which the base has
     return folder
 
 
@@ -32,13 +32,14 @@ def load_adapted(model: Path, adapter: Path) -> Any:
     """As `load_model`, with the adapter."""
     from peft import PeftModel
 
-    with _peft_asks_what_is_deprecated():
+    with _quiet_peft():
         return PeftModel.from_pretrained(load_model(model), adapter).eval()
 
 
 @contextlib.contextmanager
-def _peft_asks_what_is_deprecated() -> Iterator[None]:
-    """PEFT 0.21 does, of Transformers 5.24."""
+def _quiet_peft() -> Iterator[None]:
+    """PEFT 0.21 does, of Transformers 5.24; and it warns of adapters of what is tied."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)
         yield

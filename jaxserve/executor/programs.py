@@ -21,13 +21,13 @@ from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Continuation, Forwarded, Sampled, SamplingState, sample_rows
-from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoredLines, ScoringKey, copy_lines, score_lines
+from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoredLines, ScoringKey, StepHidden, copy_lines, score_lines
 from jaxserve.executor.step import AdaptedParams, ForwardState, HandedOn, Params, RowInputs, Step, write_own_pages
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.native.zero_pages import zero_pages
 from jaxserve.models import DATA_AXIS
 from jaxserve.models.adapters.layout import AdapterLayout, write_slot
-from jaxserve.runner import RunnerSpec
+from jaxserve.runner import NO_SLOT, RunnerSpec
 
 # Page-table entries written by one call of the program for what does not fit a step's own updates (long prefix hits).
 PAGE_UPDATE_CHUNK = 1024
@@ -98,7 +98,8 @@ class StepPrograms:
         self._adapters = adapters
         hidden = _BY_SHARD if self._keeps_hidden else None
         counts = _WHOLE if step.counts_experts else None
-        self._state_specs = ForwardState(kv_cache.specs(), _BY_SHARD, hidden, counts)  # type: ignore[arg-type]
+        slots = _BY_SHARD if self._adapts_head else None
+        self._state_specs = ForwardState(kv_cache.specs(), _BY_SHARD, hidden, counts, slots)  # type: ignore[arg-type]
 
     def lower(self, key: ProgramKey, params: Params) -> Any:
         """A jax.stages.Lowered. `params` may be shapes with shardings."""
@@ -120,11 +121,7 @@ class StepPrograms:
         `params` may be shapes with shardings.
         """
         config = self._step.decoder.config
-        weights: Any = params
-        specs: Any = self._param_specs
-        if bucket.adapts:
-            assert self._adapters is not None, "this model has no slots for adapters"
-            weights, specs = AdaptedParams(params, self.adapter_shapes()), AdaptedParams(specs, self._adapters.specs())
+        weights, specs = self._adapted(params) if bucket.adapts else (params, self._param_specs)
 
         def run(params: Params | AdaptedParams, state: ForwardState, start: Continuation | HandedOn, packed: jax.Array) -> Any:
             return self._step(params, state, start, packed, bucket)
@@ -160,15 +157,19 @@ class StepPrograms:
         return self._jit(write_logits, donated=0).lower(logits, lines, changed)
 
     def lower_scoring(self, key: ScoringKey, params: Params) -> Any:
-        """Of (params, hidden states, int32 [lines, 2 + IDS_PER_LINE]) -> ScoredLines."""
+        """Of (params, StepHidden, int32 [lines, 2 + IDS_PER_LINE]) -> ScoredLines; where adapters change the output head of
+        AdaptedParams."""
         decoder, num_top = self._step.decoder, self._spec.max_top_logprobs
+        weights, specs = self._adapted(params) if self._adapts_head else (params, self._param_specs)
 
-        def run(params: Params, hidden: jax.Array, packed: jax.Array) -> Any:
-            return score_lines(decoder, params, hidden, packed, num_top)
+        def run(params: Params | AdaptedParams, hidden: StepHidden, packed: jax.Array) -> Any:
+            if isinstance(params, AdaptedParams):
+                return score_lines(decoder, params.params, params.adapters.lm_head, hidden, packed, num_top)
+            return score_lines(decoder, params, None, hidden, packed, num_top)
 
-        sharded = self._sharded(run, (self._param_specs, _BY_SHARD, _WHOLE), _WHOLE)
-        packed = self._whole((key.num_lines, 2 + IDS_PER_LINE))
-        return self._jit(sharded).lower(params, self._forward_state().hidden, packed)
+        sharded = self._sharded(run, (specs, _BY_SHARD, _WHOLE), _WHOLE)
+        packed, state = self._whole((key.num_lines, 2 + IDS_PER_LINE)), self._forward_state()
+        return self._jit(sharded).lower(weights, StepHidden(state.hidden, state.adapter_slots), packed)  # type: ignore[arg-type]
 
     def lower_hidden_states(self) -> Any:
         """Of (hidden states, int32 [HIDDEN_LINES] slots) -> float32 [HIDDEN_LINES, hidden size]."""
@@ -214,6 +215,15 @@ class StepPrograms:
         write = jax.jit(write_slot, donate_argnums=0, out_shardings=shardings, compiler_options=self.compiler_options)
         return write.lower(shapes, self._whole(()), self.filled_slot_shapes())
 
+    def _adapted(self, params: Params) -> tuple[AdaptedParams, Any]:
+        """Shapes, and specs."""
+        assert self._adapters is not None, "this model has no slots for adapters"
+        return AdaptedParams(params, self.adapter_shapes()), AdaptedParams(self._param_specs, self._adapters.specs())
+
+    @property
+    def _adapts_head(self) -> bool:
+        return self._adapters is not None and self._adapters.lm_head is not None
+
     def adapter_shapes(self) -> Any:
         """Of all slots, ShapeDtypeStructs with shardings."""
         assert self._adapters is not None
@@ -257,10 +267,11 @@ class StepPrograms:
 
         def run() -> tuple[ForwardState, SamplingState | None]:
             page_table, hidden, counts = _zeros((forward.page_table, forward.hidden, forward.expert_counts))
+            slots = jax.tree.map(lambda shape: jnp.full(shape.shape, NO_SLOT, shape.dtype), forward.adapter_slots)
             if self._spec.num_snapshots:  # no page has one
                 tables = page_table.reshape(self._spec.num_shards, self._spec.num_tables, -1)
                 page_table = tables.at[:, -1].set(-1).reshape(page_table.shape)
-            return ForwardState(self._empty_pool(forward.kv), page_table, hidden, counts), _zeros(sampling)
+            return ForwardState(self._empty_pool(forward.kv), page_table, hidden, counts, slots), _zeros(sampling)
 
         return jax.jit(run, out_shardings=jax.tree.map(lambda shape: shape.sharding, shapes)).lower()
 
@@ -287,7 +298,8 @@ class StepPrograms:
         hidden = self._hidden_states(spec.num_shards * spec.max_slots) if self._keeps_hidden else None
         counts_shape = (len(config.own_sparse_layers), config.num_experts)
         counts = self._whole(counts_shape, jnp.uint32) if self._step.counts_experts else None
-        return ForwardState(kv, page_table, hidden, counts)
+        slots = self._by_shard((spec.num_shards * spec.max_slots,)) if self._adapts_head else None
+        return ForwardState(kv, page_table, hidden, counts, slots)
 
     @property
     def _keeps_hidden(self) -> bool:

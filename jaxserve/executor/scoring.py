@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxserve.executor.distributed import read
 from jaxserve.models import DATA_AXIS, Decoder, ParamTree, own_lines
+from jaxserve.models.adapters.low_rank import LowRank
 from jaxserve.runner import NO_TOKEN_ID, ScoreQuery, Scores
 
 # Lines of one call. Each costs a line of logits; and on accelerators few lines read the output matrix as often as many.
@@ -48,12 +49,22 @@ class ScoredLines:
     id_logprobs: jax.Array  # [L, IDS_PER_LINE]
 
 
-def score_lines(decoder: Decoder, params: ParamTree, hidden: jax.Array, packed: jax.Array, num_top: int) -> ScoredLines:
-    """`hidden` [slots, E] of this shard's tokens in a step; `packed` int32 [L, 2 + IDS_PER_LINE]: slot among those of
-    all shards, next token, tokens asked for. Must run where the decoder must."""
+class StepHidden(NamedTuple):
+    """What a step leaves behind of its tokens, in each shard."""
+
+    states: jax.Array  # [slots, E]
+    adapter_slots: jax.Array | None  # int32 [slots], where adapters change the output head
+
+
+def score_lines(
+    decoder: Decoder, params: ParamTree, head: LowRank | None, hidden: StepHidden, packed: jax.Array, num_top: int
+) -> ScoredLines:
+    """`packed` int32 [L, 2 + IDS_PER_LINE]: slot among those of all shards, next token, tokens asked for. `head`: adapters of
+    the output head, if there are any. Must run where the decoder must."""
     slots, wanted = packed[:, 0], jnp.maximum(packed[:, 1:], 0)
     with jax.named_scope("score"):
-        logits = decoder.logits(params, _of_all_shards(hidden, slots))
+        of_lines = None if hidden.adapter_slots is None else _of_all_shards(hidden.adapter_slots, slots)
+        logits = decoder.logits(params, _of_all_shards(hidden.states, slots), head, of_lines)
         normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = jnp.take_along_axis(logits, wanted, axis=-1) - normalizer
         values, ids = jax.lax.top_k(logits, num_top)

@@ -20,7 +20,7 @@ from jaxserve.executor.logit_lines import LogitsKey, padded, padded_logits, part
 from jaxserve.executor.mesh import platform_of, spans_processes
 from jaxserve.executor.programs import HISTORY_CHUNK, ProgramKey, SamplingKey, StepPrograms
 from jaxserve.executor.sampling import Continuation, Forwarded, Sampled, SamplingState
-from jaxserve.executor.scoring import ScoredLines, ScoringKey, pack_query, pack_slots
+from jaxserve.executor.scoring import ScoredLines, ScoringKey, StepHidden, pack_query, pack_slots
 from jaxserve.executor.step import AdaptedParams, ForwardState, HandedOn, Params
 from jaxserve.runner import EmbeddedTokens, LogitLines, ScoreQuery
 
@@ -100,8 +100,7 @@ class RunningStage:
     def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded:
         made: HandedOn | Forwarded
         start = self._sampling.continuation if start is None else start
-        params: Any = AdaptedParams(self.params, self.adapters) if bucket.adapts else self.params  # type: ignore[arg-type]
-        self.state, made = self.programs[bucket](params, self.state, start, packed)
+        self.state, made = self.programs[bucket](self._params(adapts=bucket.adapts), self.state, start, packed)
         return made
 
     def sample(self, key: SamplingKey, forwarded: Forwarded, masks: np.ndarray | None) -> Sampled:
@@ -124,11 +123,17 @@ class RunningStage:
 
     def score(self, key: ScoringKey, query: ScoreQuery) -> list[ScoredLines]:
         program, scored = self.programs[key], []
+        hidden = StepHidden(self.state.hidden, self.state.adapter_slots)  # type: ignore[arg-type]
+        params = self._params(adapts=hidden.adapter_slots is not None)
         for packed in pack_query(query, key.num_lines):
-            scored.append(program(self.params, self.state.hidden, packed))
+            scored.append(program(params, hidden, packed))
             if self.on_cpu and spans_processes(self.mesh):  # too many collectives at a time, and gloo's threads wait forever
                 jax.block_until_ready(scored[-1])
         return scored
+
+    def _params(self, *, adapts: bool) -> Params | AdaptedParams | None:
+        """What a program gets as weights."""
+        return AdaptedParams(self.params, self.adapters) if adapts else self.params  # type: ignore[arg-type]
 
     def copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         program = self.programs["hidden_states"]

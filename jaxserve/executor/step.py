@@ -27,8 +27,8 @@ from jaxserve.executor.sampling import Continuation, Forwarded
 from jaxserve.executor.state_rows import StateLines, plan_states
 from jaxserve.kernels.api import AttentionBackend, AttentionMetadata, LatentBackend
 from jaxserve.kernels.metadata import NO_PAGE
-from jaxserve.models import DATA_AXIS, Decoder, GatherAll, OfAllShards, PackAll, StepContext, own_lines
-from jaxserve.models.adapters.low_rank import StepAdapters
+from jaxserve.models import DATA_AXIS, AllHere, Decoder, GatherAll, OfAllShards, PackAll, StepContext, own_lines
+from jaxserve.models.adapters.low_rank import AdapterSlots, StepAdapters
 from jaxserve.models.blocks.attend import HeadInputs, Inputs, LatentInputs, Mixer, StateInputs
 from jaxserve.models.specs import AttentionMixer, SelfAttentionSpec, StateMixer
 from jaxserve.runner import NO_SLOT
@@ -40,7 +40,7 @@ class AdaptedParams(NamedTuple):
     """What a step whose rows may use LoRA adapters has in place of weights."""
 
     params: Params
-    adapters: Any  # what the slots hold, see `AdapterLayout`
+    adapters: AdapterSlots
 
 
 @jax.tree_util.register_dataclass
@@ -54,6 +54,7 @@ class ForwardState:
     hidden: jax.Array | None  # [slots, hidden size] behind the final norm, of the newest step's tokens: for `scoring` where
     # logits are made, and where tokens are embedded for `input_embeds`
     expert_counts: jax.Array | None = None  # uint32 [layers with experts, experts]: tokens that went to each, if recorded
+    adapter_slots: jax.Array | None = None  # int32 [slots] of the newest step's tokens, where adapters change the output head
 
 
 class RowInputs(NamedTuple):
@@ -95,9 +96,9 @@ class Step:
         bucket: Bucket,
     ) -> tuple[ForwardState, HandedOn | Forwarded]:
         """`start`: what the stage before has made, or in the first stage what rows go on from."""
-        pool = None
+        held = None
         if isinstance(params, AdaptedParams):
-            params, pool = params
+            params, held = params
         # Of all shards, [D, ...], as sampling wants them; then of this one.
         batches = unpack(packed, bucket)
         rows = batches.rows + self._first_rows(bucket)
@@ -136,8 +137,8 @@ class Step:
 
         positions, is_live, counts_experts = placement.positions, placement.is_live, self.counts_experts
         context = self.decoder.context(positions, is_live, of_all=of_all, counts_experts=counts_experts)
-        x = start.x if isinstance(start, HandedOn) else self._embed(params, state, batch, token_ids, context)
-        adapters = None if pool is None or slots is None else StepAdapters(pool, slots.own, slots.of_all)
+        adapters = None if held is None or slots is None else StepAdapters(held, slots.own, slots.of_all)
+        x = start.x if isinstance(start, HandedOn) else self._embed(params, state, batch, token_ids, context, adapters)
         hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend, adapters)
         state = dataclasses.replace(state, kv=kv, page_table=page_table)
         if counts is not None:
@@ -147,16 +148,31 @@ class Step:
             return state, HandedOn(hidden, None if inputs.lengths is None else inputs)
         with jax.named_scope("logits"):
             sampled = _sampled_tokens(hidden, placement, bucket)
-            logits = self.decoder.logits(params, sampled if bucket.num_shards == 1 else GatherAll().gather(sampled))
+            gather = AllHere().gather if bucket.num_shards == 1 else GatherAll().gather
+            of_head = None if adapters is None else adapters.held.lm_head
+            head_slots = None
+            if adapters is not None and of_head is not None:
+                head_slots = gather(_sampled_tokens(adapters.slots, placement, bucket))
+            logits = self.decoder.logits(params, gather(sampled), of_head, head_slots)
         of_rows = (inputs.tokens, rows, batches.seq_lens, batches.extend_lens, batches.sample, batches.row_params)
         forwarded = Forwarded(logits, *(field.reshape(-1, *field.shape[2:]) for field in of_rows))
         assert state.hidden is not None
-        return dataclasses.replace(state, hidden=jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0))), forwarded
+        state = dataclasses.replace(state, hidden=jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0)))
+        if state.adapter_slots is not None:
+            own = jnp.full(bucket.num_tokens, NO_SLOT, jnp.int32) if slots is None else slots.own
+            state = dataclasses.replace(state, adapter_slots=jax.lax.dynamic_update_slice(state.adapter_slots, own, (0,)))
+        return state, forwarded
 
     def _embed(
-        self, params: Params, state: ForwardState, batch: ForwardBatch, token_ids: OfTokens, context: StepContext
+        self,
+        params: Params,
+        state: ForwardState,
+        batch: ForwardBatch,
+        token_ids: OfTokens,
+        context: StepContext,
+        adapters: StepAdapters | None,
     ) -> jax.Array:
-        x = self.decoder.embed(params, token_ids.of_all, context)
+        x = self.decoder.embed(params, token_ids.of_all, context, adapters)
         if batch.input_ids is None:
             return x
         given, config = state.hidden, self.decoder.config

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from jaxserve.models.context import OfAllShards, StepContext
     from jaxserve.models.conversion import convert
     from jaxserve.models.decoder import Decoder, ParamTree, abstract_params, build_decoder, check_tp
-    from jaxserve.models.exchange import Exchange, GatherAll, PackAll, own_lines
+    from jaxserve.models.exchange import AllHere, Exchange, GatherAll, PackAll, own_lines
     from jaxserve.models.loading import check_params, load_params
     from jaxserve.models.safetensors_files import CheckpointError
 
 _LAZY = {
     "ALL_AXES": "arrays",
+    "AllHere": "exchange",
     "DATA_AXIS": "arrays",
     "TENSOR_AXIS": "arrays",
     "ArrayInfo": "arrays",
@@ -50,6 +51,7 @@ __all__ = [
     "ALL_AXES",
     "DATA_AXIS",
     "TENSOR_AXIS",
+    "AllHere",
     "ArrayInfo",
     "Attend",
     "CheckpointError",

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxserve.models.adapters.low_rank import StepAdapters
+from jaxserve.models.adapters.low_rank import AdaptedWeight, LowRank, StepAdapters
 from jaxserve.models.blocks.attend import Attend, Inputs
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.embedding import (
@@ -73,10 +73,12 @@ class Decoder:
     ends: Any  # graph definition of Ends
     layers: Mapping[LayerSpec, Any]  # of a DecoderLayer
 
-    def embed(self, params: ParamTree, token_ids: jax.Array, context: StepContext) -> jax.Array:
+    def embed(
+        self, params: ParamTree, token_ids: jax.Array, context: StepContext, adapters: StepAdapters | None = None
+    ) -> jax.Array:
         """int32 [A] of all shards -> [T, hidden_size] of this one's."""
         with jax.named_scope("embed"):
-            return embed(self._ends(params).embed, token_ids, self.config.embedding_scale, context.of_all.exchange)
+            return embed(self._ends(params).embed, token_ids, self.config.embedding_scale, context.of_all.exchange, adapters)
 
     def context(
         self,
@@ -116,14 +118,19 @@ class Decoder:
                 x = norm(x, self._ends(params).final_norm, self.config.final_norm)
         return DecoderOutput(x, kv, jnp.stack(counts) if counts else None)
 
-    def logits(self, params: ParamTree, hidden: jax.Array) -> jax.Array:
-        """hidden [R, hidden_size], alike on all devices -> float32 [R, vocab_size], likewise."""
+    def logits(
+        self, params: ParamTree, hidden: jax.Array, adapters: LowRank | None = None, slots: jax.Array | None = None
+    ) -> jax.Array:
+        """hidden [R, hidden_size], alike on all devices -> float32 [R, vocab_size], likewise. `adapters`: of the output head,
+        with the rows' `slots`, int32 [R]."""
         with jax.named_scope("lm_head"):
             ends, config = self._ends(params), self.config
             if ends.lm_head is None:
                 lm_head = tied_lm_head(ends.embed, native=config.native_products)
             else:
                 lm_head = ends.lm_head.get_value()
+            if adapters is not None:
+                lm_head = AdaptedWeight(lm_head, adapters, slots)
             scale, soft_cap = config.logit_scale, config.logit_soft_cap
             return logits(lm_head, ends.lm_head_bias, hidden, config.vocab_size, scale=scale, soft_cap=soft_cap)
 

@@ -75,9 +75,7 @@ class Driver:
             adapter_loads=loads,
         )
 
-    def launch(
-        self, prompts: dict[int, list[int]], decode: list[int] | None = None, loads: Sequence[AdapterLoad] = ()
-    ) -> Any:
+    def launch(self, prompts: dict[int, list[int]], decode: list[int] | None = None, loads: Sequence[AdapterLoad] = ()) -> Any:
         """What `fetch` takes."""
         step = self.step(prompts, decode or [], loads)
         return step, launch(self.runner, step)

@@ -25,6 +25,11 @@ ADAPTERS: list[dict[str, Any]] = [
     {"r": 8, "lora_alpha": 4, "use_rslora": True, "target_modules": ["q_proj", "v_proj", "down_proj"]},
     {"r": 2, "lora_alpha": 6, "target_modules": r".*\.1\.(self_attn\.(k|o)|mlp\.gate)_proj", "rank_pattern": {"k_proj": 5}},
 ]
+ENDS = [
+    {"r": 4, "target_modules": ["embed_tokens", "lm_head"]},
+    {"r": 3, "lora_alpha": 6, "target_modules": ["lm_head", "v_proj"]},
+    {"r": 2, "target_modules": ["embed_tokens", "o_proj"]},
+]
 ATTENTION = [{"r": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}, {"r": 3, "target_modules": ["v_proj"]}]
 PACKED = [
     {"r": 4, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]},
@@ -42,6 +47,10 @@ CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any]]] = [
     ("qwen3", ADAPTERS, {"tp_size": 4, "attn_dp_size": 2, "speculative_algorithm": "NGRAM"}),
     ("qwen3", ADAPTERS, {"pp_size": 2, "tp_size": 2}),
     ("llama", ADAPTERS, {"quantization": "int8wo"}),
+    ("llama", ENDS, {}),
+    ("llama", ENDS, {"tp_size": 4, "attn_dp_size": 2}),
+    ("gemma3", ENDS, {"tp_size": 2}),  # tied, and its embedding is scaled
+    ("llama", ENDS, {"pp_size": 2}),
     ("phi3", PACKED, {"tp_size": 2}),
     ("qwen3-moe", ATTENTION, {"tp_size": 2}),
     ("deepseek-v3", LATENT, {"tp_size": 2}),

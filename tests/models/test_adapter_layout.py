@@ -34,6 +34,19 @@ def test_all_linear_modules_of_a_dense_model(checkpoint: Checkpoint) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])  # the latter's are tied
+def test_embedding_and_output_head_only_if_named(checkpoint: Checkpoint, name: str) -> None:
+    model = checkpoint(name)
+    layout, config = layout_of(model, tp_size=2), ModelConfig.from_pretrained(str(model))
+    assert layout.embed is None and layout.lm_head is None
+    layout = layout_of(model, targets=("embed_tokens", "lm_head"))
+    assert layout.modules == {
+        "model.embed_tokens": (config.hidden_size, config.vocab_size),
+        "lm_head": (config.vocab_size, config.hidden_size),
+    }
+    assert not any(layout.layers.values())
+
+
 def test_neither_routers_nor_experts(checkpoint: Checkpoint) -> None:
     assert set(layout_of(checkpoint("qwen3-moe")).layers[0]) == {"attn.qkv", "attn.o"}
 
@@ -50,7 +63,7 @@ def test_a_slot_holds_what_peft_adds(checkpoint: Checkpoint, tmp_path: Path, tp_
     model, targets = checkpoint("llama"), ["q_proj", "k_proj", "v_proj"]
     folder = make_adapter(model, tmp_path, seed=1, r=4, lora_alpha=12, target_modules=targets)
     layout, adapted = layout_of(model, tp_size=tp_size), load_adapted(model, folder)
-    filled = layout.filled(read_adapter(str(folder)))[0]["attn.qkv"]
+    filled = layout.filled(read_adapter(str(folder))).layers[0]["attn.qkv"]
     attention = adapted.base_model.model.model.layers[0].self_attn
     for part, name in enumerate(targets):
         added = getattr(attention, name).get_delta_weight("default").detach().numpy()

@@ -11,14 +11,14 @@ T tokens, S slots, P matrices that are fused into W, R largest rank.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxserve.kernels.native.low_rank import add_low_rank
 from jaxserve.models.grouped import Groups, matmul_precision
-from jaxserve.models.native_weight import NativeWeight
+from jaxserve.models.native_weight import NativeWeight, TiedNativeWeight
 from jaxserve.models.weight import Weight
 
 
@@ -38,16 +38,30 @@ class LowRank:
         (_, num_slots, _, _), precision = self.a.shape, matmul_precision(x)
         with jax.named_scope("adapters"):
             shrunk = jnp.einsum("ti,ispr->tspr", x, self.a, precision=precision, preferred_element_type=jnp.float32)
-            is_own = slots[:, None] == jnp.arange(num_slots)
-            shrunk = jnp.where(is_own[:, :, None, None], shrunk, 0).astype(x.dtype)
-            parts = [
-                jnp.einsum("tsr,sro->to", shrunk[:, :, part], b, precision=precision, preferred_element_type=jnp.float32)
-                for part, b in enumerate(self.b)
-            ]
+            shrunk = jnp.where(_is_own(slots, num_slots)[:, :, None, None], shrunk, 0).astype(x.dtype)
+            parts = [_expanded(shrunk[:, :, part], b) for part, b in enumerate(self.b)]
             if len(parts) == 1:
                 return parts[0]
             periods = [part.reshape(len(x), -1, width) for part, width in zip(parts, self.widths, strict=True)]
             return jnp.concatenate(periods, axis=2).reshape(len(x), -1)
+
+    def rows(self, indices: jax.Array, slots: jax.Array) -> jax.Array:
+        """The same for one-hot x, [T, in] with a one at `indices` int32 [T]: what is added to rows of a table."""
+        num_slots = self.a.shape[1]
+        with jax.named_scope("adapters"):
+            own = self.a.at[indices, jnp.maximum(slots, 0), 0].get(mode="clip")
+            return _expanded(jnp.where(_is_own(slots, num_slots)[:, :, None], own[:, None], 0), self.b[0])
+
+
+def _is_own(slots: jax.Array, num_slots: int) -> jax.Array:
+    """bool [T, S]"""
+    return slots[:, None] == jnp.arange(num_slots)
+
+
+def _expanded(shrunk: jax.Array, b: jax.Array) -> jax.Array:
+    """[T, S, R], of each token but one slot's, times b [S, R, columns] -> float32 [T, columns]."""
+    precision = matmul_precision(shrunk)
+    return jnp.einsum("tsr,sro->to", shrunk, b, precision=precision, preferred_element_type=jnp.float32)
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +76,7 @@ class AdaptedWeight:
     def project(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
         base: Weight = self.base
         out = base.project(x, out_dtype)
-        if isinstance(base, NativeWeight):
+        if isinstance(base, NativeWeight | TiedNativeWeight):
             return add_low_rank(out, x, self.slots, self.adapters.a, self.adapters.b, self.adapters.widths)
         return (out + self.adapters.product(x, self.slots)).astype(out.dtype)
 
@@ -70,17 +84,29 @@ class AdaptedWeight:
         raise AssertionError("experts have no adapters")
 
 
+class AdapterSlots(NamedTuple):
+    """What the slots hold, of a model or a stage of it."""
+
+    layers: Any  # dict of layer -> dict of place in its tree of weights ("attn.qkv") -> LowRank
+    embed: Any  # LowRank, or None
+    lm_head: Any  # likewise
+
+
 @dataclasses.dataclass(frozen=True)
 class StepAdapters:
     """Of a step: what the slots hold, and which slot each token uses."""
 
-    layers: dict[int, dict[str, LowRank]]  # by place in the layer's tree of weights: "attn.qkv"
+    held: AdapterSlots
     slots: jax.Array  # int32 [T], of this shard's tokens
-    slots_of_all: jax.Array  # int32 [A], of those of all shards, which MLPs work on
+    slots_of_all: jax.Array  # int32 [A], of those of all shards, which MLPs and the vocabulary work on
 
     def adapt(self, layer: int, weights: Any) -> Any:
         """The layer's tree of weights with an AdaptedWeight where there are adapters."""
-        return _adapted(weights, "", self.layers[layer], self)
+        return _adapted(weights, "", self.held.layers[layer], self)
+
+    def rows(self, indices: jax.Array) -> jax.Array | float:
+        """What is added to rows of the embedding that are taken for the tokens of all shards."""
+        return 0.0 if self.held.embed is None else self.held.embed.rows(indices, self.slots_of_all)
 
 
 def _adapted(tree: Any, name: str, adapters: dict[str, LowRank], step: StepAdapters) -> Any:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxserve.models.adapters.low_rank import StepAdapters
 from jaxserve.models.arrays import ALL_AXES, ArrayInfo, Rows, Source
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.exchange import Exchange
@@ -34,16 +35,23 @@ def declare_lm_head_bias(declare: Declare, vocab_size: int) -> nnx.Param[Any]:
     return nnx.Param(ArrayInfo((_padded_size(declare, vocab_size),), declare.dtype, ("vocab",), source, std=0.02))
 
 
-def embed(table: Any, token_ids: jax.Array, scale: float, exchange: Exchange) -> jax.Array:
+def embed(
+    table: Any, token_ids: jax.Array, scale: float, exchange: Exchange, adapters: StepAdapters | None = None
+) -> jax.Array:
     """Rows of the device's part [V / devices, hidden] for the ids of all shards, int32 [A], times scale -> [T, hidden] of this
     shard's: each device gives its own rows, the sum is whole."""
     weight = table[...]
+
+    def rows(indices: jax.Array) -> jax.Array:
+        found = weight.at[indices].get(mode="clip")
+        return found if adapters is None else (found + adapters.rows(indices)).astype(found.dtype)
+
     if jax.lax.axis_size(ALL_AXES) == 1:
-        x = weight.at[token_ids].get(mode="clip")
+        x = rows(token_ids)
     else:
         local = token_ids - jax.lax.axis_index(ALL_AXES) * len(weight)
         is_mine = (local >= 0) & (local < len(weight))
-        x = exchange.sum_own(jnp.where(is_mine[:, None], weight.at[local].get(mode="clip"), 0))
+        x = exchange.sum_own(jnp.where(is_mine[:, None], rows(local), 0))
     return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
 

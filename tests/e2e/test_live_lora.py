@@ -1,0 +1,231 @@
+"""LoRA before real HTTP clients: eight adapters of PEFT at a time, each request with the tokens and logprobs of PEFT's model;
+adapters that come and go under load.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from live_server import LiveServer, running
+from parity import NUM_TOP, TOKEN_IDS, Oracle, asked_of_prompt
+from peft_adapters import load_adapted, make_adapter
+
+OPTIONS = """
+    --max-running-requests 32 --max-total-tokens 16384 --page-size 16 --chunked-prefill-size 32 --enable-mixed-chunk
+    --decode-row-buckets 32 --prefill-token-buckets 512 --context-length 256 --warmup full
+""".split()  # noqa: SIM905
+CROWD, LEN = 64, 12
+ATTENTION, LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+# The fields of PEFT's LoraConfig of eight adapters: ranks and modules differ.
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "all": {"r": 16, "target_modules": ATTENTION + LINEAR},
+    "attention": {"r": 8, "lora_alpha": 32, "target_modules": ATTENTION},
+    "mlp": {"r": 4, "target_modules": LINEAR},
+    "values": {"r": 2, "lora_alpha": 16, "target_modules": ["v_proj"]},
+    "rslora": {"r": 12, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]},
+    "one layer": {"r": 8, "target_modules": ATTENTION + LINEAR, "layers_to_transform": [1]},
+    "patterns": {"r": 4, "target_modules": ATTENTION, "rank_pattern": {"q_proj": 10}, "alpha_pattern": {"o_proj": 20}},
+    "regex": {"r": 1, "lora_alpha": 30, "target_modules": r".*\.0\..*\.(k|gate|down)_proj"},
+}
+LAYOUTS = [
+    ("", 1),
+    ("--speculative-algorithm NGRAM --speculative-num-draft-tokens 3", 1),
+    ("--tp-size 4", 1),
+    ("--dp-size 2", 1),
+    ("--tp-size 2 --attn-dp-size 2", 1),
+    ("--pp-size 2", 1),
+    ("--tp-size 2", 2),
+    ("--max-loras-per-batch 3 --max-loaded-loras 5", 1),  # fewer slots than adapters, and less room on the host
+]
+FEW = LAYOUTS[:1] + LAYOUTS[-1:]
+OTHERS = [layout for layout in LAYOUTS if layout not in FEW]
+
+
+class AdaptedOracle(Oracle):
+    """PEFT and Transformers."""
+
+    def __init__(self, model: Path, adapter: Path) -> None:
+        super().__init__(model)
+        self.model = load_adapted(model, adapter)
+
+
+@pytest.fixture(scope="module")
+def adapters(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, model = tmp_path_factory.mktemp("adapters"), checkpoint("llama")
+    return {name: make_adapter(model, folder / name, seed=i, **config) for i, (name, config) in enumerate(ADAPTERS.items())}
+
+
+@pytest.fixture(scope="module")
+def oracles(checkpoint: Callable[[str], Path], adapters: dict[str, Path]) -> dict[str | None, Oracle]:
+    """By adapter; None: the model as it is."""
+    model = checkpoint("llama")
+    return {None: Oracle(model)} | {name: AdaptedOracle(model, folder) for name, folder in adapters.items()}
+
+
+def prompts(oracle: Oracle, seed: int) -> list[list[int]]:
+    """Half of them behind a few beginnings that requests with different adapters share."""
+    rng = np.random.default_rng(seed)
+
+    def tokens(count: int) -> list[int]:
+        return rng.integers(3, oracle.config.vocab_size, count).tolist()
+
+    shared = [tokens(50) for _ in range(4)]
+    return [[*(shared[i % 4] if i % 2 else []), *tokens(int(rng.integers(1, 40)))] for i in range(CROWD)]
+
+
+def check_one(server: LiveServer, oracles: dict[str | None, Oracle], index: int, name: str | None, prompt: list[int]) -> None:
+    asked = asked_of_prompt(index, prompt)
+    params = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
+    reply = server.generate(input_ids=prompt, sampling_params=params, lora_path=name, **asked)
+    meta, oracle = reply["meta_info"], oracles[name]
+    chosen = [value for value, *_ in meta["output_token_logprobs"]]
+    best = [[value for value, *_ in row] for row in meta["output_top_logprobs"]]
+    assert all(len(row) == NUM_TOP for row in best)
+    with torch_lock:
+        oracle.check(prompt, reply["output_ids"], chosen, best, LEN)
+        of_ids = [[value for value, *_ in row] for row in meta["output_token_ids_logprobs"]]
+        oracle.check_outputs(prompt, reply["output_ids"], of_ids)
+        start = asked["logprob_start_len"]
+        if start >= 0:
+            told = [value for value, *_ in meta["input_token_logprobs"]][1:]
+            expected = oracle.logprobs(prompt)[start:-1]
+            np.testing.assert_allclose(told, expected[np.arange(len(told)), prompt[start + 1 :]], atol=1e-3)
+            told_ids = [[value for value, *_ in row] for row in meta["input_token_ids_logprobs"][1:]]
+            np.testing.assert_allclose(told_ids, expected[:, TOKEN_IDS], atol=1e-3)
+
+
+torch_lock = threading.Lock()
+
+
+def check_crowd(server: LiveServer, oracles: dict[str | None, Oracle], seed: int) -> None:
+    crowd, rng = prompts(oracles[None], seed), random.Random(seed)
+    names = [rng.choice(list(oracles)) for _ in crowd]
+    with concurrent.futures.ThreadPoolExecutor(CROWD) as pool:
+        list(pool.map(check_one, itertools.repeat(server), itertools.repeat(oracles), range(CROWD), names, crowd))
+
+
+def serve_and_check(
+    layout: str, hosts: int, model: Path, adapters: dict[str, Path], oracles: Any, log: Path, cache: str
+) -> None:
+    paths = ",".join(f"{name}={folder}" for name, folder in adapters.items())
+    options = ["--model-path", str(model), "--compilation-cache-dir", cache, "--lora-paths", paths, *OPTIONS, *layout.split()]
+    with running(log, *options, num_hosts=hosts) as server:
+        for seed in (0, 0, 1):  # new, cached, new
+            check_crowd(server, oracles, seed)
+        for state in server.get("/server_info").json()["internal_states"]:
+            assert state["runner"]["compiles_after_ready_total"] == 0
+        server.assert_whole()
+
+
+@pytest.mark.parametrize(("layout", "hosts"), FEW, ids=lambda value: str(value).replace("--", ""))
+def test_eight_adapters_before_a_crowd(
+    layout: str, hosts: int, checkpoint: Any, adapters: dict[str, Path], oracles: Any, tmp_path: Path, compilation_cache: str
+) -> None:
+    serve_and_check(layout, hosts, checkpoint("llama"), adapters, oracles, tmp_path / "log", compilation_cache)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("layout", "hosts"), OTHERS, ids=lambda value: str(value).replace("--", ""))
+def test_eight_adapters_over_devices(
+    layout: str, hosts: int, checkpoint: Any, adapters: dict[str, Path], oracles: Any, tmp_path: Path, compilation_cache: str
+) -> None:
+    serve_and_check(layout, hosts, checkpoint("llama"), adapters, oracles, tmp_path / "log", compilation_cache)
+
+
+def come_and_go(server: LiveServer, adapters: dict[str, Path], oracles: dict[str | None, Oracle], seconds: float) -> int:
+    """Adapters are loaded and unloaded in random order while clients ask for those that are loaded; each answer is its
+    adapter's. A request for one that has just gone is refused, in a sentence. Returns how many were answered."""
+    rng = random.Random(0)
+    crowd = prompts(oracles[None], 5)
+    expected = {name: greedy(oracle, crowd[0]) for name, oracle in oracles.items()}
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(expected), "adapters are recognizable"
+    loaded: set[str] = set()
+    ends_s = time.monotonic() + seconds
+    answered = itertools.count()
+
+    def ask(seed: int) -> None:
+        choose = random.Random(seed)
+        while time.monotonic() < ends_s:
+            name = choose.choice([None, *loaded])
+            body = {"input_ids": crowd[0], "sampling_params": {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}}
+            reply = server.post("/generate", body | {"lora_path": name})
+            if reply.status_code == 200:
+                assert reply.json()["output_ids"] == expected[name], name
+                next(answered)
+            else:
+                assert reply.status_code == 400 and str(name) in reply.text and name not in ("", None), reply.text
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        clients = [pool.submit(ask, seed) for seed in range(16)]
+        while time.monotonic() < ends_s and not any(client.done() for client in clients):
+            name = rng.choice(list(adapters))
+            if name in loaded:
+                loaded.discard(name)
+                reply = server.post("/unload_lora_adapter", {"lora_name": name})
+            else:
+                reply = server.post("/load_lora_adapter", {"lora_name": name, "lora_path": str(adapters[name])})
+                loaded.add(name)
+            assert reply.status_code == 200 and reply.json()["success"], reply.text
+            assert set(reply.json()["loaded_adapters"]) == loaded
+            time.sleep(rng.random() / 5)
+        for client in clients:
+            client.result()
+    for name in sorted(loaded):
+        assert server.post("/unload_lora_adapter", {"lora_name": name}).json()["success"]
+    return next(answered)
+
+
+def greedy(oracle: Oracle, prompt: list[int]) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(LEN):
+        tokens.append(int(oracle.logprobs(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("seconds", [10, pytest.param(180, marks=pytest.mark.matrix)])
+def test_adapters_come_and_go_under_load(
+    seconds: float, checkpoint: Any, adapters: dict[str, Path], oracles: Any, tmp_path: Path, compilation_cache: str
+) -> None:
+    options = ["--model-path", str(checkpoint("llama")), "--compilation-cache-dir", compilation_cache, *OPTIONS]
+    lora = ["--enable-lora", "--max-loras-per-batch", "3", "--max-lora-rank", "16"]
+    with running(tmp_path / "log", *options, *lora) as server:
+        answered = come_and_go(server, adapters, oracles, seconds)
+        assert answered > seconds, answered
+        (state,) = server.get("/server_info").json()["internal_states"]
+        assert state["runner"]["compiles_after_ready_total"] == 0
+        assert server.get("/v1/models").json()["data"][0]["parent"] is None
+        server.assert_whole()
+
+
+def test_openai_clients_choose_by_model(
+    checkpoint: Any, adapters: dict[str, Path], oracles: Any, tmp_path: Path, compilation_cache: str
+) -> None:
+    options = ["--model-path", str(checkpoint("llama")), "--compilation-cache-dir", compilation_cache, *OPTIONS]
+    paths = f"all={adapters['all']},mlp={adapters['mlp']}"
+    with running(tmp_path / "log", *options, "--served-model-name", "base", "--lora-paths", paths) as server:
+        client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+        assert {(model.id, model.parent) for model in client.models.list()} == {  # type: ignore[attr-defined]
+            ("base", None),
+            ("all", "base"),
+            ("mlp", "base"),
+        }
+        prompt = prompts(oracles[None], 0)[3]
+        for model, oracle in (("base", None), ("base:all", "all"), ("mlp", "mlp")):
+            completion = client.completions.create(
+                model=model, prompt=prompt, max_tokens=LEN, temperature=0, logprobs=1, extra_body={"ignore_eos": True}
+            )
+            assert completion.model == model
+            expected = oracles[oracle].logprobs(prompt + greedy(oracles[oracle], prompt))[len(prompt) - 1 : -1].amax(-1)
+            np.testing.assert_allclose(completion.choices[0].logprobs.token_logprobs, expected, atol=1e-3)  # type: ignore[union-attr, arg-type]
+        with pytest.raises(openai.NotFoundError, match="nobody"):
+            client.completions.create(model="base:nobody", prompt=prompt, max_tokens=1)
