@@ -31,7 +31,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "all": {"r": 16, "target_modules": ATTENTION + LINEAR},
     "attention": {"r": 8, "lora_alpha": 32, "target_modules": ATTENTION},
     "mlp": {"r": 4, "target_modules": LINEAR},
-    "values": {"r": 2, "lora_alpha": 16, "target_modules": ["v_proj"]},
+    "ends": {"r": 2, "lora_alpha": 16, "target_modules": ["v_proj", "embed_tokens", "lm_head"]},
     "rslora": {"r": 12, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]},
     "one layer": {"r": 8, "target_modules": ATTENTION + LINEAR, "layers_to_transform": [1]},
     "patterns": {"r": 4, "target_modules": ATTENTION, "rank_pattern": {"q_proj": 10}, "alpha_pattern": {"o_proj": 20}},

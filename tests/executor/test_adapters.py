@@ -49,7 +49,8 @@ CASES: list[tuple[str, list[dict[str, Any]], dict[str, Any]]] = [
     ("llama", ADAPTERS, {"quantization": "int8wo"}),
     ("llama", ENDS, {}),
     ("llama", ENDS, {"tp_size": 4, "attn_dp_size": 2}),
-    ("gemma3", ENDS, {"tp_size": 2}),  # tied, and its embedding is scaled
+    ("qwen2", ENDS, {"tp_size": 2}),  # tied
+    ("granite", ENDS, {}),  # its embedding is scaled
     ("llama", ENDS, {"pp_size": 2}),
     ("phi3", PACKED, {"tp_size": 2}),
     ("qwen3-moe", ATTENTION, {"tp_size": 2}),
