@@ -100,8 +100,8 @@ def check_one(server: LiveServer, oracles: dict[str | None, Oracle], index: int,
             told = [value for value, *_ in meta["input_token_logprobs"]][1:]
             expected = oracle.logprobs(prompt)[start:-1]
             np.testing.assert_allclose(told, expected[np.arange(len(told)), prompt[start + 1 :]], atol=1e-3)
-            told_ids = [[value for value, *_ in row] for row in meta["input_token_ids_logprobs"][1:]]
-            np.testing.assert_allclose(told_ids, expected[:, TOKEN_IDS], atol=1e-3)
+            told_ids = [value for row in meta["input_token_ids_logprobs"][1:] for value, *_ in row]
+            np.testing.assert_allclose(np.reshape(told_ids, (-1, len(TOKEN_IDS))), expected[:, TOKEN_IDS], atol=1e-3)
 
 
 torch_lock = threading.Lock()
@@ -197,7 +197,15 @@ def test_adapters_come_and_go_under_load(
     seconds: float, checkpoint: Any, adapters: dict[str, Path], oracles: Any, tmp_path: Path, compilation_cache: str
 ) -> None:
     options = ["--model-path", str(checkpoint("llama")), "--compilation-cache-dir", compilation_cache, *OPTIONS]
-    lora = ["--enable-lora", "--max-loras-per-batch", "3", "--max-lora-rank", "16"]
+    lora = [
+        "--enable-lora",
+        "--max-loras-per-batch",
+        "3",
+        "--max-lora-rank",
+        "16",
+        "--lora-target-modules",
+        "all,embed_tokens,lm_head",
+    ]
     with running(tmp_path / "log", *options, *lora) as server:
         answered = come_and_go(server, adapters, oracles, seconds)
         assert answered > seconds, answered
