@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import NamedTuple
 
 _SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON may hold, and UTF-8 may not
 
@@ -18,6 +19,28 @@ def cache_namespace(extra_key: str | None, cache_salt: str | None, embeds_key: s
     if extra_key is None and cache_salt is None:
         return None
     return json.dumps([extra_key, cache_salt])
+
+
+def adapter_namespace(namespace: str | None, lora_name: str | None, version: int | None = None) -> str | None:
+    """The part of a namespace whose prompts run with that LoRA adapter: no cached token of another's is of any use to them.
+    `version` tells apart what was loaded under one name. It is an object as JSON, which no namespace without an adapter is."""
+    if lora_name is None:
+        return namespace
+    parts = {"namespace": namespace, "lora_name": lora_name}
+    return json.dumps(parts if version is None else parts | {"version": version})
+
+
+class AdapterVersion(NamedTuple):
+    name: str
+    version: int
+
+
+def adapter_of(namespace: str) -> AdapterVersion | None:
+    """The adapter that a namespace is of, if it is of one."""
+    if not namespace.startswith('{"namespace": '):
+        return None
+    parts = json.loads(namespace)
+    return AdapterVersion(parts["lora_name"], parts["version"])
 
 
 def salt_of(namespace: str) -> str:

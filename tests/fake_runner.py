@@ -10,7 +10,8 @@ token too.
 An embedding is taken for the token that its first number says.
 
 Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
-"bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read.
+"bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read. The same
+holds of LoRA adapters (`fake_adapters`), row by row.
 
 It also checks each StepInput against the contract in `runner`; a violation is raised by `fetch`.
 """
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fake_adapters import FakeAdapters, adapter_number
 from fake_answers import expected_hidden, expected_logprobs, expected_scores, mixed
 from fake_shards import numbered_through
 from fake_states import FakeRow, FakeStates
@@ -37,6 +39,7 @@ from jaxserve.runner import (
     MEMORY_TAGS,
     NO_CANDIDATES,
     NO_TOKEN_ID,
+    AdapterCommand,
     CheckWeights,
     Command,
     CommandError,
@@ -107,6 +110,7 @@ class FakeRunner:
         self._unfetched: collections.deque[_Launched] = collections.deque()  # oldest first
         self.most_in_flight = spec.num_stages + 1  # one in each stage, and the next
         self.weights = 0
+        self.adapters = FakeAdapters(spec)
         self.command_delay_s = 0.0
         self.programs_missing = 0
         self.commands: list[Command] = []  # all that were given
@@ -156,6 +160,8 @@ class FakeRunner:
 
     def execute(self, command: Command) -> concurrent.futures.Future[None]:
         self.commands.append(command)
+        if isinstance(command, AdapterCommand):
+            return self.adapters.execute(command)
         future = self._worker.submit(self._carry_out, command)
         if not isinstance(command, CheckWeights | StartProfile | StopProfile):
             assert not self._unfetched, "a command that changes something is given while a step is in flight"
@@ -175,6 +181,7 @@ class FakeRunner:
 
     def close(self) -> None:
         self._worker.shutdown()
+        self.adapters.close()
 
     def expected_tokens(
         self,
@@ -184,9 +191,11 @@ class FakeRunner:
         seed: int = 0,
         stop_ids: tuple[int, ...] = (0,),
         weights: int = 0,
+        adapter: str | None = None,
     ) -> list[int]:
         """The first `count` tokens this prompt must be answered with, cut after the first of `stop_ids`. Pass the request's
-        seed unless it is greedy."""
+        seed unless it is greedy, and the folder of its adapter."""
+        seed += 0 if adapter is None else adapter_number(adapter)
         history, out = list(prompt_ids), []
         for _ in range(count):
             token = self._next_token(np.array(history, np.int32), seed + weights)
@@ -238,6 +247,7 @@ class FakeRunner:
         self._row_states.enter(updates)
         of_pages = updates.groups < len(self._page_tables)
         self._page_tables[updates.groups[of_pages], updates.rows[of_pages], updates.index[of_pages]] = updates.pages[of_pages]
+        self.adapters.enter(step)
         for state in step.new_rows:
             self._begin_row(state, step)
         inputs = [self._inputs_of(step, i) for i in range(step.num_rows)]
@@ -323,7 +333,7 @@ class FakeRunner:
             pages = self._page_tables[:, row, positions // page_size]
             for tokens, writers, at in zip(self._pages, self._written_by, pages, strict=True):
                 tokens[at, positions % page_size] = ids
-                writers[at, positions % page_size] = self.weights
+                writers[at, positions % page_size] = self.weights + self.adapters.writer(row)
             slots.append(pages * page_size + positions % page_size)
         for written in np.concatenate(slots, axis=1):
             assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
@@ -358,7 +368,8 @@ class FakeRunner:
     def _draft(self, row: int) -> None:
         """Some right guesses, then perhaps a wrong one: as many as a hash of the history says."""
         history = np.append(self._history(row, int(self._kv_len[row])), self._inputs[row, 0])
-        seed = self.weights + (0 if self._states[row].sampling.is_greedy else self._states[row].seed)
+        seed = self.weights + self.adapters.seed(row)
+        seed += 0 if self._states[row].sampling.is_greedy else self._states[row].seed
         for place in range(1, self._spec.num_draft_tokens):
             luck = mixed(int(history.astype(np.int64).sum()) + 7919 * place) % 8
             if luck == 0 or len(history) >= self._spec.context_len:
@@ -377,7 +388,8 @@ class FakeRunner:
             seen = self._pages[group][pages].reshape(-1)[start:length]
             assert (seen != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
             written_by = self._written_by[group][pages].reshape(-1)[start:length]
-            assert (written_by == self.weights).all(), f"row {row} reads what other weights wrote"
+            own = self.weights + self.adapters.writer(row)
+            assert (written_by == own).all(), f"row {row} reads what other weights wrote"
             known = history[start:] != _UNSEEN
             assert (seen == history[start:])[known].all(), f"row {row} reads other tokens in group {group} than in those before"
             history[start:] = seen
@@ -387,7 +399,7 @@ class FakeRunner:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
             return BROKEN_LOGITS
-        seed = self.weights + (0 if state.sampling.is_greedy else state.seed)
+        seed = self.weights + self.adapters.seed(row) + (0 if state.sampling.is_greedy else state.seed)
         token = self._next_token(history, seed) if preferred is None else preferred
         return self._first_allowed(token, mask)
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from jaxserve.cache.tree_node import TreeNode
-from jaxserve.namespaces import salt_of
+from jaxserve.namespaces import adapter_of, salt_of
 
 MEDIUM_GPU = "GPU"  # SGLang's word for the memory of the devices, whatever they are
 # SGLang's router refuses events of more than 65,536 blocks or a million tokens.
@@ -36,7 +36,7 @@ class BlockStored(KVCacheEvent):
     parent_block_hash: int | None  # of the block before the first; None: they begin a sequence
     token_ids: list[int]  # of all blocks; uint32
     block_size: int  # tokens
-    lora_id: int | None
+    lora_id: int | None  # version of the LoRA adapter that computed them; which one that is says the salt
     medium: str | None = None
     cache_salt: str | None = None  # of the namespace that they are in
 
@@ -66,6 +66,7 @@ class EventRecorder:
         assert leaf.parent is not None, "the top node stores nothing"
         namespace = _namespace(leaf)
         salt = None if namespace is None else salt_of(namespace)
+        adapter = None if namespace is None else adapter_of(namespace)
         before = leaf.parent.digests[-_DIGEST_BYTES:]
         leaf.digests = _chain(before or _seed(salt), leaf.key, len(leaf.pages))
         hashes = _hashes_of(leaf.digests)
@@ -79,7 +80,7 @@ class EventRecorder:
                     parent_block_hash=parent,
                     token_ids=token_ids[start * self._page_size : end * self._page_size],
                     block_size=self._page_size,
-                    lora_id=None,
+                    lora_id=None if adapter is None else adapter.version,
                     medium=MEDIUM_GPU,
                     cache_salt=salt,
                 )

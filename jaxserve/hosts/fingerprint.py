@@ -16,9 +16,18 @@ _BLOCKS, _BLOCK_BYTES = 16, 4096  # of each file, at equal distances
 
 def fingerprint(folder: str, load_format: str) -> str:
     """Of a model folder's config and weights, wherever it lies. What cannot be read is for others to complain of."""
+    return _digest(folder, _files(Path(folder), with_weights=load_format != "dummy"))
+
+
+def adapter_fingerprint(folder: str) -> str:
+    """Of a LoRA adapter's folder, in the same way."""
+    return _digest(folder, [Path(folder) / "adapter_config.json", *sorted(Path(folder).glob("*.safetensors"))])
+
+
+def _digest(folder: str, files: list[Path]) -> str:
     digest = hashlib.sha256()
     with contextlib.suppress(OSError):
-        for path in _files(Path(folder), with_weights=load_format != "dummy"):
+        for path in files:
             digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
             for block in _some_of(path):
                 digest.update(block)

@@ -16,9 +16,9 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
-from jaxserve.hosts.fingerprint import fingerprint
+from jaxserve.hosts.fingerprint import adapter_fingerprint, fingerprint
 from jaxserve.messages import Message, decoder, encode, pack, unpack
-from jaxserve.runner import Command, ReplaceWeights, StepInput
+from jaxserve.runner import Command, ReadAdapter, ReplaceWeights, StepInput
 
 _NUMBER_BYTES = 8
 COMMANDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Command)}
@@ -117,13 +117,19 @@ class Execute(Message):
 
 def weights_of(command: Command) -> str:
     """The `fingerprint` of what it loads from a folder that it names; "" if it loads nothing."""
-    return fingerprint(command.model_path, command.load_format) if isinstance(command, ReplaceWeights) else ""
+    match command:
+        case ReplaceWeights(model_path, load_format):
+            return fingerprint(model_path, load_format)
+        case ReadAdapter(_, path):
+            return adapter_fingerprint(path)
+    return ""
 
 
 class Undo(Message):
     """The newest command failed elsewhere: back to what was before, if it was carried out here. Answered like a command."""
 
     number: int
+    adapter_id: int | None = None  # the command was to read this adapter; then it need not be the newest
 
 
 StepMessage = Forward | ReadLogits | Sample | Execute | Undo

@@ -12,7 +12,7 @@ from typing import Any
 from jaxserve.hosts.follower import Follower
 from jaxserve.hosts.protocol import Execute, Forward, ReadLogits, Sample, StepMessage, Undo, weights_of
 from jaxserve.hosts.reversible import Reversible
-from jaxserve.runner import Command, LogitLines, Runner, StartProfile, StopProfile
+from jaxserve.runner import AdapterCommand, Command, LogitLines, Runner, StartProfile, StopProfile
 
 _IDLE_S = 0.05
 
@@ -49,14 +49,19 @@ class Replay:
                 self._launched.append(self._handle)
                 self._fetch(keep=self._in_flight)
             case Execute(number=number):
-                self._fetch(keep=0)
-                self._execute(number, message.command, message.weights)
-            case Undo(number=number):
+                command = message.command
+                if not isinstance(command, AdapterCommand):  # which may take long, and no step waits for them
+                    self._fetch(keep=0)
+                self._execute(number, command, message.weights)
+            case Undo(number=number, adapter_id=None):
                 self._report(number, self._reversible.undo())
+            case Undo(number=number, adapter_id=int(adapter_id)):
+                self._report(number, self._reversible.undo_reading(adapter_id))
 
     def _execute(self, number: int, command: Command, weights: str) -> None:
         if weights_of(command) != weights:
-            self._reversible.forget()
+            if not isinstance(command, AdapterCommand):
+                self._reversible.forget()
             self._follower.report(number, "its files there are not those of host 0.")
             return
         self._report(number, [self._reversible.execute(_for_host(command, self._rank))])

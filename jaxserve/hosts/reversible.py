@@ -1,10 +1,25 @@
-"""Reversible: commands to a runner of which the newest can be taken back, because it failed on another host."""
+"""Reversible: commands to a runner of which the newest can be taken back, because it failed on another host.
+
+Those of adapters run beside any others, so they do not count there: an adapter that was read here can be forgotten at any time.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 
-from jaxserve.runner import Command, MemoryTag, ReleaseMemory, ReplaceWeights, ResumeMemory, Runner, StartProfile, StopProfile
+from jaxserve.runner import (
+    AdapterCommand,
+    Command,
+    ForgetAdapter,
+    MemoryTag,
+    ReadAdapter,
+    ReleaseMemory,
+    ReplaceWeights,
+    ResumeMemory,
+    Runner,
+    StartProfile,
+    StopProfile,
+)
 
 
 class Reversible:
@@ -13,6 +28,7 @@ class Reversible:
         self._runner = runner
         self._weights = ReplaceWeights(model_path, load_format)
         self._released: set[MemoryTag] = set()
+        self._adapters: set[int] = set()  # that were read
         self._way_back: list[Command] = []
 
     def forget(self) -> None:
@@ -21,7 +37,8 @@ class Reversible:
 
     def execute(self, command: Command) -> Future[None]:
         """As `Runner.execute`. Who hears that it is done can take it back: by then it is noted."""
-        self.forget()
+        if not isinstance(command, AdapterCommand):
+            self.forget()
         noted: Future[None] = Future()
 
         def note(done: Future[None]) -> None:
@@ -38,6 +55,10 @@ class Reversible:
         """Starts what takes the newest command back; nothing if it was refused, or changed nothing."""
         return [self.execute(command) for command in self._way_back]
 
+    def undo_reading(self, adapter_id: int) -> list[Future[None]]:
+        """Nothing if it was refused."""
+        return [self.execute(ForgetAdapter(adapter_id))] if adapter_id in self._adapters else []
+
     def _note(self, command: Command) -> None:
         match command:
             case ReplaceWeights():
@@ -52,5 +73,9 @@ class Reversible:
             case ResumeMemory(tags):
                 self._way_back = [ReleaseMemory(tags)]
                 self._released -= set(tags)
+            case ReadAdapter(adapter_id):
+                self._adapters.add(adapter_id)
+            case ForgetAdapter(adapter_id):
+                self._adapters.discard(adapter_id)
             case StartProfile():
                 self._way_back = [StopProfile()]

@@ -16,7 +16,17 @@ import numpy as np
 from jaxserve.hosts.leader import Leader
 from jaxserve.hosts.protocol import Execute, Forward, ReadLogits, Sample, Undo
 from jaxserve.hosts.reversible import Reversible
-from jaxserve.runner import Command, CommandError, ExpertRecordCommand, LogitLines, Runner, RunnerSpec, StepInput, StepOutput
+from jaxserve.runner import (
+    Command,
+    CommandError,
+    ExpertRecordCommand,
+    LogitLines,
+    ReadAdapter,
+    Runner,
+    RunnerSpec,
+    StepInput,
+    StepOutput,
+)
 
 
 class BroadcastRunner:
@@ -55,7 +65,7 @@ class BroadcastRunner:
         number = next(self._numbers)
         theirs = self._leader.replies_to(number)
         self._leader.send(Execute.of(number, command))
-        return self._thread.submit(self._finish, theirs, self._reversible.execute(command))
+        return self._thread.submit(self._finish, command, theirs, self._reversible.execute(command))
 
     def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
         return self._runner.annotate(name, **facts)
@@ -68,20 +78,21 @@ class BroadcastRunner:
 
     # --- in the thread of commands
 
-    def _finish(self, theirs: Future[dict[int, str]], mine: Future[None]) -> None:
+    def _finish(self, command: Command, theirs: Future[dict[int, str]], mine: Future[None]) -> None:
         error = _error_of(mine)
         refused = {rank: text for rank, text in {0: error, **theirs.result()}.items() if text}
         if not refused:
             return
         if len(refused) <= len(theirs.result()):
-            self._undo()
+            self._undo(command.adapter_id if isinstance(command, ReadAdapter) else None)
         raise CommandError(error or _with_rank(refused))
 
-    def _undo(self) -> None:
+    def _undo(self, adapter_id: int | None) -> None:
         number = next(self._numbers)
         theirs = self._leader.replies_to(number)
-        self._leader.send(Undo(number=number))
-        errors = {0: "".join(map(_error_of, self._reversible.undo())), **theirs.result()}
+        self._leader.send(Undo(number=number, adapter_id=adapter_id))
+        mine = self._reversible.undo() if adapter_id is None else self._reversible.undo_reading(adapter_id)
+        errors = {0: "".join(map(_error_of, mine)), **theirs.result()}
         stuck = {rank: text for rank, text in errors.items() if text}
         if stuck:
             self._leader.fail(f"Hosts are not in the same state any more, and one cannot go back. {_with_rank(stuck)}")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
-from jaxserve.runner import EmbeddedTokens, PageUpdates, RowState, StepInput
+from jaxserve.runner import NO_SLOT, AdapterLoad, EmbeddedTokens, PageUpdates, RowState, StepInput
 from jaxserve.scheduler.prefill_item import PrefillItem
+from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.rows import RowFlag, RowTable
 from jaxserve.scheduler.scores import ASKING, ScorePlan, plan_scores
 from jaxserve.types import ForwardMode
@@ -69,7 +71,7 @@ class StepBuilder:
         self._trues = np.ones(len(table.alive), bool)
         self._ones.flags.writeable = self._trues.flags.writeable = False
 
-    def build(self, batch: ScheduleBatch, page_updates: PageUpdates) -> StepInput:
+    def build(self, batch: ScheduleBatch, page_updates: PageUpdates, adapter_loads: Sequence[AdapterLoad] = ()) -> StepInput:
         """Before the batch is booked as launched: kv_len is still that of the step before."""
         decode_rows, items = batch.decode_rows, batch.items
         num_decode = len(decode_rows)
@@ -108,6 +110,7 @@ class StepBuilder:
             score_query=None if batch.scores is None else batch.scores.query,
             hidden_slots=None if batch.scores is None else batch.scores.hidden_slots,
             embeds=_embeds(items, first_slot=num_decode),
+            adapter_loads=adapter_loads,
         )
 
     def _rules_begin(self, flags: int, batch: ScheduleBatch, seq_lens: np.ndarray, sample: np.ndarray) -> bool:
@@ -136,7 +139,15 @@ class StepBuilder:
             stop_token_ids=req.device_stop_ids,
             output_ids=req.output_ids,
             token_ids=self._table.tokens[item.row, : item.fill_len],
+            adapter_slot=_slot_of(req),
         )
+
+
+def _slot_of(req: Req) -> int:
+    if req.adapter is None:
+        return NO_SLOT
+    assert req.adapter.slot is not None, f"request {req.rid} holds a row, and its adapter {req.adapter.name} no slot"
+    return req.adapter.slot
 
 
 def _embeds(items: list[PrefillItem], first_slot: int) -> list[EmbeddedTokens]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from jaxserve.runner import PageUpdates, Runner, StepInput
+from jaxserve.runner import AdapterLoad, PageUpdates, Runner, StepInput
 from jaxserve.scheduler.batch import ScheduleBatch, StepBuilder
 from jaxserve.scheduler.constraints import Constraints
 from jaxserve.scheduler.meter import Meter
@@ -48,9 +49,9 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def launch(self, batch: ScheduleBatch, page_updates: PageUpdates) -> StepInput:
+    def launch(self, batch: ScheduleBatch, page_updates: PageUpdates, adapter_loads: Sequence[AdapterLoad]) -> StepInput:
         """The forward pass, and the sampling too unless that must wait for `finish_launch`."""
-        step = self._builder.build(batch, page_updates)
+        step = self._builder.build(batch, page_updates, adapter_loads)
         launched_s = time.perf_counter()
         handle = self._runner.forward(step)
         self._steps.append(_Step(batch, step, handle, launched_s))

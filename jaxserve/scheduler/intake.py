@@ -15,7 +15,9 @@ import numpy as np
 from jaxserve.config import ServerArgs
 from jaxserve.logit_processors import TokenRules
 from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
+from jaxserve.namespaces import adapter_namespace
 from jaxserve.runner import NO_TOKEN_ID, RunnerSpec
+from jaxserve.scheduler.adapters import Adapters
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
@@ -31,6 +33,7 @@ class Intake:
         self,
         args: ServerArgs,
         spec: RunnerSpec,
+        adapters: Adapters,
         *,
         decoder: StopTextDecoder | None,
         clock: Callable[[], float] = time.monotonic,
@@ -38,6 +41,7 @@ class Intake:
     ) -> None:
         self._args = args
         self._spec = spec
+        self._adapters = adapters
         self._pieces = None if decoder is None else TokenPieces(decoder)
         self._clock = clock
         self._wall_clock = wall_clock
@@ -53,6 +57,7 @@ class Intake:
         self._check_prompt(prompt_ids, message.input_embeds, sampling.max_new_tokens)
         prompt_tail = prompt_ids[-PROMPT_TAIL_LEN:].tolist() if message.input_embeds is None else message.prompt_tail
         own_stop_ids = np.array(sampling.stop_token_ids, np.int32)
+        adapter = None if message.lora_name is None else self._adapters.resolve(message.lora_name)
         req = Req(
             rid=message.rid,
             prompt_ids=prompt_ids,
@@ -61,7 +66,8 @@ class Intake:
             seed=self._seed(sampling.sampling_seed),
             arrival=next(self._arrivals),
             stream=message.stream,
-            extra_key=message.extra_key,
+            extra_key=adapter_namespace(message.extra_key, message.lora_name, None if adapter is None else adapter.version),
+            adapter=adapter,
             route=message.route,
             input_embeds=message.input_embeds,
             prompt_tail=prompt_tail,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from jaxserve.cache.shards import ShardedCache
 from jaxserve.config import ServerArgs
 from jaxserve.runner import RunnerSpec
+from jaxserve.scheduler.adapters import Adapters
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NO_ROWS, NeedsResults, ScheduleBatch
 from jaxserve.scheduler.chunk_times import ChunkTimes
 from jaxserve.scheduler.decode import DecodeMemory, RunningBatch
@@ -76,6 +77,7 @@ class PrefillPlanner:
         table: RowTable,
         residents: Residents,
         waiting: WaitingQueue,
+        adapters: Adapters,
         policy: SchedulePolicy,
         running: RunningBatch,
         memory: DecodeMemory,
@@ -86,6 +88,7 @@ class PrefillPlanner:
         self._table = table
         self._residents = residents
         self._waiting = waiting
+        self._adapters = adapters
         self._policy = policy
         self._running = running
         self._memory = memory
@@ -104,6 +107,7 @@ class PrefillPlanner:
         )
         self._chunked_reqs: list[Req] = []
         self._blocked_at: tuple[int, ...] | None = None  # what the world looked like when the first request did not fit
+        self._held_at: tuple[int, ...] | None = None  # when all of them waited for adapters
         self._alone_at: tuple[int, ...] | None = None  # and when only one could be added to a step
         self._must_settle = False  # the next plan may preempt, which it can only when no step is in flight
         self._num_decode_steps = 0
@@ -123,13 +127,14 @@ class PrefillPlanner:
         self._must_settle = False
         chunks = self.chunked_reqs
         self.deferred = []
-        if not chunks and (not len(self._waiting) or self._blocked_at == self._world()):
+        if not chunks and (not len(self._waiting) or self._nobody_fits()):
             return None
         share = self._share_of_a_shard(len(chunks))
         num_mixed = self._num_rows_to_mix(share)
         if num_mixed and not self._memory.grow():
             return None  # no time to admit anybody: the decode step will retract
-        adder = PrefillAdder(self._rooms(share, num_mixed), self._residents, self._limits, num_decode_rows=num_mixed)
+        rooms = self._rooms(share, num_mixed)
+        adder = PrefillAdder(rooms, self._residents, self._limits, self._adapters, num_decode_rows=num_mixed)
         for chunk in chunks:
             adder.resume(chunk, int(self._table.kv_len[chunk.row]))
         if adder.is_closed:
@@ -180,8 +185,13 @@ class PrefillPlanner:
         return demands
 
     def _add_waiting(self, adder: PrefillAdder, is_settled: bool) -> None:
-        for req in self._policy.order(self._waiting.admissible(self._most_tried)):
+        ready = self._adapters.choose(self._waiting.all_admissible(), self._most_tried)
+        if not ready:
+            self._held_at = self._arrivals()
+        for req in self._policy.order(ready):
             result = adder.add(req)
+            if result is AddResult.NO_ADAPTER:  # another one of this step took the last slot
+                continue
             lacks_room = result in (AddResult.NO_TOKENS, AddResult.NO_ROW)
             if lacks_room and (victims := self._preemption.victims(req)):
                 if not is_settled:  # what was added goes first; then all results come in, and it is this request's turn
@@ -195,15 +205,20 @@ class PrefillPlanner:
                     self._blocked_at = self._world()
                 break
 
+    def _nobody_fits(self) -> bool:
+        """That was found before, and nothing has changed since."""
+        return self._blocked_at == self._world() or (self._held_at is not None and self._held_at == self._arrivals())
+
     def _arrivals(self) -> tuple[int, ...]:
         """Differs from an earlier value if somebody may be added now who could not be then."""
-        return (self._waiting.num_pushed, *self._world())
+        return (self._waiting.num_pushed, self._waiting.only_begun, *self._world())
 
     def _world(self) -> tuple[int, ...]:
         """Differs from an earlier value if a request that did not fit then may fit now."""
         waiting = self._waiting
         pushed = waiting.num_pushed if self._policy.reorders else 0
-        return (self._residents.num_changes, waiting.num_removed, pushed, self._num_decode_steps // RETRY_DECODE_STEPS)
+        changes = self._residents.num_changes + self._adapters.num_changes
+        return (changes, waiting.num_removed, pushed, self._num_decode_steps // RETRY_DECODE_STEPS)
 
     def _preempt_for(self, req: Req, victims: list[Req], adder: PrefillAdder) -> AddResult:
         """Retracts them, until `req` fits."""

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxserve.scheduler.adapters import Adapters
 from jaxserve.scheduler.chunk_times import ChunkTimes
 from jaxserve.scheduler.kv_demand import KVDemand
 from jaxserve.scheduler.prefill_item import PrefillItem
@@ -46,6 +47,7 @@ SHARING_MIN_TOKENS = 32
 class AddResult(enum.Enum):
     ADDED = "added"
     DEFERRED = "deferred"  # its prefix is there in the next step, in a shard that can use it; others may go on
+    NO_ADAPTER = "no adapter"  # its LoRA adapter is not here, or has no slot; others may go on
     NO_TOKENS = "no tokens"  # the KV cache is too full for it
     NO_ROW = "no row"
     STEP_FULL = "step full"
@@ -70,12 +72,19 @@ class PrefillLimits:
 
 class PrefillAdder:
     def __init__(
-        self, rooms: Sequence[ShardRoom], residents: Residents, limits: PrefillLimits, *, num_decode_rows: int
+        self,
+        rooms: Sequence[ShardRoom],
+        residents: Residents,
+        limits: PrefillLimits,
+        adapters: Adapters,
+        *,
+        num_decode_rows: int,
     ) -> None:
         """`rooms`: of all shards. `num_decode_rows` share this step."""
         self._rooms = rooms
         self._residents = residents
         self._limits = limits
+        self._adapters = adapters
         self._page_size = rooms[0].cache.page_size
         self._step_left = limits.tokens_beside(num_decode_rows)
         self._hard_left = limits.max_step_tokens - num_decode_rows
@@ -113,6 +122,8 @@ class PrefillAdder:
         """Admits a waiting request to the cheapest shard that has room for it, or says why not; then nothing is held."""
         if self._step_left <= 0 or (self._limits.max_requests is not None and len(self.items) >= self._limits.max_requests):
             return AddResult.STEP_FULL
+        if not self._adapters.may_run(req):
+            return AddResult.NO_ADAPTER
         rooms = [room for room in self._rooms if room.cache.free_rows]
         if not rooms or len(self._residents) >= self._limits.max_running:
             return AddResult.NO_ROW

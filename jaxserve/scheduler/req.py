@@ -16,6 +16,7 @@ from jaxserve.cache.manager import Lease
 from jaxserve.grammar import Matcher, ThinkingMatcher
 from jaxserve.logit_processors import TokenRules
 from jaxserve.messages import Route
+from jaxserve.scheduler.adapter import Adapter
 from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
 from jaxserve.scheduler.stops import StopMatcher
 from jaxserve.timeline import RequestTimes
@@ -23,6 +24,9 @@ from jaxserve.types import FinishReason, SamplingParams, Thinking, UserProcessor
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
+
+# Where a request stands among those that wait for the same thing: the least goes first.
+Place = tuple[int, int]
 
 
 class RequestState(enum.Enum):
@@ -51,7 +55,8 @@ class Req:
     seed: int
     arrival: int = 0  # counts the requests of this scheduler
     stream: bool = False
-    extra_key: str | None = None
+    extra_key: str | None = None  # its namespace of the cache; with an adapter, one of that one's version
+    adapter: Adapter | None = None  # the LoRA adapter that it runs with
     route: Route = dataclasses.field(default_factory=Route)  # of its outputs
     input_embeds: np.ndarray | None = None  # float32 [prompt_len, E]: what stands for the prompt's ids, which are NO_TOKEN_ID
     prompt_tail: list[int] = dataclasses.field(default_factory=list)  # ids whose text the outputs' text goes on from

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxserve.messages import BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
+from jaxserve.scheduler.adapters import Adapters
 from jaxserve.scheduler.grammar_queue import GrammarQueue
 from jaxserve.scheduler.input_gate import InputGate
 from jaxserve.scheduler.intake import Intake
@@ -33,6 +34,7 @@ class Requests:
     def __init__(
         self,
         intake: Intake,
+        adapters: Adapters,
         compiling: GrammarQueue,
         waiting: WaitingQueue,
         residents: Residents,
@@ -42,6 +44,7 @@ class Requests:
         meter: Meter,
     ) -> None:
         self._intake = intake
+        self._adapters = adapters
         self._compiling = compiling
         self._waiting = waiting
         self._residents = residents
@@ -126,6 +129,7 @@ class Requests:
             logger.exception("Request %s could not be taken in.", message.rid)
             return unexpected("take the request in")
         self.live[req.rid] = req
+        self._adapters.join(req)
         return None
 
     def collect_compiled(self) -> None:
@@ -177,6 +181,7 @@ class Requests:
         """The one way out for every request that is in no queue: its terminal message, the books, and its row as soon as no
         step needs it."""
         del self.live[req.rid]
+        self._adapters.leave(req)
         self._outputs.add_ended(req, reason)
         counters = self._counters
         if reason.type == "abort":

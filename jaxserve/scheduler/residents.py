@@ -13,15 +13,17 @@ import numpy as np
 
 from jaxserve.cache.manager import Lease
 from jaxserve.cache.shards import ShardedCache
+from jaxserve.scheduler.adapter_slots import AdapterSlots
 from jaxserve.scheduler.req import Req, RequestState
 from jaxserve.scheduler.rows import RowTable
 from jaxserve.types import FinishReason
 
 
 class Residents:
-    def __init__(self, cache: ShardedCache, table: RowTable, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, cache: ShardedCache, table: RowTable, slots: AdapterSlots, wall_clock: Callable[[], float]) -> None:
         self._cache = cache
         self._table = table
+        self._slots = slots
         self._wall_clock = wall_clock
         self._reqs: dict[int, Req] = {}  # by row, in order of admission
         self.num_changes = 0  # rises whenever pages or rows may have become available
@@ -37,6 +39,8 @@ class Residents:
     def attach(self, req: Req, lease: Lease) -> None:
         req.lease = lease
         req.move_to(RequestState.PREFILL)
+        if req.adapter is not None:
+            self._slots.take(req.adapter)
         if not req.has_begun:
             req.cached_len = lease.prefix_len
         req.has_begun = True
@@ -46,6 +50,7 @@ class Residents:
     def finish(self, req: Req, reason: FinishReason) -> None:
         """Ends a request; its outputs have been read from the row table already."""
         req.finish(reason)
+        self._leave_slot(req)
         self._table.alive[req.row] = False
         if not self._table.in_flight[req.row]:
             self._release(req)
@@ -68,6 +73,7 @@ class Residents:
         req.sent_len = int(self._table.sent_len[row])
         req.verify_steps, req.accepted_drafts = int(self._table.verify_steps[row]), int(self._table.accepted_drafts[row])
         req.move_to(RequestState.WAITING)
+        self._leave_slot(req)
         self._release(req, computed_len)
 
     def launched(self, rows: np.ndarray) -> None:
@@ -81,6 +87,11 @@ class Residents:
         if over.any():
             for row in rows[over].tolist():
                 self._release(self._reqs[row])
+
+    def _leave_slot(self, req: Req) -> None:
+        """No step to come has it. Launched ones come before whatever goes into the slot next."""
+        if req.adapter is not None:
+            self._slots.leave(req.adapter)
 
     def _release(self, req: Req, computed_len: int = 0) -> None:
         assert req.lease is not None, f"request {req.rid} released twice"

@@ -38,6 +38,7 @@ from jaxserve.messages import (
 )
 from jaxserve.metrics import Snapshot
 from jaxserve.runner import Runner
+from jaxserve.scheduler.adapters import Adapters
 from jaxserve.scheduler.batch import NEEDS_RESULTS, NeedsResults, ScheduleBatch, StepBuilder
 from jaxserve.scheduler.changeable import changeable
 from jaxserve.scheduler.commands import RunnerCommands
@@ -117,17 +118,19 @@ class Scheduler:
         )
         self._compiling = GrammarQueue(grammars)
         self._waiting = WaitingQueue(max_len=args.max_queued_requests, evicts_by_priority=by_urgency)
-        self._residents = Residents(self.cache, self._table, wall_clock)
+        self.adapters = Adapters(args, runner, self._waiting)
+        self._residents = Residents(self.cache, self._table, self.adapters.slots, wall_clock)
         self._running = RunningBatch(self._table, micro_batches_for(args, spec, self._table))
         self._ratio = NewTokenRatio(args.schedule_conservativeness, spec.num_stages)
         self._turns = Turns(args.prefill_decode_interval)
-        self._intake = Intake(args, spec, decoder=decoder, clock=clock, wall_clock=wall_clock)
+        self._intake = Intake(args, spec, self.adapters, decoder=decoder, clock=clock, wall_clock=wall_clock)
         self._outputs = OutputSender(
             self._table, sink.send_output, wall_clock, args.weight_version, spec.num_draft_tokens, address
         )
         self._log = StepLog(args.decode_log_interval, self.load, clock)
         self._requests = Requests(
             self._intake,
+            self.adapters,
             self._compiling,
             self._waiting,
             self._residents,
@@ -179,6 +182,7 @@ class Scheduler:
             table=self._table,
             residents=self._residents,
             waiting=self._waiting,
+            adapters=self.adapters,
             policy=SchedulePolicy(
                 args.schedule_policy, self.cache, by_urgency=by_urgency, rng=np.random.default_rng(args.random_seed)
             ),
@@ -209,7 +213,8 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing to do until a message comes."""
-        return not self._in_flight and not self._control and (self._holds_nothing or self.pace.is_paused)
+        holds_nothing = self._holds_nothing and not self.adapters.memory.is_busy
+        return not self._in_flight and not self._control and (holds_nothing or self.pace.is_paused)
 
     @property
     def _holds_nothing(self) -> bool:
@@ -227,7 +232,7 @@ class Scheduler:
             return TIMER_INTERVAL_S if self._programs_missing else None
         if self._in_flight:
             return 0.0
-        if len(self._compiling) == len(self._requests.live):
+        if len(self._compiling) + self.adapters.num_held_reqs == len(self._requests.live):
             return POLL_INTERVAL_S
         looks_only = self._holds_nothing or self.pace.is_stopped  # at control requests that wait, now and then
         return TIMER_INTERVAL_S if looks_only else min(self.pace.wait_s, TIMER_INTERVAL_S)
@@ -283,6 +288,7 @@ class Scheduler:
             "forward_sleep_time": self.pace.forward_sleep_s or None,
             "profile": self.profiler.folder,
             **({"attn_dp": self.cache.shard_states()} if spec.num_shards > 1 else {}),
+            **self.adapters.counts(),
             **self._compiling.counts(),
             **self._memory.counts(),
             **self._results.counts(),
@@ -384,7 +390,7 @@ class Scheduler:
     def launch(self, batch: ScheduleBatch) -> None:
         """Its forward pass, and its sampling too unless that must wait for `finish_launch`."""
         with self.profiler.launching(batch):
-            step = self._in_flight.launch(batch, self.cache.drain_page_updates())
+            step = self._in_flight.launch(batch, self.cache.drain_page_updates(), self.adapters.slots.take_loads())
         self.pace.launched()
         self._residents.launched(batch.rows)
         self._table.kv_len[batch.rows] = step.seq_lens
@@ -450,7 +456,7 @@ class Scheduler:
         """Nothing runs and nothing could be scheduled: whoever is first in line can never be served. Intake refuses such
         requests, so this is a bug; one clear answer is better than a server that hangs."""
         first = next(iter([*self._prefill.chunked_reqs, *self._waiting.admissible(1)]), None)
-        if first is None:
+        if first is None or self.adapters.memory.awaits_reading:
             return
         logger.error("Request %s cannot be scheduled although nothing else runs (%s).", first.rid, self.load())
         self._end(first, FinishReason.abort("The request could not be scheduled.", 500, "InternalServerError"))
@@ -462,12 +468,15 @@ class Scheduler:
     # --- timers and idleness
 
     def check_timers(self) -> None:
-        """Time-outs of requests, and control requests that wait; cheap, meant for every round of the loop."""
+        """Time-outs of requests, adapters, and control requests that wait; cheap, meant for every round of the loop."""
         self._control.serve()
         self.profiler.tend()
         self.tend_runner()
         if len(self._compiling):
             self._requests.collect_compiled()
+            self._outputs.flush()
+        if (unreadable := self.adapters.memory.tend()) is not None:
+            self._requests.end(unreadable.reqs, FinishReason.abort(unreadable.message, 400, "BadRequestError"))
             self._outputs.flush()
         if self.pace.is_paused:
             return

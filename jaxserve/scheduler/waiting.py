@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from jaxserve.scheduler.req import Req
+from jaxserve.scheduler.req import Place, Req
 
 
 class WaitingQueue:
@@ -34,7 +34,14 @@ class WaitingQueue:
 
     def admissible(self, most: int | None = None) -> list[Req]:
         """The first `most` of those that may be admitted."""
-        return list(itertools.islice(self._begun if self.only_begun else self, most))
+        return list(itertools.islice(self.all_admissible(), most))
+
+    def all_admissible(self) -> Iterable[Req]:
+        return self._begun if self.only_begun else self
+
+    def place(self, req: Req) -> Place | None:
+        """By urgency, then by arrival. None: it may not be admitted for now. Of requests that are on their way here, too."""
+        return None if self.only_begun and not req.has_begun else (-req.urgency, req.arrival)
 
     @property
     def has_begun_ones(self) -> bool:

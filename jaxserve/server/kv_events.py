@@ -22,6 +22,7 @@ import msgspec
 import zmq
 
 from jaxserve.config import KVEventsConfig, endpoint_of
+from jaxserve.namespaces import adapter_of
 
 logger = logging.getLogger(__name__)
 
@@ -160,8 +161,9 @@ def _as_vllm(event: msgspec.Struct) -> dict[str, Any]:
     if "block_hashes" in fields:
         fields["block_hashes"] = [block_hash & _UINT64 for block_hash in fields["block_hashes"]]
     if "token_ids" in fields:
-        fields["lora_name"] = None
         salt, parent = fields.pop("cache_salt"), fields["parent_block_hash"]
+        adapter = None if fields["lora_id"] is None else adapter_of(salt)
+        fields["lora_name"] = None if adapter is None else adapter.name
         if parent is not None:
             fields["parent_block_hash"] = parent & _UINT64
         elif salt is not None:

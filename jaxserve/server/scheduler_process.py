@@ -171,6 +171,7 @@ def serve(
             publish_events=None if publisher is None else publisher.publish,
         )
         try:
+            _load_adapters(scheduler, args)
             scheduler.tend_runner()  # how many programs are missing is known before anybody hears "ready"
             to_tokenizer.send(WorkerReady(worker=context.address, info=_info(args, runner)))
             settle_garbage_collector()
@@ -187,6 +188,13 @@ def serve(
             receiver.close()
             for sender in (*to_detokenizers, to_tokenizer):
                 sender.close()
+
+
+def _load_adapters(scheduler: Scheduler, args: ServerArgs) -> None:
+    try:
+        scheduler.adapters.load_initial(args.lora_paths or ())
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _grammar_compiler(args: ServerArgs, spec: RunnerSpec, tokenizer_json: str | None) -> GrammarCompiler:

@@ -15,15 +15,17 @@ from host_harness import Hosts
 from scheduler_harness import Harness
 
 from jaxserve.hosts import BroadcastRunner, HostsError, Replay
-from jaxserve.hosts.fingerprint import fingerprint
+from jaxserve.hosts.fingerprint import adapter_fingerprint, fingerprint
 from jaxserve.hosts.protocol import Forward, numbered, read_numbered
 from jaxserve.runner import (
     CheckWeights,
     Command,
     CommandError,
     EmbeddedTokens,
+    ForgetAdapter,
     LogitLines,
     PageUpdates,
+    ReadAdapter,
     ReleaseMemory,
     ReplaceWeights,
     ResumeMemory,
@@ -235,6 +237,62 @@ def test_what_one_host_cannot_do_is_taken_back_on_the_others(hosts: Hosts, broke
     assert together.runner.execute(ReplaceWeights("third", "auto")).result(10) is None
     assert not hosts.lost
     together.close()
+
+
+def test_a_crowd_with_adapters_is_the_same_everywhere(hosts: Hosts) -> None:
+    spec: dict[str, Any] = {"num_adapter_slots": 2}
+    together = Together(hosts, Recorder(**spec), **spec)
+    (other,) = together.others
+    harness = Harness({"enable_lora": True, "max_loras_per_batch": 2, "max_loaded_loras": 2}, runner=together.runner)
+    harness.scheduler.adapters.load_initial(["a=/a", "b=/b", "c=/c"])
+    for index in range(12):
+        harness.submit([5, 6, 7, index], 6, rid=str(index), lora=(None, "a", "b", "c")[index % 4])
+    _wait_until(lambda: harness.turn(50) or harness.scheduler.is_idle)
+    _wait_until(lambda: len(other.outputs) == len(together.first.outputs))
+    assert same(together.first.outputs, other.outputs) and not together.errors
+    assert together.first.adapters.num_loads == other.adapters.num_loads > 2
+    _wait_until(lambda: together.first.adapters.in_memory == other.adapters.in_memory)
+    together.close()
+
+
+def test_an_adapter_that_one_host_cannot_read_is_forgotten_by_the_others(hosts: Hosts, tmp_path: Path) -> None:
+    """Whatever else was done meanwhile."""
+    together = Together(hosts, Recorder(), Recorder())
+    runners = (together.first, *together.others)
+    runners[2].adapters.broken.add("/a")
+    for runner in runners:
+        runner.adapters.may_read.clear()
+    reading = together.runner.execute(ReadAdapter(0, "/a"))
+    profile = together.runner.execute(StartProfile(str(tmp_path)))
+    for runner in runners:
+        runner.adapters.may_read.set()
+    with pytest.raises(CommandError, match=r"Host 2: /a holds no adapter\."):
+        reading.result(10)
+    assert profile.result(10) is None and together.first.carried_out == [StartProfile(str(tmp_path))], "that one stands"
+    assert not any(runner.adapters.in_memory for runner in runners)
+    assert together.runner.execute(ReadAdapter(1, "/b")).result(10) is None
+    assert together.runner.execute(ForgetAdapter(1)).result(10) is None
+    assert not any(runner.adapters.in_memory for runner in runners) and not hosts.lost
+    together.close()
+
+
+def test_adapters_that_host_0_sees_otherwise_are_refused(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = Together(hosts, Recorder())
+    monkeypatch.setattr("jaxserve.hosts.protocol.weights_of", lambda command: "what host 0 sees")
+    with pytest.raises(CommandError, match=r"Host 1: its files there are not those of host 0\."):
+        together.runner.execute(ReadAdapter(0, "/a")).result(10)
+    assert not together.first.adapters.in_memory and not together.others[0].adapters.in_memory
+    together.close()
+
+
+def test_fingerprints_of_adapters(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    seen = {adapter_fingerprint(str(tmp_path))}
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        (tmp_path / name).write_text("changed")
+        seen.add(adapter_fingerprint(str(tmp_path)))
+    (tmp_path / "README.md").write_text("of no account")
+    assert len(seen) == 3 and adapter_fingerprint(str(tmp_path)) in seen
 
 
 def test_weights_that_host_0_sees_otherwise_are_refused(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

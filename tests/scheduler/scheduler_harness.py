@@ -190,6 +190,7 @@ class Harness:
         )
         self.transport.may_wait = lambda: self.scheduler.wait_s != 0
         self.sent: dict[str, TokenizedGenerateReqInput] = {}
+        self.folders: dict[str, str] = {}  # by rid, of the adapters of those that have one
 
     def close(self) -> None:
         self.runner.close()
@@ -210,6 +211,7 @@ class Harness:
         return_hidden_states: bool | Literal["last"] = False,
         priority: int | None = None,
         extra_key: str | None = None,
+        lora: str | None = None,
         thinking: Thinking | None = None,
         logit_rules: LogitRules | None = None,
         embeds: np.ndarray | bool = False,
@@ -233,11 +235,14 @@ class Harness:
             return_hidden_states=return_hidden_states,
             priority=priority,
             extra_key=extra_key,
+            lora_name=lora,
             thinking=thinking,
             logit_rules=logit_rules,
             route=route,
         )
         self.sent.setdefault(rid, message)
+        if lora in self.scheduler.adapters.loaded:
+            self.folders.setdefault(rid, self.scheduler.adapters.loaded[lora])
         if input_embeds is not None:
             ids = np.full(len(prompt), NO_TOKEN_ID, np.int32)
             message = msgspec.structs.replace(message, input_ids=ids, input_embeds=input_embeds)
@@ -298,7 +303,11 @@ class Harness:
         seed = 0 if sampling.is_greedy else sampling.sampling_seed
         assert seed is not None, "give a seed to requests that are compared"
         return self.runner.expected_tokens(
-            message.input_ids.tolist(), most if count is None else count, seed=seed, stop_ids=stops
+            message.input_ids.tolist(),
+            most if count is None else count,
+            seed=seed,
+            stop_ids=stops,
+            adapter=self.folders.get(rid),
         )
 
     def assert_as_expected(self, *rids: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_adapters import adapter_number
 from scheduler_harness import Harness, prompt_of
 from tokenizers import Tokenizer
 
@@ -65,6 +66,7 @@ def alone(harness: Harness, compiler: GrammarCompiler, rid: str) -> list[int]:
     history, mask = message.input_ids.tolist(), np.zeros(-(-VOCAB_SIZE // 32), np.int32)
     seed = 0 if sampling.is_greedy else sampling.sampling_seed
     assert seed is not None and sampling.max_new_tokens is not None
+    seed += adapter_number(harness.folders[rid]) if rid in harness.folders else 0
     out: list[int] = []
     while len(out) < sampling.max_new_tokens and not matcher.is_terminated:
         matcher.fill_mask(mask)
@@ -299,18 +301,20 @@ def test_jumps_and_lengths(compact: GrammarCompiler) -> None:
 
 
 def test_a_crowd_that_jumps(compact: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With retraction, mixed steps, pauses and aborts."""
+    """With retraction, mixed steps, pauses and aborts, and LoRA adapters that take turns in a slot."""
     monkeypatch.setattr(prefill_adder, "CLIP_MAX_NEW_TOKENS", 2)
     for seed in range(4):
         rng = random.Random(seed)
         harness = Harness(
             {"enable_mixed_chunk": bool(seed % 2), "chunked_prefill_size": 32, "schedule_conservativeness": 0.0},
-            grammars=compact, **{**SMALL, "num_pages": 40, "max_rows": 5},
+            grammars=compact, **{**SMALL, "num_pages": 40, "max_rows": 5, "num_adapter_slots": 1},
         )  # fmt: skip
+        harness.scheduler.adapters.load_initial(["a=/a", "b=/b"])
         for i in range(16):
             harness.submit(
-                prompt_of(rng.randint(1, 40), i % 3), 60, thinking=rng.choice((None, THINKING[0])), json_schema=RECORD.text
-            )
+                prompt_of(rng.randint(1, 40), i % 3), 60, thinking=rng.choice((None, THINKING[0])), json_schema=RECORD.text,
+                lora="ab"[i % 2] if seed > 1 else None,
+            )  # fmt: skip
             harness.turn(rng.randint(0, 12))
             if i % 7 == 3:
                 harness.abort(f"r{i}", exact=True)

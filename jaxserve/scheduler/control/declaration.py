@@ -8,7 +8,7 @@ workers that handle it and back (`jaxserve.server.control.client`). No HTTP here
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -70,4 +70,6 @@ class Control:
     # What a scheduler that is started again must be told of what was asked before, to be as the others are: nothing (None), or
     # all that was asked in order (each), or the newest alone, which makes the others void.
     lasting: Literal["each", "newest"] | None = None
+    # What a lasting request is about: the newest about it, of whichever kind, makes those before void.
+    about: Callable[[Any], Hashable] | None = None
     result: Callable[[Any], Any] = lambda reply: reply  # of the reply what the Engine's method returns

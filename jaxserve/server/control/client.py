@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 # How long a worker may take to answer, beyond what the request itself allows it to wait.
 ANSWER_TIMEOUT_S = 30.0
-# Lasting requests that are remembered; equal ones count once.
-_MOST_LASTING = 256
+# Lasting requests that are remembered; equal ones count once, as do those about one thing.
+_MOST_LASTING = 4096
 
 
 @dataclasses.dataclass
@@ -110,6 +110,8 @@ class ControlClient:
         self._num_lasting += 1
 
         def is_void(old: ControlStruct) -> bool:
+            if control.about is not None and (about := control_of(type(old)).about) is not None:
+                return about(old) == control.about(request)
             return old == request or (control.lasting == "newest" and type(old) is type(request))
 
         kept = [(number, old) for number, old in self._lasting if not is_void(old)]
