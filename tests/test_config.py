@@ -10,6 +10,7 @@ import pytest
 
 from jaxserve.config import ALIASES, ServerArgs
 from jaxserve.config.kv_events import read_kv_events_config
+from jaxserve.config.lora import split_lora_path
 
 
 def test_every_alias_is_of_a_field_and_is_none_itself() -> None:
@@ -159,6 +160,47 @@ def test_sizes_of_context_parallelism() -> None:
     for options, says in wrong:
         with pytest.raises(ValueError, match=re.escape(says)):
             ServerArgs(**options)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("sql=/a/sql", "/a/fr"),
+        ["sql=/a/sql", "/a/fr"],
+        {"sql": "/a/sql", "/a/fr": "/a/fr"},
+        [{"lora_name": "sql", "lora_path": "/a/sql", "pinned": False}, {"lora_name": "/a/fr", "lora_path": "/a/fr"}],
+    ],
+)
+def test_adapters_may_be_named_as_sglangs_programs_do(given: Any) -> None:
+    args = ServerArgs(lora_paths=given)
+    assert [split_lora_path(text) for text in args.lora_paths or ()] == [("sql", "/a/sql"), ("/a/fr", "/a/fr")]
+    assert args.serves_lora and ServerArgs(enable_lora=True).serves_lora and not ServerArgs().serves_lora
+    assert args.replace(port=1).lora_paths == args.lora_paths
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lora_paths": "sql=/a"}, "--lora-paths must be a list of NAME=PATH, or a dict of name to path; got 'sql=/a'."),
+        ({"lora_paths": [7]}, "--lora-paths must hold NAME=PATH or PATH; got 7."),
+        ({"lora_paths": [{"lora_name": "sql"}]}, "--lora-paths must hold NAME=PATH or PATH; got {'lora_name': 'sql'}."),
+        ({"lora_paths": ["=/a"]}, "--lora-paths must hold NAME=PATH or PATH; got '=/a'."),
+        ({"lora_paths": [{"lora_name": "a", "lora_path": "/a", "pinned": True}]}, "--lora-paths cannot pin 'a': load it with"),
+        ({"lora_paths": ["a=/1", "a=/2"]}, "--lora-paths must name different adapters; 'a' comes twice."),
+        ({"enable_lora": True, "max_loras_per_batch": 0}, "--max-loras-per-batch must be at least 1; got 0."),
+        ({"enable_lora": True, "max_lora_rank": 0}, "--max-lora-rank must be at least 1; got 0."),
+        (
+            {"enable_lora": True, "max_loaded_loras": 4},
+            "--max-loaded-loras must be at least --max-loras-per-batch, which is 8; got 4.",
+        ),
+        ({"max_lora_rank": 8}, "--max-lora-rank needs --enable-lora or --lora-paths."),
+        ({"lora_target_modules": ("q_proj",)}, "--lora-target-modules needs --enable-lora or --lora-paths."),
+        ({"max_loaded_loras": 8}, "--max-loaded-loras needs --enable-lora or --lora-paths."),
+    ],
+)
+def test_options_of_adapters_that_make_no_sense_are_a_sentence(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        ServerArgs(**options)
 
 
 def test_replicas_need_ports_of_their_own_for_kv_events() -> None:

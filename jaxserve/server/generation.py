@@ -31,7 +31,7 @@ from jaxserve.messages import (
     Sample,
     TokenizedGenerateReqInput,
 )
-from jaxserve.namespaces import cache_namespace
+from jaxserve.namespaces import adapter_namespace, cache_namespace
 from jaxserve.runner import NO_TOKEN_ID
 from jaxserve.server.fronts.shared import Shared
 from jaxserve.server.journal.journal import Journal
@@ -331,7 +331,7 @@ class Generation:
         turn = sequences[0].turn
         try:
             tickets = self._controller.dispatch(
-                Prompt(message.input_ids, message.extra_key),
+                Prompt(message.input_ids, adapter_namespace(message.extra_key, message.lora_name)),
                 [message.sampling_params.max_new_tokens] * len(sequences),
                 rank=req.data_parallel_rank,
                 preferred=None if turn is None else turn.session.rank,
@@ -403,6 +403,7 @@ def _to_scheduler_form(
         extra_key=cache_namespace(
             options.extra_key, options.cache_salt, req.input_embeds[prompt].key if req.input_embeds else None
         ),
+        lora_name=options.lora_path or None,
         thinking=req.thinking,
         logit_rules=plan.rules,
         route=plan.route,

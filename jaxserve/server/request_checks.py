@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from jaxserve.config import ServerArgs
 from jaxserve.parsers.base import ReasoningFormat
 from jaxserve.server.prompt_encoding import TooManyTokensError
 from jaxserve.server.reply_limits import NO_REPLY_LIMITS, ReplyLimits
@@ -28,6 +29,7 @@ MOST_SAMPLES = 4096
 # Sequences of one request, prompts times n: each takes memory before the scheduler can refuse it.
 _MOST_SEQUENCES = 1 << 18
 _MAX_RID_CHARS = 512  # it is repeated in every event and log line
+_MAX_LORA_PATH_CHARS = 4096  # as long as a path, which may be an adapter's name; each prompt's message has it
 _MOST_PATTERN_SETS = 32
 _MOST_PARAMS_CHARS = 64 * 1024 * 1024
 _SEED_RANGE = 1 << 64
@@ -56,35 +58,26 @@ class ModelLimits:
     reply: ReplyLimits = NO_REPLY_LIMITS
     reasoning: ReasoningFormat | None = None  # how the model thinks, if the server knows it
     runs_user_code: bool = False
+    serves_lora: bool = False
 
     @staticmethod
-    def of(
-        info: dict[str, Any],
-        *,
-        max_top_logprobs: int,
-        allow_auto_truncate: bool,
-        follows_grammars: bool,
-        makes_text: bool,
-        max_queued: int | None,
-        reply: ReplyLimits,
-        reasoning: ReasoningFormat | None,
-        runs_user_code: bool,
-    ) -> ModelLimits:
+    def of(info: dict[str, Any], args: ServerArgs, reply: ReplyLimits, reasoning: ReasoningFormat | None) -> ModelLimits:
         return ModelLimits(
             context_len=info["context_len"],
             vocab_size=info["vocab_size"],
             hidden_size=info["hidden_size"],
             max_total_tokens=info["max_total_tokens"],
-            max_top_logprobs=info.get("max_top_logprobs", max_top_logprobs),
-            allow_auto_truncate=allow_auto_truncate,
-            follows_grammars=follows_grammars,
-            makes_text=makes_text,
+            max_top_logprobs=info.get("max_top_logprobs", args.max_top_logprobs),
+            allow_auto_truncate=args.allow_auto_truncate,
+            follows_grammars=args.follows_grammars,
+            makes_text=not args.skip_tokenizer_init,
             max_running=info["max_rows"],
-            max_queued=max_queued,
+            max_queued=args.max_queued_requests,
             num_shards=info["num_shards"],
             reply=reply,
             reasoning=reasoning,
-            runs_user_code=runs_user_code,
+            runs_user_code=args.enable_custom_logit_processor,
+            serves_lora=args.serves_lora,
         )
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:
@@ -194,6 +187,16 @@ def _check_options(options: PromptOptions, limits: ModelLimits) -> None:
         raise RequestError(message, param="token_ids_logprob")
     if options.priority is not None and abs(options.priority) > _LARGEST_INT32:
         raise RequestError(f"priority must lie within +-{_LARGEST_INT32}, got {options.priority}.", param="priority")
+    _check_lora_path(options.lora_path, limits)
+
+
+def _check_lora_path(name: str | None, limits: ModelLimits) -> None:
+    """Whether there is an adapter of that name, the scheduler knows."""
+    if name and not limits.serves_lora:
+        raise RequestError("lora_path is not available: this server runs without --enable-lora.", param="lora_path")
+    if name and len(name) > _MAX_LORA_PATH_CHARS:
+        message = f"lora_path may have at most {_MAX_LORA_PATH_CHARS} characters, got {len(name)}."
+        raise RequestError(message, param="lora_path")
 
 
 def _distinct(of_prompts: list[T]) -> Collection[T]:
@@ -247,6 +250,7 @@ def _check_unicode(
         "rid": req.rids or [],
         "extra_key": [options.extra_key or "" for options in distinct_options],
         "cache_salt": [options.cache_salt or "" for options in distinct_options],
+        "lora_path": [options.lora_path or "" for options in distinct_options],
         "stop": [stop for params in distinct_params for stop in params.stop],
         "stop_regex": [stop for params in distinct_params for stop in params.stop_regex],
         **{kind: [getattr(params, kind) or "" for params in distinct_params] for kind in GRAMMAR_KINDS},

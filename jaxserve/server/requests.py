@@ -74,6 +74,7 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     priority: int | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    lora_path: str | None = None  # the name of a LoRA adapter (SGLang's field); None and "": the model as it is
     custom_logit_processor: str | None = None  # a name, or code
     max_thinking_tokens: int | None = None
 

@@ -27,8 +27,9 @@ def score_request(
     label_token_ids: list[int] | None,
     *,
     item_first: bool = False,
+    lora_path: str | None = None,
 ) -> GenerateReqInput | None:
-    """What to generate for the scores; None if there is no item. Raises RequestError."""
+    """What to generate for the scores, with the LoRA adapter named; None if there is no item. Raises RequestError."""
     if query is None or items is None:
         missing = "query" if query is None else "items"
         raise RequestError(f"{missing} must be given.", param=missing)
@@ -41,7 +42,7 @@ def score_request(
     joined: list[Any] = [item + query if item_first else query + item for item in items]
     if not joined:
         return None
-    options = PromptOptions(return_logprob=True, token_ids_logprob=tuple(label_token_ids))
+    options = PromptOptions(return_logprob=True, token_ids_logprob=tuple(label_token_ids), lora_path=lora_path)
     return GenerateReqInput(
         prompts=joined if is_text else None,
         input_ids=None if is_text else joined,

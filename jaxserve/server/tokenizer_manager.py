@@ -22,6 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from jaxserve.config import ServerArgs
+from jaxserve.config.lora import split_lora_path
 from jaxserve.data_parallel import Prompt
 from jaxserve.dispatcher import Dispatcher
 from jaxserve.ipc import IpcPaths
@@ -100,6 +101,7 @@ class TokenizerManager:
         self.is_input_blocked = False  # by block_input
         self.released_memory: tuple[str, ...] = ()  # by release_memory_occupation
         self.weights = ServedWeights(args.model_path, args.load_format, args.weight_version)
+        self.lora_adapters = dict(map(split_lora_path, args.lora_paths or ()))  # that are loaded: by name, their folders
         self.failure = ""  # why, once status is failed
         self.generation_defaults: dict[str, float | int] = {}  # of the model, under SamplingParams' names
         self.resolved_options: dict[str, Any] = {}  # options that were None or auto, as the scheduler chose them
@@ -215,14 +217,9 @@ class TokenizerManager:
         hidden_size = scheduler_info["hidden_size"] if self.args.enable_return_hidden_states else 0  # else none are shown
         self._limits = ModelLimits.of(
             scheduler_info,
-            max_top_logprobs=self.args.max_top_logprobs,
-            allow_auto_truncate=self.args.allow_auto_truncate,
-            follows_grammars=self.args.follows_grammars,
-            makes_text=not self.args.skip_tokenizer_init,
-            max_queued=self.args.max_queued_requests,
-            reply=ReplyLimits(self.args.max_reply_numbers, hidden_size),
-            reasoning=None if self.args.reasoning_parser is None else REASONING_FORMATS[self.args.reasoning_parser],
-            runs_user_code=self.args.enable_custom_logit_processor,
+            self.args,
+            ReplyLimits(self.args.max_reply_numbers, hidden_size),
+            None if self.args.reasoning_parser is None else REASONING_FORMATS[self.args.reasoning_parser],
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})
         self.resolved_options = {k: v for k, v in resolved.items() if given[k] in (None, "auto")}
@@ -409,6 +406,7 @@ class TokenizerManager:
             "is_generation": True,
             "reasoning_parser": args.reasoning_parser,
             "tool_call_parser": args.tool_call_parser,
+            "lora_adapters": self.lora_adapters,
             "preferred_sampling_params": json.loads(preferred) if preferred else None,
             "context_length": limits.context_len if limits else None,
             "vocab_size": limits.vocab_size if limits else None,

@@ -32,6 +32,7 @@ _OF_THEIR_DEVICES = """
 _OF_SOME_TESTS = """
     --enable-deterministic-sampling --enable-metrics --enable-metrics-for-all-schedulers --enable-torch-compile
 """
+_LISTS = ("--lora-paths", "--lora-target-modules")  # words there, with commas here
 _ALWAYS_ON = "--enable-streaming-session"
 _OLDER_NAMES = {"--stream-output": "--incremental-streaming-output"}
 
@@ -84,10 +85,13 @@ def translate(theirs: Sequence[Any]) -> list[str]:
     """The options that we have, with their values. Raises NotOursError. Names may be abbreviated, as argparse permits."""
     known = known_options()
     ours: list[str] = []
-    keep = False
+    keep, name = False, ""
     for word in map(str, theirs):
         if not word.startswith("--"):
-            ours += [word] if keep else []
+            if name in _LISTS and ours[-1] != name:
+                ours[-1] += f",{word}"
+            else:
+                ours += [word] if keep else []
             continue
         name, _, value = word.partition("=")
         name = _OLDER_NAMES.get(name, name)

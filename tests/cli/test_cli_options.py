@@ -53,6 +53,12 @@ def test_values_are_parsed_to_the_fields_types(served: list[ServerArgs]) -> None
     ]  # fmt: skip
 
 
+def test_adapters_are_named_with_commas(served: list[ServerArgs]) -> None:
+    assert run(["serve", "m", "--lora-paths", "a=/1,b=/2=3,/4"]) == 7
+    assert served[0].lora_paths == ("a=/1", "b=/2=3", "/4")
+    assert served[0].serves_lora and not served[0].enable_lora
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -64,6 +70,8 @@ def test_values_are_parsed_to_the_fields_types(served: list[ServerArgs]) -> None
         ("serve m --decode-row-buckets 1,x", "'1,x' is not a list of numbers"),
         ("serve m --decode-row-buckets 4,1", "increasing"),
         ("serve m --enable-mixed-chunk --chunked-prefill-size -1", "--enable-mixed-chunk needs chunked prefill"),
+        ("serve m --lora-paths a=/1,a=/2", "--lora-paths must name different adapters; 'a' comes twice."),
+        ("serve m --lora-paths a=/1 b=/2", "unexpected extra argument"),
         ("serve a --model-path b", "Two models are named"),
         ("serve a b", "unexpected extra argument"),
         ("fly", "No such command 'fly'"),

@@ -46,7 +46,7 @@ class TestA(CustomTestCase):
 class TestB(CustomTestCase):
     @classmethod
     def setUpClass(cls):
-        popen_launch_server("model", "http://127.0.0.1:1", 1, other_args=["--lora-paths", "x"])
+        popen_launch_server("model", "http://127.0.0.1:1", 1, other_args=["--uno-lora-path", "x"])
     def test_never_begins(self):
         pass
 """
@@ -66,8 +66,9 @@ def test_options_that_we_have_go_through_and_others_are_named() -> None:
     )
     assert translate(theirs) == ["--max-total-tokens", "1000", "--context-length", "500", "--disable-radix-cache"]
     assert translate(["--page-size=16", "--device", "tpu"]) == ["--page-size", "16"]
-    with pytest.raises(NotOursError, match="needs the option --lora-paths"):
-        translate(["--lora-paths", "x"])
+    assert translate(["--lora-paths", "a=/a", "b=/b", "--tp", "2"]) == ["--lora-paths", "a=/a,b=/b"]
+    with pytest.raises(NotOursError, match="needs the option --uno-lora-path"):
+        translate(["--uno-lora-path", "x"])
 
 
 def test_a_file_is_run_with_their_helpers_and_our_server(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from jaxserve.scheduler.control.dump_expert_distribution_record import DumpExper
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqOutput
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReqOutput
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReqOutput
+from jaxserve.scheduler.control.load_lora_adapter import LoRAUpdateOutput
 from jaxserve.scheduler.control.open_session import OpenSessionReqOutput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqOutput
 from jaxserve.scheduler.control.registry import control_of
@@ -91,6 +92,7 @@ class FakeService:
             "weight_version": "default",
             "context_length": CONTEXT_LEN,
         }
+        self.lora_adapters: dict[str, str] = {}
         self.limits = LIMITS
         self.context_len = CONTEXT_LEN
         self.vocab_size = VOCAB_SIZE
@@ -136,6 +138,8 @@ class FakeService:
             "set_internal_state": [SetInternalStateReqOutput(True, {})],
             "release_memory_occupation": [ReleaseMemoryOccupationReqOutput(())],
             "resume_memory_occupation": [ResumeMemoryOccupationReqOutput(())],
+            "load_lora_adapter": [LoRAUpdateOutput(True, "", {"sql": "/adapters/sql"})],
+            "unload_lora_adapter": [LoRAUpdateOutput(True)],
             "update_weight_version": [UpdateWeightVersionReqOutput(True, "Done.", "v2")],
             "update_weights_from_disk": [UpdateWeightFromDiskReqOutput(True, "Done.")],
         }

@@ -21,6 +21,7 @@ STATE = MainState(
     is_input_blocked=False,
     released_memory=(),
     weights=ServedWeights("model", "auto", "default"),
+    lora_adapters={"sql": "/adapters/sql"},
     replicas=[ReplicaFacts("up", WorkerAddress(SCHEDULER, 0, 2), 640), ReplicaFacts("down", None, 0, "It died.")],
     model={"context_len": 512},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxserve.server.generation import SEQUENCES_PER_PART, Generation
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.output_routes import Routes
 from jaxserve.server.request_checks import ModelLimits
-from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptEmbeds, RequestError
+from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptEmbeds, PromptOptions, RequestError
 from jaxserve.server.sinks import ChunkSink, pulled
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.types import FinishReason, SamplingParams
@@ -30,6 +31,7 @@ LIMITS = ModelLimits(
 class Flow:
     def __init__(self, routes: Routes | None = None) -> None:
         self.sent: list[Any] = []
+        self.limits = LIMITS
         controller = DataParallelController(make_policy("auto", 1), 1)
         controller.set_up(0)
         self.generation = Generation(controller, self._send, TextLanes(), Journal(ServerArgs(), str), routes=routes)
@@ -40,12 +42,13 @@ class Flow:
 
     async def start(self, prompts: list[list[int]] | list[PromptEmbeds], **fields: Any) -> asyncio.Task[list[GenerationChunk]]:
         rids = fields.pop("rids", [f"p{i}" for i in range(len(prompts))])
+        options = fields.pop("options", [])
         params = SamplingParams(**{"max_new_tokens": 5, **fields})
         given: dict[str, Any] = {"input_embeds" if isinstance(prompts[0], PromptEmbeds) else "input_ids": prompts}
-        req = GenerateReqInput(**given, sampling_params=[params] * len(prompts), rids=rids)
+        req = GenerateReqInput(**given, sampling_params=[params] * len(prompts), rids=rids, options=options)
 
         def open_stream(req: GenerateReqInput, sink: ChunkSink) -> AbstractAsyncContextManager[None]:
-            return self.generation.stream(req, sink, None, LIMITS)  # type: ignore[arg-type]
+            return self.generation.stream(req, sink, None, self.limits)  # type: ignore[arg-type]
 
         async def collect() -> list[GenerationChunk]:
             return [chunk async for chunk in pulled(open_stream, req)]
@@ -216,3 +219,16 @@ async def test_many_samples_are_parts_too() -> None:
     assert sizes == [SEQUENCES_PER_PART, 3]
     rids = [sequence.rid for message in flow.sent for sequence in message.sequences()]
     assert rids == [f"p0_{i}" for i in range(SEQUENCES_PER_PART + 3)]
+
+
+async def test_every_prompt_and_sample_is_sent_with_its_adapter() -> None:
+    flow = Flow()
+    flow.limits = dataclasses.replace(LIMITS, serves_lora=True)
+    options = [PromptOptions(lora_path=name) for name in ("sql", None, "")]
+    task = await flow.start([[1], [2], [3]], n=2, options=options)
+    (batch,) = flow.sent
+    named = [sequence.lora_name for message in batch.batch for sequence in message.sequences()]
+    assert named == ["sql", "sql", None, None, None, None]
+    assert {message.extra_key for message in batch.batch} == {None}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

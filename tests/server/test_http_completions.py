@@ -191,7 +191,7 @@ async def test_request_ids() -> None:
         ({"best_of": 2, "stream": True}, "best_of", "cannot be streamed"),
         ({"suffix": "end"}, "suffix", "no tokens for filling in the middle"),
         ({"suffix": "end", "prompt": [5]}, "suffix", "needs prompts of text"),
-        ({"lora_path": "x"}, "lora_path", "not supported"),
+        ({"lora_path": ["x", "y"]}, "lora_path", "one entry per prompt: got 2 for 1 prompts"),
         ({"session_params": {"name": "x"}}, "session_params.name", "not a field"),
         ({"custom_logit_processor": 3}, "custom_logit_processor", "must be"),
         ({"return_hidden_states": "first"}, "return_hidden_states", "return_hidden_states"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from typing import Any
@@ -67,6 +68,7 @@ def test_the_options_of_every_prompt_are_checked() -> None:
         "priority must lie within": {"priority": 2**31},
         "extra_key holds a lone surrogate, U+D800 at 1.": {"extra_key": "a\ud800"},
         "cache_salt holds a lone surrogate": {"cache_salt": "\ud800"},
+        "lora_path is not available: this server runs without --enable-lora.": {"lora_path": "sql"},
     }
     for words, wrong in cases.items():
         req = GenerateReqInput(
@@ -74,6 +76,15 @@ def test_the_options_of_every_prompt_are_checked() -> None:
         )
         with pytest.raises(RequestError, match=re.escape(words)):
             check_shape(req, limits())
+
+
+def test_adapters_may_be_named_where_there_are_some() -> None:
+    for name, words in (("sql", ""), ("a" * 4097, "at most 4096 characters, got 4097"), ("\ud800", "a lone surrogate")):
+        req = GenerateReqInput(prompts=["a"], sampling_params=[SamplingParams()], options=[PromptOptions(lora_path=name)])
+        with pytest.raises(RequestError, match=words) if words else contextlib.nullcontext():
+            check_shape(req, limits(serves_lora=True))
+    nothing = [PromptOptions(lora_path=""), PromptOptions()]
+    check_shape(GenerateReqInput(prompts=["a", "b"], sampling_params=[SamplingParams()] * 2, options=nothing), limits())
 
 
 def test_rids_are_short() -> None:

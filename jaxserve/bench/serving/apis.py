@@ -31,6 +31,8 @@ class ReplyError(Exception):
 def body_of(load: Load, task: Task, content: Content) -> dict[str, Any]:
     make = {NATIVE: _native_body, CHAT: _chat_body}.get(load.api, _completions_body)
     body = make(load, task, content)
+    if task.lora_name is not None:
+        body["lora_path"] = task.lora_name
     for name, value in load.extra_body.items():
         own = body.get(name)
         body[name] = {**own, **value} if isinstance(own, dict) and isinstance(value, dict) else value
@@ -50,7 +52,8 @@ def _native_body(load: Load, task: Task, content: Content) -> dict[str, Any]:
 
 def _openai_body(load: Load, task: Task) -> dict[str, Any]:
     limit = "max_completion_tokens" if load.api == CHAT else "max_tokens"
-    body: dict[str, Any] = {"model": load.model, limit: task.output_len, "temperature": load.temperature}
+    # vLLM has adapters as models, SGLang as lora_path, of which each ignores the other's.
+    body: dict[str, Any] = {"model": task.lora_name or load.model, limit: task.output_len, "temperature": load.temperature}
     body |= {"ignore_eos": load.ignore_eos and task.schema is None, "stream": load.stream}
     if load.top_p < 1:
         body["top_p"] = load.top_p

@@ -68,6 +68,8 @@ class ServingOptions:
     top_p: float = opt(1.0, "Sampling top_p.")
     disable_ignore_eos: bool = opt(False, "Let answers end where the model ends them.")
     disable_stream: bool = opt(False, "Ask for whole replies: no TTFT, TPOT and ITL then.")
+    lora_name: tuple[str, ...] = opt((), "A LoRA adapter of the server's; may be repeated: each request has one of them, at "
+                                     "random.", repeated=True)  # fmt: skip
     extra_request_body: str | None = opt(None, "JSON object of more fields for every request.")
     # --- how it is sent
     request_rate: float = opt(math.inf, "Requests per second, arriving at random (Poisson); inf: all at once.")

@@ -29,6 +29,7 @@ class Task(msgspec.Struct, kw_only=True):
     output_len: int  # tokens asked for, in each turn
     schema: dict[str, Any] | None = None  # that the answer has to obey
     arrival_s: float = 0.0  # after the start of the run
+    lora_name: str | None = None  # of the adapter that answers; None: the model as it is
 
 
 class Load(msgspec.Struct, kw_only=True):

@@ -52,6 +52,7 @@ class MainState(Message):
     is_input_blocked: bool
     released_memory: tuple[str, ...]
     weights: ServedWeights
+    lora_adapters: dict[str, str]
     replicas: list[ReplicaFacts]
     model: dict[str, Any] | None = None  # what the schedulers said of it; None: none is loaded yet
     max_total_tokens: int = 0

@@ -113,6 +113,7 @@ class MainManager(_OneOfSeveral):
             is_input_blocked=self.is_input_blocked,
             released_memory=tuple(self.released_memory),
             weights=self.weights,
+            lora_adapters=dict(self.lora_adapters),
             replicas=[
                 ReplicaFacts(
                     replica.state.value,
@@ -203,6 +204,7 @@ class FrontManager(_OneOfSeveral):
         known, self._main = self._main, state
         self.is_paused, self.is_input_blocked = state.is_paused, state.is_input_blocked
         self.released_memory, self.weights = state.released_memory, state.weights
+        self.lora_adapters = state.lora_adapters
         if state.model is not None and self._limits is None:
             self._set_limits(state.model)
         for rank, facts in enumerate(state.replicas):

@@ -102,7 +102,7 @@ FIELDS: dict[str, str] = {
     "ebnf": f"A grammar in xgrammar's EBNF that the output must match, {_GRAMMAR}.",
     "structural_tag": f"A structural tag that the output must match, as an object or a string {_GRAMMAR}.",
     # the request
-    "model": 'The served model\'s name, "default" or nothing.',
+    "model": 'The served model\'s name, "default" or nothing; or a LoRA adapter, as adapter or model:adapter.',
     "text": "A prompt or a list of prompts; exactly one of text, input_ids and input_embeds.",
     "input_ids": "Token ids instead of text, of one prompt or of many.",
     "input_embeds": "Embeddings instead of text, a row of numbers for each token, of one prompt or of many.",
@@ -126,6 +126,7 @@ FIELDS: dict[str, str] = {
     "routed_dp_rank": "The replica that serves it (--dp-size). Default: that of the header x-data-parallel-rank.",
     "data_parallel_rank": "The older name of routed_dp_rank.",
     "extra_key": "Requests share cached prefixes only with those of the same key.",
+    "lora_path": "The name of a LoRA adapter (a list has one or null for each prompt); null: the model as it is.",
     "session_params": "How the request goes on from an earlier one of its session.",
     "cache_salt": "As extra_key; both may be given.",
     "custom_labels": "For the metrics about this request, of those that --tokenizer-metrics-allowed-custom-labels names.",
@@ -232,6 +233,8 @@ FIELDS: dict[str, str] = {
     "forward_sleep_time": "Seconds between two steps; null or 0: none.",
     "timeout": "Seconds to wait until nothing runs.",
     "server_args": "Options by their names with underscores, and their new values.",
+    "lora_name": "What requests call the LoRA adapter.",
+    "pinned": "It keeps its place on the devices, and cannot be unloaded.",
     "model_path": "A folder with weights of the model that is served.",
     "load_format": "auto, safetensors, orbax or dummy; null: that of the start.",
     "abort_all_requests": "End all requests instead of waiting for them.",
@@ -265,7 +268,7 @@ FIELDS: dict[str, str] = {
     "level": "0: nothing; 1: requests; 2: and their parts; 3: and chunks of prefill.",
     "merge_profiles": "Taken without effect: all devices are in one trace.",
 }
-_MODEL = {"model": "The served model's name."}
+_MODEL = {"model": "The served model's name, or a LoRA adapter's."}
 _ANTHROPIC = {
     **_MODEL,
     "messages": "The conversation: texts, or blocks of text, thinking, tool_use, tool_result and search_result.",
@@ -274,7 +277,7 @@ _ANTHROPIC = {
     "thinking": "Whether the model thinks before it answers, where its template lets one choose; null: the template's choice.",
 }
 _OLLAMA = {
-    "model": "The served model's name, with or without :latest.",
+    "model": "The served model's name, or a LoRA adapter's, with or without :latest.",
     "stream": "false: one reply instead of a stream of lines.",
     "logprobs": "Tell each token's logprob.",
 }
@@ -313,6 +316,7 @@ FIELDS_OF: dict[str, dict[str, str]] = {
     "OllamaGenerateRequest": {**_OLLAMA, "prompt": "What the user says; empty: nothing is generated."},
     "OllamaShowRequest": {"model": _OLLAMA["model"], "name": "The older name of model."},
     "OllamaOptions": {"top_k": "Draw from this many likeliest tokens; 0: all."},
+    "LoadLoRAAdapterReqInput": {"lora_path": "A folder of the server with the adapter, in PEFT's format."},
     "AbortRequest": {"rid": "What the ids of the requests to end begin with."},
     "ParseFunctionCallRequest": {
         "text": "What a model wrote.",
@@ -366,4 +370,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "PauseGenerationReqInput": {"mode": "retract"},
     "SetInternalStateReq": {"server_args": {"max_queued_requests": 1000}},
     "UpdateWeightFromDiskReqInput": {"model_path": "/models/other"},
+    "LoadLoRAAdapterReqInput": {"lora_name": "sql", "lora_path": "/adapters/sql"},
+    "UnloadLoRAAdapterReqInput": {"lora_name": "sql"},
 }

@@ -7,7 +7,7 @@ Routes know this protocol and `jaxserve.server.requests`, never a socket, a work
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -70,6 +70,11 @@ class GenerationService(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def lora_adapters(self) -> Mapping[str, str]:
+        """The LoRA adapters that are loaded, by name; their folders."""
+        ...
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:
         """Raises RequestError if one request may not have so many; to ask before anything is done for each prompt."""

@@ -62,6 +62,7 @@ _FIELDS = {
     "data_parallel_rank": {"type": "integer", "minimum": 0},
     "extra_key": _TEXTS,
     "cache_salt": _TEXTS,
+    "lora_path": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}}]},
     "session_params": _for_each({"$ref": "#/components/schemas/SessionParams"}),
     "require_reasoning": {"type": "boolean", "default": False},
 }

@@ -12,7 +12,7 @@ from jaxserve.server.http.docs import json_body
 from jaxserve.server.http.service import GenerationService, service_of
 from jaxserve.server.native.sizes import MOST_LISTS, check_size, encode_all, most_together
 from jaxserve.server.openai.conversation import Conversation
-from jaxserve.server.openai.params import check_model
+from jaxserve.server.openai.params import served_model
 from jaxserve.server.requests import RequestError
 
 router = APIRouter(tags=["tokenizer"])
@@ -56,7 +56,7 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeRequest)
 async def tokenize(request: Request) -> dict[str, Any]:
     """Text or a conversation to token ids, with their count and the model's context length."""
     body, service = await read_struct(request, _tokenize_decoder), service_of(request)
-    check_model(body.model, request.app.state.args)
+    served_model(body.model, request.app.state.args, service.lora_adapters)
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("Exactly one of prompt and messages must be given.", param="prompt")
     if body.messages is not None:
@@ -100,7 +100,7 @@ async def _prompt_tokens(body: TokenizeRequest, service: GenerationService) -> A
 async def detokenize(request: Request) -> dict[str, Any]:
     """Token ids to text."""
     body, service = await read_struct(request, _detokenize_decoder), service_of(request)
-    check_model(body.model, request.app.state.args)
+    served_model(body.model, request.app.state.args, service.lora_adapters)
     single = not body.tokens or isinstance(body.tokens[0], int)
     lists: list[Any] = [body.tokens] if single else list(body.tokens)
     check_size("tokens", "lists of tokens", len(lists), MOST_LISTS)

@@ -17,9 +17,9 @@ _Message = dict[str, Any]
 
 
 def served_name(name: str, args: ServerArgs) -> str:
-    """Ollama's clients may add a tag, or leave it out."""
-    served = args.effective_served_model_name
-    return served if name.removesuffix(_DEFAULT_TAG) == served.removesuffix(_DEFAULT_TAG) else name
+    """Ollama's clients may add a tag, or leave it out. What is not the model's name may be an adapter's."""
+    served, bare = args.effective_served_model_name, name.removesuffix(_DEFAULT_TAG)
+    return served if bare == served.removesuffix(_DEFAULT_TAG) else bare
 
 
 def chat_request(body: OllamaChatRequest, args: ServerArgs) -> ChatCompletionRequest:

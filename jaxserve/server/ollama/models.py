@@ -1,4 +1,5 @@
-"""GET /api/tags, /api/ps, /api/version, POST /api/show: what Ollama's clients ask about models. There is one, always loaded."""
+"""GET /api/tags, /api/ps, /api/version, POST /api/show: what Ollama's clients ask about models. There is one, always
+loaded, and its LoRA adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from jaxserve.server.ollama.conversation import served_name
 from jaxserve.server.ollama.foreign_fields import SHOW
 from jaxserve.server.ollama.protocol import OllamaShowRequest
 from jaxserve.server.openai.context import OpenAIContext, context_of
-from jaxserve.server.openai.params import check_model
+from jaxserve.server.openai.params import served_model
 from jaxserve.server.requests import RequestError
 
 # Clients ask for it to find out what they may send: this is the version whose fields are served.
@@ -28,9 +29,9 @@ _show_decoder = msgspec.json.Decoder(OllamaShowRequest)
 
 @router.get("/api/tags")
 async def tags(request: Request) -> dict[str, Any]:
-    """The served model, in a list."""
+    """The served model and its LoRA adapters."""
     context = context_of(request)
-    return {"models": [{**_entry(context), "modified_at": _started(context)}]}
+    return {"models": [{**entry, "modified_at": _started(context)} for entry in _entries(context)]}
 
 
 @router.get("/api/ps")
@@ -38,7 +39,7 @@ async def ps(request: Request) -> dict[str, Any]:
     """The same as running."""
     context = context_of(request)
     running = {"expires_at": _NEVER, "size_vram": 0, "context_length": context.service.context_len}
-    return {"models": [{**_entry(context), **running}]}
+    return {"models": [{**entry, **running} for entry in _entries(context)]}
 
 
 @router.post("/api/show", openapi_extra=json_body(OllamaShowRequest))
@@ -48,14 +49,14 @@ async def show(request: Request) -> dict[str, Any]:
     name = body.model or body.name
     if not name:
         raise RequestError("model is required.", param="model")
-    check_model(served_name(name, context.args), context.args)
+    model = served_model(served_name(name, context.args), context.args, context.service.lora_adapters)
     family, form = _family(context), context.message_format
     capabilities = {"completion": True, "tools": form.tools is not None, "thinking": form.reasoning is not None}
     return {
         "modelfile": "",
         "parameters": "",
         "template": "",
-        "details": _details(context),
+        "details": _details(context, model.adapter),
         "model_info": {
             "general.architecture": family,
             "general.basename": family,
@@ -73,16 +74,23 @@ async def version() -> dict[str, str]:
     return {"version": OLLAMA_VERSION}
 
 
-def _entry(context: OpenAIContext) -> dict[str, Any]:
-    name = context.args.effective_served_model_name
-    digest = hashlib.sha256(context.args.model_path.encode()).hexdigest()
-    return {"name": name, "model": name, "size": 0, "digest": digest, "details": _details(context)}
+def _entries(context: OpenAIContext) -> list[dict[str, Any]]:
+    adapters = context.service.lora_adapters
+    return [
+        _entry(context, context.args.effective_served_model_name, context.args.model_path, None),
+        *(_entry(context, name, path, name) for name, path in adapters.items()),
+    ]
 
 
-def _details(context: OpenAIContext) -> dict[str, Any]:
+def _entry(context: OpenAIContext, name: str, path: str, adapter: str | None) -> dict[str, Any]:
+    digest = hashlib.sha256(path.encode()).hexdigest()
+    return {"name": name, "model": name, "size": 0, "digest": digest, "details": _details(context, adapter)}
+
+
+def _details(context: OpenAIContext, adapter: str | None) -> dict[str, Any]:
     family = _family(context)
     return {
-        "parent_model": "",
+        "parent_model": "" if adapter is None else context.args.effective_served_model_name,
         "format": context.args.load_format,
         "family": family,
         "families": [family],

@@ -26,7 +26,7 @@ from jaxserve.server.openai.collect import Usage, gather, shaped
 from jaxserve.server.openai.constraints import requested_grammar
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.conversation import CHARS_PER_PIECE, check_count
-from jaxserve.server.openai.params import check_model, sampling_params
+from jaxserve.server.openai.params import ServedModel, sampling_params, served_model
 from jaxserve.server.openai.protocol import ChatCompletionRequest
 from jaxserve.server.requests import GenerateReqInput, PromptOptions
 
@@ -58,15 +58,19 @@ async def api_generate(request: Request) -> Response:
         return _loaded(body, context, generate_shape)
     if not body.raw:
         return await _chat_answer(request, body, prompt_request(body, context.args), context, generate_shape)
-    check_model(served_name(body.model, context.args), context.args)
     lines = Lines(body.model, MessageFormat().parser(), generate_shape, context.texts)
     return await _answer(request, body, _raw(body, body.prompt, context), lines, Usage(1, report_cached=False), context)
 
 
+def _model(body: OllamaRequest, context: OpenAIContext) -> ServedModel:
+    return served_model(served_name(body.model, context.args), context.args, context.service.lora_adapters)
+
+
 def _raw(body: OllamaGenerateRequest, prompt: str, context: OpenAIContext) -> GenerateReqInput:
     request, service = raw_request(body), context.service
+    adapter = _model(body, context).adapter
     params = sampling_params(request, None, context.sampling_defaults, service.vocab_size, grammar=requested_grammar(request))
-    options = PromptOptions(return_logprob=bool(body.logprobs), top_logprobs_num=body.top_logprobs or 0)
+    options = PromptOptions(return_logprob=bool(body.logprobs), top_logprobs_num=body.top_logprobs or 0, lora_path=adapter)
     return GenerateReqInput(prompts=[prompt], sampling_params=[params], options=[options])
 
 
@@ -92,6 +96,6 @@ async def _answer(
 
 def _loaded(body: OllamaRequest, context: OpenAIContext, shape: Shape) -> Response:
     """Without a message or a prompt a client asks for the model to be loaded, or to be unloaded; it is there anyway."""
-    check_model(served_name(body.model, context.args), context.args)
+    _model(body, context)
     lines = Lines(body.model, MessageFormat().parser(), shape, context.texts)
     return Response(lines.empty("unload" if body.keep_alive == 0 else "load"), media_type="application/json")

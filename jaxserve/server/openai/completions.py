@@ -32,7 +32,15 @@ from jaxserve.server.openai.fim import with_suffix
 from jaxserve.server.openai.foreign_fields import COMPLETION
 from jaxserve.server.openai.hidden_states import asked_states, hidden_states_field
 from jaxserve.server.openai.logprobs import CompletionLogprobs
-from jaxserve.server.openai.params import MAX_CHOICES, check, check_model, check_stream_options, rid_of, sampling_params
+from jaxserve.server.openai.params import (
+    MAX_CHOICES,
+    adapters_of,
+    check,
+    check_stream_options,
+    rid_of,
+    sampling_params,
+    served_model,
+)
 from jaxserve.server.openai.protocol import CompletionRequest
 from jaxserve.server.openai.replies import whole_reply
 from jaxserve.server.openai.streaming import ChoiceEvents, StreamWriter, TextField
@@ -68,8 +76,7 @@ async def render(request: Request) -> list[dict[str, Any]]:
     job = _Job.plan(await read_struct(request, _decoder, COMPLETION), context)
     prompts = job.generate.input_ids or await encode_all(context.service, job.generate.prompts or [])
     rids = job.generate.rids or []
-    model = context.args.effective_served_model_name
-    return [{"request_id": rid, "model": model, "token_ids": ids} for rid, ids in zip(rids, prompts, strict=True)]
+    return [{"request_id": rid, "model": job.model, "token_ids": ids} for rid, ids in zip(rids, prompts, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +85,7 @@ class _Job:
 
     body: CompletionRequest
     context: OpenAIContext
+    model: str  # as the reply names it
     generate: GenerateReqInput
     reply_id: str
     created_s: int
@@ -88,7 +96,7 @@ class _Job:
     @staticmethod
     def plan(body: CompletionRequest, context: OpenAIContext) -> _Job:
         args, service = context.args, context.service
-        check_model(body.model, args)
+        model = served_model(body.model, args, service.lora_adapters)
         _check(body, args.max_top_logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = sampling_params(body, max_tokens, {}, service.vocab_size, grammar=requested_grammar(body))
@@ -108,12 +116,14 @@ class _Job:
             return_hidden_states=asked_states(body),
             session_params=body.session_params,
         )
+        adapters = adapters_of(body.lora_path, model, num_prompts)
+        of_adapter = {adapter: msgspec.structs.replace(options, lora_path=adapter) for adapter in dict.fromkeys(adapters)}
         generate = GenerateReqInput(
             prompts=_filled_in(prompts, body.suffix, context) if body.suffix else prompts,
             input_ids=input_ids,
             sampling_params=[params] * num_prompts,
             rids=rids,
-            options=[options] * num_prompts,
+            options=[of_adapter[adapter] for adapter in adapters],
             stream=bool(body.stream),
             custom_labels=body.custom_labels,
             data_parallel_rank=rank_of_fields(body.routed_dp_rank, body.data_parallel_rank),
@@ -122,7 +132,7 @@ class _Job:
         if body.echo:
             echoes = prompts or [service.decode(ids[: service.context_len], False) for ids in input_ids or []]
         usage = Usage(params.n, args.enable_cache_report)
-        return _Job(body, context, generate, reply_id, int(time.time()), usage, echoes, {})
+        return _Job(body, context, model.name, generate, reply_id, int(time.time()), usage, echoes, {})
 
     @property
     def asks_about_prompts(self) -> bool:
@@ -135,8 +145,9 @@ class _Job:
     def _shape(self, sequences: list[Sequence]) -> list[bytes]:
         chosen = best_sequences(sequences, self.generate.num_samples, self.body.num_choices)
         choices = [self._choice(index, sequence) for index, sequence in enumerate(chosen)]
-        args = self.context.args
-        return whole_reply("text_completion", self.reply_id, self.created_s, choices, sequences, self.usage, self.body, args)
+        return whole_reply(
+            "text_completion", self.reply_id, self.created_s, choices, sequences, self.usage, self.body, self.model
+        )
 
     def _choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
         ending = Ending.of(sequence.finish_reason)
@@ -160,7 +171,7 @@ class _Job:
 class _Events(ChoiceEvents):
     def __init__(self, job: _Job) -> None:
         body, args = job.body, job.context.args
-        writer = StreamWriter("text_completion", job.reply_id, job.created_s, body, args)
+        writer = StreamWriter("text_completion", job.reply_id, job.created_s, body, job.model, args)
         super().__init__(writer, TextField(b'"text":', b""), job.usage, body)
         self._job = job
 

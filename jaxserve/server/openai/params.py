@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,47 @@ MAX_CHOICES = 128
 DEFAULT_MODEL_NAME = "default"
 
 
-def check_model(name: str | None, args: ServerArgs) -> None:
-    if name in (None, "", DEFAULT_MODEL_NAME, args.effective_served_model_name, args.model_path):
-        return
-    message = f"model {shown(name)} does not exist; this server serves {shown(args.effective_served_model_name)}."
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """What a request asks for as `model`: the base model, or a LoRA adapter on top of it."""
+
+    name: str  # as replies show it
+    adapter: str | None = None
+
+
+def served_model(name: str | None, args: ServerArgs, adapters: Mapping[str, str]) -> ServedModel:
+    """`adapters` are those that are loaded. One is named alone, or behind the base model and a colon, of which the base model's
+    own name may have some. Raises RequestError for any other name."""
+    base = args.effective_served_model_name
+    base_names = ("", DEFAULT_MODEL_NAME, base, args.model_path)
+    if name is None or name in base_names:
+        return ServedModel(base)
+    for prefix in base_names:
+        adapter = name.removeprefix(f"{prefix}:")
+        if adapter != name and adapter in adapters:
+            return ServedModel(name, adapter)
+    if name in adapters:
+        return ServedModel(name, name)
+    message = f"model {shown(name)} does not exist; this server serves {shown(base)}."
+    if adapters:
+        message = f"{message[:-1]}, and adapters: {shown(', '.join(adapters))}."
     raise RequestError(message, 404, "NotFoundError", param="model", code="model_not_found")
+
+
+def adapters_of(lora_path: str | list[str | None] | None, model: ServedModel, num_prompts: int) -> list[str | None]:
+    """Of each prompt the LoRA adapter that it runs with, as `model` or `lora_path` names it; None: none."""
+    given = lora_path if isinstance(lora_path, list) else [lora_path] * num_prompts
+    if len(given) != num_prompts:
+        raise RequestError(
+            f"lora_path must have one entry per prompt: got {len(given)} for {num_prompts} prompts.", param="lora_path"
+        )
+    if model.adapter is None:
+        return given
+    other = next((path for path in given if path and path != model.adapter), None)
+    if other is not None:
+        message = f"lora_path is {shown(other)}, but model names the adapter {shown(model.adapter)}; give one of them."
+        raise RequestError(message, param="lora_path")
+    return [model.adapter] * num_prompts
 
 
 def check(ok: bool, field: str, rule: str, value: Any) -> None:

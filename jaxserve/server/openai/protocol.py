@@ -57,6 +57,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rid: str | list[str] | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    lora_path: str | list[str | None] | None = None  # a list has one entry per prompt
     custom_labels: dict[str, str] | None = None
     priority: Int32 | None = None
     routed_dp_rank: Int32 | None = None

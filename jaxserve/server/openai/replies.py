@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import Any
 
-from jaxserve.config import ServerArgs
 from jaxserve.server.long_json import json_blocks
 from jaxserve.server.openai.collect import Sequence, Usage
 from jaxserve.server.openai.protocol import OpenAIRequest
@@ -19,7 +18,7 @@ def whole_reply(
     sequences: Many[Sequence],
     usage: Usage,
     request: OpenAIRequest,
-    args: ServerArgs,
+    model: str,
 ) -> list[bytes]:
     """`sequences` are those of the request, not all of which need to be choices."""
     version = next((sequence.last.weight_version for sequence in sequences if sequence.last is not None), "")
@@ -27,7 +26,7 @@ def whole_reply(
         "id": reply_id,
         "object": object_name,
         "created": created_s,
-        "model": args.effective_served_model_name,
+        "model": model,
         "choices": choices,
         "usage": usage.total(),
         "metadata": {"weight_version": version},  # as SGLang's

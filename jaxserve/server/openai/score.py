@@ -10,7 +10,7 @@ from jaxserve.server.http.body import read_struct
 from jaxserve.server.http.connection import unless_disconnected
 from jaxserve.server.http.docs import json_body
 from jaxserve.server.openai.context import context_of
-from jaxserve.server.openai.params import check_model
+from jaxserve.server.openai.params import served_model
 from jaxserve.server.openai.protocol import Int32
 from jaxserve.server.scoring import score, score_request
 
@@ -40,14 +40,14 @@ async def v1_score(request: Request) -> Response:
     """Probabilities of tokens behind a query and each of its items, such as those of "yes" and "no"."""
     context = context_of(request)
     body = await read_struct(request, _decoder, SCORE)
-    check_model(body.model, context.args)
+    model = served_model(body.model, context.args, context.service.lora_adapters)
     context.service.check_num_sequences(1 if isinstance(body.items, str) else len(body.items), 1)
-    wanted = score_request(body.query, body.items, body.label_token_ids, item_first=body.item_first)
+    wanted = score_request(body.query, body.items, body.label_token_ids, item_first=body.item_first, lora_path=model.adapter)
     work = score(context.service.generate, wanted, apply_softmax=body.apply_softmax)
     result = await unless_disconnected(request.receive, work)
     reply = {
         "scores": result.scores,
-        "model": context.args.effective_served_model_name,
+        "model": model.name,
         "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": 0, "total_tokens": result.prompt_tokens},
         "object": "scoring",
     }

@@ -42,9 +42,10 @@ class StreamWriter:
         reply_id: str,
         created_s: int,
         request: OpenAIRequest,
+        model: str,
         args: ServerArgs,
     ) -> None:
-        head = {"id": reply_id, "object": object_name, "created": created_s, "model": args.effective_served_model_name}
+        head = {"id": reply_id, "object": object_name, "created": created_s, "model": model}
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         options = request.stream_options
         wants_usage = options.include_usage if options else None

@@ -42,6 +42,14 @@ def test_token_ids_and_messages() -> None:
     assert next_content("Hello", " you", "And?") == "Hello you\n\nAnd?"
 
 
+def test_adapters_are_named_as_each_server_knows_them() -> None:
+    task = Task(turns=["Hello"], prompt_len=1, output_len=5, lora_name="sql")
+    assert body("native", task)["lora_path"] == "sql"
+    for api in ("completions", "chat"):
+        assert {name: body(api, task)[name] for name in ("model", "lora_path")} == {"model": "sql", "lora_path": "sql"}
+    assert "lora_path" not in body("native", Task(turns=["Hello"], prompt_len=1, output_len=5))
+
+
 def test_fields_of_the_users_own_are_added_or_win() -> None:
     task = Task(turns=["Hello"], prompt_len=1, output_len=5)
     sent = body("completions", task, extra_body={"stream_options": {"continuous_usage_stats": True}, "max_tokens": 9})

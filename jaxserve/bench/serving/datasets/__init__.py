@@ -21,13 +21,17 @@ _MAKERS: dict[str, Callable[[ServingOptions, Tokens, np.random.Generator], list[
 
 
 def make_tasks(options: ServingOptions, tokens: Tokens) -> list[Task]:
-    """What to send, with when each arrives; the same for the same seed. Raises ValueError with a sentence for the user."""
+    """What to send, when each arrives and which adapter answers; the same for the same seed. Raises ValueError with a sentence
+    for the user."""
     tasks = _MAKERS[options.dataset_name](options, tokens, np.random.default_rng(options.seed))
     if not tasks:
         raise ValueError(f"{options.dataset_path} holds no prompt that could be sent.")
     # Their own generator: another dataset or length leaves arrivals as they were.
     for task, arrival_s in zip(tasks, arrivals(options, len(tasks), np.random.default_rng(options.seed)), strict=True):
         task.arrival_s = arrival_s
+    if options.lora_name:
+        for task, adapter in zip(tasks, np.random.default_rng(options.seed).choice(options.lora_name, len(tasks)), strict=True):
+            task.lora_name = str(adapter)
     return tasks
 
 

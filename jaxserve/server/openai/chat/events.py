@@ -38,7 +38,7 @@ def events_of(job: ChatJob) -> ChoiceEvents:
 class _Events(ChoiceEvents):
     def __init__(self, job: ChatJob) -> None:
         body, args = job.body, job.context.args
-        writer = StreamWriter("chat.completion.chunk", job.reply_id, job.created_s, body, args)
+        writer = StreamWriter("chat.completion.chunk", job.reply_id, job.created_s, body, job.model, args)
         super().__init__(writer, TextField(*_CONTENT_DELTA), job.usage, body)
         self._job = job
 

@@ -13,7 +13,7 @@ from jaxserve.server.openai.constraints import requested_grammar
 from jaxserve.server.openai.context import OpenAIContext
 from jaxserve.server.openai.conversation import Conversation
 from jaxserve.server.openai.hidden_states import asked_states
-from jaxserve.server.openai.params import check, check_model, check_stream_options, rid_of, sampling_params
+from jaxserve.server.openai.params import adapters_of, check, check_stream_options, rid_of, sampling_params, served_model
 from jaxserve.server.openai.protocol import ChatCompletionRequest
 from jaxserve.server.openai.thinking import thinking_after, wishes_of
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError, new_rid
@@ -30,6 +30,7 @@ class ChatJob:
 
     body: ChatCompletionRequest
     context: OpenAIContext
+    model: str  # as the reply names it
     generate: GenerateReqInput
     reply_id: str
     created_s: int
@@ -57,7 +58,8 @@ class ChatJob:
 async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
     """Raises RequestError."""
     args, service = context.args, context.service
-    check_model(body.model, args)
+    model = served_model(body.model, args, service.lora_adapters)
+    (adapter,) = adapters_of(body.lora_path, model, 1)
     _check(body, args.max_top_logprobs)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens is not None and max_tokens > service.context_len and not args.allow_auto_truncate:
@@ -89,6 +91,7 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
                 custom_logit_processor=body.custom_logit_processor,
                 return_hidden_states=asked_states(body),
                 session_params=body.session_params,
+                lora_path=adapter,
             )
         ],
         stream=bool(body.stream),
@@ -99,6 +102,7 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
     return ChatJob(
         body,
         context,
+        model.name,
         generate,
         reply_id,
         int(time.time()),

@@ -22,9 +22,7 @@ async def reply_of(job: ChatJob) -> list[bytes]:
 
 def _reply(job: ChatJob, sequences: list[Sequence]) -> list[bytes]:
     choices = [_choice(job, index, sequence) for index, sequence in enumerate(sequences)]
-    return whole_reply(
-        "chat.completion", job.reply_id, job.created_s, choices, sequences, job.usage, job.body, job.context.args
-    )
+    return whole_reply("chat.completion", job.reply_id, job.created_s, choices, sequences, job.usage, job.body, job.model)
 
 
 def _choice(job: ChatJob, index: int, sequence: Sequence) -> dict[str, Any]:

@@ -39,4 +39,4 @@ async def render(request: Request) -> dict[str, Any]:
     """vLLM's, for routers that know what is cached: the token ids of a chat completion's prompt. Nothing is generated."""
     context = context_of(request)
     job = await plan(await read_struct(request, _decoder, RENDERED_CHAT), context)
-    return {"request_id": job.reply_id, "model": context.args.effective_served_model_name, "token_ids": job.prompt_ids}
+    return {"request_id": job.reply_id, "model": job.model, "token_ids": job.prompt_ids}

@@ -94,7 +94,7 @@ class ResponseJob:
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "model": self.chat.context.args.effective_served_model_name,
+            "model": self.chat.model,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,

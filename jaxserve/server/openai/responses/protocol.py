@@ -60,6 +60,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     priority: Int32 | None = None
     extra_key: str | None = None
     cache_salt: str | None = None
+    lora_path: str | None = None
     data_parallel_rank: Int32 | None = None
     routed_dp_rank: Int32 | None = None
 

@@ -76,6 +76,7 @@ def chat_request(
         priority=body.priority,
         extra_key=body.extra_key,
         cache_salt=body.cache_salt,
+        lora_path=body.lora_path,
         data_parallel_rank=body.data_parallel_rank,
         routed_dp_rank=body.routed_dp_rank,
         stream=body.stream,
