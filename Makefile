@@ -69,9 +69,9 @@ families: $(DEV_STAMP)  ## every model family under all that serving does to it,
 	$(BIN)/python -m pytest -n $(JOBS) -m matrix tests/scheduler/test_family_matrix.py tests/models \
 		tests/e2e/test_live_parity.py
 
-deployments: $(DEV_STAMP)  ## every kind of request, and new weights, of hosts, fronts, stages and shards, and crowds: ten minutes on two cores
+deployments: $(DEV_STAMP)  ## every kind of request, and new weights, of hosts, fronts, stages and shards, crowds, LoRA: a quarter of an hour on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m matrix tests/e2e/test_live_everything.py tests/e2e/test_live_weights.py \
-		tests/e2e/test_live_crowds.py
+		tests/e2e/test_live_crowds.py tests/e2e/test_live_lora.py
 
 fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
 	$(BIN)/python -m benchmarks.abuse --minutes $(MINUTES) --seed $(SEED)

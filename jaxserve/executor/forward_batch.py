@@ -85,7 +85,7 @@ class ForwardBatch:
     row_params: jax.Array  # [R, NUM_ROW_PARAMS] sampling parameters, see row_params.py
     page_updates: jax.Array  # [3, U] row of the shard's page tables, index, page; of padding NO_ROW
     input_ids: jax.Array | None  # [T] decode slots are ignored; None if decode_only
-    adapter_slots: jax.Array | None  # [R] -1 without an adapter, and for padding; None in steps without
+    adapter_slots: jax.Array | None = None  # [R] -1 without an adapter, and for padding; None in steps without
 
 
 def layout(bucket: Bucket) -> dict[str, tuple[int, ...]]:
@@ -125,7 +125,7 @@ def split_packed(buffer: Any, bucket: Bucket) -> dict[str, Any]:
 def unpack(buffer: jax.Array, bucket: Bucket) -> ForwardBatch:
     """The inverse of `Deal.pack`, traced inside the step; all fields have the shards in front."""
     fields = split_packed(buffer, bucket)
-    return ForwardBatch(**{"input_ids": None, "adapter_slots": None, **fields})
+    return ForwardBatch(**{"input_ids": None, **fields})
 
 
 @jax.tree_util.register_dataclass

@@ -20,6 +20,9 @@ from live_server import LiveServer, running
 from parity import NUM_TOP, TOKEN_IDS, Oracle, asked_of_prompt
 from peft_adapters import load_adapted, make_adapter
 
+from jaxserve import Engine
+from jaxserve.server.requests import RequestError
+
 OPTIONS = """
     --max-running-requests 32 --max-total-tokens 16384 --page-size 16 --chunked-prefill-size 32 --enable-mixed-chunk
     --decode-row-buckets 32 --prefill-token-buckets 512 --context-length 256 --warmup full
@@ -237,3 +240,69 @@ def test_openai_clients_choose_by_model(
             np.testing.assert_allclose(completion.choices[0].logprobs.token_logprobs, expected, atol=1e-3)  # type: ignore[union-attr, arg-type]
         with pytest.raises(openai.NotFoundError, match="nobody"):
             client.completions.create(model="base:nobody", prompt=prompt, max_tokens=1)
+
+
+def test_what_is_wrong_with_an_adapter_is_said_and_the_server_goes_on(
+    checkpoint: Any, adapters: dict[str, Path], oracles: Any, tmp_path: Path, compilation_cache: str
+) -> None:
+    model = checkpoint("llama")
+    cut = make_adapter(model, tmp_path / "cut", seed=0, r=2, target_modules=["q_proj"])
+    whole = (cut / "adapter_model.safetensors").read_bytes()
+    (cut / "adapter_model.safetensors").write_bytes(whole[: len(whole) // 2])
+    dora = make_adapter(model, tmp_path / "dora", seed=0, r=2, target_modules=["q_proj"], use_dora=True)
+    large = make_adapter(model, tmp_path / "large", seed=0, r=32, target_modules=["q_proj"])
+    other = make_adapter(checkpoint("qwen3-biases"), tmp_path / "other", seed=0, r=2, target_modules=["q_proj"])
+    options = ["--model-path", str(model), "--compilation-cache-dir", compilation_cache, *OPTIONS]
+    lora = ["--lora-paths", f"all={adapters['all']}", "--max-loras-per-batch", "2"]
+    with running(tmp_path / "log", *options, *lora) as server:
+
+        def said(route: str, **body: Any) -> str:
+            reply = server.post(route, body)
+            assert reply.status_code == 400, reply.text
+            return str(reply.json()["message"])
+
+        def load(name: str, path: Path, **more: Any) -> str:
+            return said("/load_lora_adapter", lora_name=name, lora_path=str(path), **more)
+
+        assert "is cut off or not a safetensors file" in load("x", cut)
+        assert "DoRA is not supported" in load("x", dora)
+        assert "rank 32" in load("x", large) and "--max-lora-rank is 16" in load("x", large)
+        assert "is of another model" in load("x", other)
+        assert "is not a folder" in load("x", tmp_path / "nowhere")
+        assert "loaded already" in load("all", adapters["mlp"])
+        assert "printable" in load(" ", adapters["mlp"])
+        assert server.post(
+            "/load_lora_adapter", {"lora_name": "mlp", "lora_path": str(adapters["mlp"]), "pinned": True}
+        ).is_success
+        assert "at most 1 may be" in load("attention", adapters["attention"], pinned=True)
+        assert "is pinned" in said("/unload_lora_adapter", lora_name="mlp")
+        assert "'x' is not loaded" in said("/unload_lora_adapter", lora_name="x")
+        assert "'x' is not loaded; loaded are: 'all', 'mlp'" in said("/generate", text="a", lora_path="x")
+        for index, name in enumerate((None, "all", "mlp")):
+            check_one(server, oracles, index, name, prompts(oracles[None], 0)[index])
+        server.assert_whole()
+
+
+def test_an_engine_loads_and_unloads(checkpoint: Any, adapters: dict[str, Path], oracles: Any, compilation_cache: str) -> None:
+    prompt = prompts(oracles[None], 0)[1]
+    options: dict[str, Any] = {"max_running_requests": 4, "context_length": 256, "max_total_tokens": 2048}
+    params = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
+    with Engine(
+        model_path=str(checkpoint("llama")),
+        lora_paths={"all": str(adapters["all"])},
+        compilation_cache_dir=compilation_cache,
+        prefill_token_buckets=(64,),
+        decode_row_buckets=(4,),
+        **options,
+    ) as engine:
+        assert engine.load_lora_adapter(lora_name="mlp", lora_path=str(adapters["mlp"])).loaded_adapters.keys() == {
+            "all",
+            "mlp",
+        }
+        replies = engine.generate(input_ids=[prompt] * 3, sampling_params=params, lora_path=["mlp", None, "all"])
+        assert isinstance(replies, list)
+        for name, reply in zip(("mlp", None, "all"), replies, strict=True):
+            assert reply["output_ids"] == greedy(oracles[name], prompt)
+        assert engine.unload_lora_adapter(lora_name="mlp").success
+        with pytest.raises(RequestError, match="'mlp' is not loaded"):
+            engine.generate(input_ids=prompt, sampling_params=params, lora_path="mlp")
