@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from crowd import CROWD, LEN, prompts
 from live_server import LiveServer, running
 from parity import NUM_TOP, TOKEN_IDS, Oracle, asked_of_prompt
 from peft_adapters import load_adapted, make_adapter
@@ -27,7 +28,6 @@ OPTIONS = """
     --max-running-requests 32 --max-total-tokens 16384 --page-size 16 --chunked-prefill-size 32 --enable-mixed-chunk
     --decode-row-buckets 32 --prefill-token-buckets 512 --context-length 256 --warmup full
 """.split()  # noqa: SIM905
-CROWD, LEN = 64, 12
 ATTENTION, LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 # The fields of PEFT's LoraConfig of eight adapters: ranks and modules differ.
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -50,6 +50,7 @@ LAYOUTS = [
     ("--tp-size 2", 2),
     ("--max-loras-per-batch 3 --max-loaded-loras 5", 1),  # fewer slots than adapters, and less room on the host
 ]
+torch_lock = threading.Lock()  # of what the clients expect one is computed at a time
 FEW = LAYOUTS[:1] + LAYOUTS[-1:]
 OTHERS = [layout for layout in LAYOUTS if layout not in FEW]
 
@@ -75,17 +76,6 @@ def oracles(checkpoint: Callable[[str], Path], adapters: dict[str, Path]) -> dic
     return {None: Oracle(model)} | {name: AdaptedOracle(model, folder) for name, folder in adapters.items()}
 
 
-def prompts(oracle: Oracle, seed: int) -> list[list[int]]:
-    """Half of them behind a few beginnings that requests with different adapters share."""
-    rng = np.random.default_rng(seed)
-
-    def tokens(count: int) -> list[int]:
-        return rng.integers(3, oracle.config.vocab_size, count).tolist()
-
-    shared = [tokens(50) for _ in range(4)]
-    return [[*(shared[i % 4] if i % 2 else []), *tokens(int(rng.integers(1, 40)))] for i in range(CROWD)]
-
-
 def check_one(server: LiveServer, oracles: dict[str | None, Oracle], index: int, name: str | None, prompt: list[int]) -> None:
     asked = asked_of_prompt(index, prompt)
     params = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
@@ -105,9 +95,6 @@ def check_one(server: LiveServer, oracles: dict[str | None, Oracle], index: int,
             np.testing.assert_allclose(told, expected[np.arange(len(told)), prompt[start + 1 :]], atol=1e-3)
             told_ids = [value for row in meta["input_token_ids_logprobs"][1:] for value, *_ in row]
             np.testing.assert_allclose(np.reshape(told_ids, (-1, len(TOKEN_IDS))), expected[:, TOKEN_IDS], atol=1e-3)
-
-
-torch_lock = threading.Lock()
 
 
 def check_crowd(server: LiveServer, oracles: dict[str | None, Oracle], seed: int) -> None:
