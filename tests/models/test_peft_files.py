@@ -12,6 +12,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import peft
 import pytest
 import torch
 from checkpoints import build_model
@@ -19,8 +20,6 @@ from model_families import CASES
 from safetensors.torch import load_file, save_file
 
 from jaxserve.models.adapters.peft_files import largest_rank, read_adapter, read_config, target_suffixes
-
-peft = pytest.importorskip("peft")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of PEFT's, for each adapter of an embedding
 
@@ -142,6 +141,16 @@ def test_names_with_the_adapter_s_name(folder: Path) -> None:
     change_tensors(folder, {Q0_A: tensors[Q0_A]})
     with says(f"tensors {Q0_A.replace('.weight', '.default.weight')} and {Q0_A} are both lora_A of one module."):
         read_adapter(str(folder))
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "lora_ga", "loftq"])
+def test_training_that_began_by_changing_the_base_is_refused(base: Any, tmp_path: Path, start: str) -> None:
+    """PEFT changes the base again when it loads such an adapter; converted ones say true."""
+    save_adapter(base, tmp_path, r=2, target_modules=["q_proj"])
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"init_lora_weights": start}))
+    with pytest.raises(ValueError, match=f'init_lora_weights is "{start}", with which training changes the base weights'):
+        read_config(str(tmp_path))
 
 
 MORE_THAN_LORA = [
