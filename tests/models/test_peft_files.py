@@ -144,13 +144,11 @@ def test_names_with_the_adapter_s_name(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "lora_ga", "loftq"])
-def test_training_that_began_by_changing_the_base_is_refused(base: Any, tmp_path: Path, start: str) -> None:
+def test_training_that_began_by_changing_the_base_is_refused(folder: Path, start: str) -> None:
     """PEFT changes the base again when it loads such an adapter; converted ones say true."""
-    save_adapter(base, tmp_path, r=2, target_modules=["q_proj"])
-    file = tmp_path / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"init_lora_weights": start}))
+    change_config(folder, init_lora_weights=start)
     with pytest.raises(ValueError, match=f'init_lora_weights is "{start}", with which training changes the base weights'):
-        read_config(str(tmp_path))
+        read_config(str(folder))
 
 
 MORE_THAN_LORA = [
