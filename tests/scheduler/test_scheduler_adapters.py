@@ -166,14 +166,15 @@ def test_without_slots_there_are_no_adapters(make_harness: Callable[..., Harness
 
 def test_the_main_process_refuses_what_it_can() -> None:
     manager = types.SimpleNamespace(lora_adapters={"a": "/a"})
-    for name in ("", " a", "a ", "a:b", "a,b", "a\nb", "a\tb"):
+    for name in ("", " a", "a ", "a\nb", "a\tb"):
         with pytest.raises(ControlError, match="lora_name must be printable"):
             check(manager, LoadLoRAAdapterReqInput(lora_name=name, lora_path="/x"))
     with pytest.raises(ControlError, match=r"'a' is loaded already, from /a; unload it first\."):
         check(manager, LoadLoRAAdapterReqInput(lora_name="a", lora_path="/a"))
     with pytest.raises(ControlError, match=r"The LoRA adapter 'b' is not loaded\."):
         check_unload(manager, UnloadLoRAAdapterReqInput(lora_name="b"))
-    assert check(manager, LoadLoRAAdapterReqInput(lora_name="b/c d", lora_path="/x")).success
+    for name in ("b/c d", "fr:v2", "a,b"):
+        assert check(manager, LoadLoRAAdapterReqInput(lora_name=name, lora_path="/x")).success
 
 
 def one_after_the_other(harness: Harness, names: str) -> list[tuple[str, int]]:
