@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def server() -> Iterator[Server]:
             "log_level_http": "info",
             "served_model_name": "demo",
         }
-        with serving(Path(folder), step_s=0.004, **options) as started:
+        with serving(Path(folder), step_s=0.01, **options) as started:
             started.wait_for("/ready", 200)
             yield started
             started.stop()
@@ -71,9 +72,16 @@ def generate(client: httpx.Client, prompt: list[int], count: int = 8, **fields: 
     return client.post("/generate", json=body(prompt, count, **fields))
 
 
-def events(client: httpx.Client, prompt: list[int], count: int, **fields: Any) -> list[dict[str, Any]]:
+def events(
+    client: httpx.Client, prompt: list[int], count: int, *, runs: threading.Event | None = None, **fields: Any
+) -> list[dict[str, Any]]:
+    """`runs` is set at the first of them."""
+    lines = []
     with client.stream("POST", "/generate", json=body(prompt, count, stream=True, **fields)) as reply:
-        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+        for line in filter(None, reply.iter_lines()):
+            lines.append(line.removeprefix("data: "))
+            if runs is not None:
+                runs.set()
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
 
@@ -92,11 +100,15 @@ def wait_until(holds: Any, what: str) -> None:
 
 
 @contextlib.contextmanager
-def running(server: Server, clients: list[httpx.Client], count: int = 400, prefix: str = "long") -> Iterator[list[Any]]:
+def running(clients: list[httpx.Client], count: int = 400, prefix: str = "long") -> Iterator[list[Any]]:
     """One long stream at each of the connections; yields what comes of them."""
+    runs = [threading.Event() for _ in clients]
     with concurrent.futures.ThreadPoolExecutor(len(clients)) as pool:
-        futures = [pool.submit(events, client, [i + 1, 7], count, rid=f"{prefix}-{i}") for i, client in enumerate(clients)]
-        wait_until(lambda: _live(server) >= len(clients), "they do not run")
+        futures = [
+            pool.submit(events, client, [i + 1, 7], count, rid=f"{prefix}-{i}", runs=runs[i])
+            for i, client in enumerate(clients)
+        ]
+        assert all(one.wait(30) for one in runs), "they do not run"
         yield futures
 
 
@@ -163,7 +175,7 @@ class TestServing:
         wait_until(lambda: _live(server) == 0, "something still runs")
 
     def test_a_rid_is_one_request_s_at_a_time_in_the_whole_server(self, server: Server) -> None:
-        with connections(server) as clients, running(server, clients[:1], prefix="mine") as (future,):
+        with connections(server) as clients, running(clients[:1], prefix="mine") as (future,):
             for client in clients:
                 reply = generate(client, [1, 2], rid="mine-0")
                 assert reply.status_code == 400
@@ -178,7 +190,7 @@ class TestAskingAny:
     """What one process was asked holds for all."""
 
     def test_an_abort_reaches_requests_of_all(self, server: Server) -> None:
-        with connections(server) as clients, running(server, clients) as futures:
+        with connections(server) as clients, running(clients) as futures:
             assert clients[-1].post("/abort_request", json={"rid": "long-"}).status_code == 200
             ends = [future.result()[-1]["meta_info"]["finish_reason"]["type"] for future in futures]
             assert ends == ["abort"] * NUM_FRONTS
@@ -212,7 +224,7 @@ class TestAskingAny:
             for client in clients:
                 assert metric(client, "jaxserve:num_requests_total") - before[0] == NUM_FRONTS
                 assert metric(client, "jaxserve:generation_tokens_total") - before[1] == 10 * NUM_FRONTS
-            with running(server, clients, prefix="shown") as futures:
+            with running(clients, prefix="shown") as futures:
                 for client in clients:
                     assert metric(client, "jaxserve:num_live_sequences") == NUM_FRONTS
                     shown = {one["rid"] for one in client.get("/recent_requests").json()["requests"]}
@@ -256,7 +268,7 @@ class TestAskingAny:
 def test_sigterm_lets_all_end_and_stacks_are_shown_before(folder: Path) -> None:
     with serving(folder, step_s=0.005, tokenizer_worker_num=2) as server:
         server.wait_for("/ready", 200)
-        with connections(server, 8) as clients, running(server, clients, 300) as futures:
+        with connections(server, 8) as clients, running(clients, 300) as futures:
             os.kill(server.process.pid, signal.SIGQUIT)
             server.process.send_signal(signal.SIGTERM)
             outputs = [future.result() for future in futures]
@@ -269,7 +281,7 @@ def test_sigterm_lets_all_end_and_stacks_are_shown_before(folder: Path) -> None:
 def test_connections_are_limited_and_requests_aborted_in_the_end(folder: Path) -> None:
     with serving(folder, step_s=0.05, tokenizer_worker_num=2, limit_concurrency=5, shutdown_timeout_s=0.5) as server:
         server.wait_for("/ready", 200)
-        with connections(server, 4) as clients, running(server, clients) as futures:
+        with connections(server, 4) as clients, running(clients) as futures:
             with connections(server, 2) as more, concurrent.futures.ThreadPoolExecutor(2) as pool:  # three for each front
                 futures += [pool.submit(events, client, [70 + i], 400) for i, client in enumerate(more)]
                 wait_until(lambda: httpx.get(server.url + "/health", timeout=30).status_code == 503, "there is room")
