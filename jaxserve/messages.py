@@ -108,6 +108,7 @@ class TokenizedGenerateReqInput(Message):
     logprob_start_len: int = -1  # the first prompt token whose logprob is wanted; -1: none
     token_ids_logprob: list[int] | None = None
     return_hidden_states: bool | Literal["last"] = False
+    pools: bool = False  # a vector is wanted (or one for each token), and no token: max_new_tokens is 0
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
     lora_name: str | None = None  # of the LoRA adapter it runs with; None: the model as it is
@@ -201,6 +202,7 @@ class BatchTokenIDOut(Message):
     logprobs: dict[int, TokenLogprobs] = {}  # of the new tokens
     input_logprobs: dict[int, InputLogprobs] = {}  # in a request's first message
     hidden_states: dict[int, HiddenStates] = {}
+    pooled: dict[int, np.ndarray] = {}  # float32 [1, size], or [prompt_len, size], in a request's last message
     times: dict[int, RequestTimes] = {}  # of the finished ones
     # Stop strings and patterns by index, in a request's first message: text that may be the beginning of what they match is not
     # sent out early.
@@ -227,6 +229,7 @@ class BatchStrOut(Message):
     logprobs: dict[int, TokenLogprobs] = {}
     input_logprobs: dict[int, InputLogprobs] = {}
     hidden_states: dict[int, HiddenStates] = {}
+    pooled: dict[int, np.ndarray] = {}
     times: dict[int, RequestTimes] = {}
     # Requests that the detokenizer itself ended (they are in `finished`): the scheduler still runs them.
     abandoned: list[str] = []

@@ -30,6 +30,19 @@ class KVGroup:
 
 
 @dataclasses.dataclass(frozen=True)
+class Vectors:
+    """What the model makes of texts: one vector, or one for each token."""
+
+    size: int
+    gives: Literal["embedding", "scores", "token_scores"]  # to compare texts by, or a number for each label
+    of_tokens: bool = False  # each token has one
+    needs_whole: bool = False  # of all of a text's tokens; else of its last one, and what is cached need not be computed
+    normalizes: bool = False  # an embedding is to be of length 1; steps do not see to that
+    labels: tuple[str, ...] = ()
+    activation: Literal["sigmoid", "softmax", "none"] = "none"  # of scores, where probabilities are wanted; nor to this
+
+
+@dataclasses.dataclass(frozen=True)
 class RunnerSpec:
     """What the runner can hold; fixed once it is ready."""
 
@@ -54,6 +67,9 @@ class RunnerSpec:
     # Pipeline parallelism: so many steps are computed at a time, one in each stage, as long as none of them needs the results
     # of another that is under way.
     num_stages: int = 1
+    generates: bool = True  # tokens are sampled; else steps compute vectors alone, of texts that are prefilled
+    vectors: Vectors | None = None  # that a PoolQuery asks for, if it may
+    num_token_ids: int = 0  # ids that tokens may have, their types included; 0: those of the vocabulary
     num_adapter_slots: int = 0  # LoRA adapters that rows of one step may use; 0: none can
     # How much more a prompt's token takes for each token before it, in what the first one takes; 0: not known, or nothing.
     attention_work_ratio: float = 0.0
@@ -174,6 +190,18 @@ class Scores:
 
 
 @dataclasses.dataclass(frozen=True)
+class PoolQuery:
+    """Parts of texts, P of them, whose tokens a step computes and of which vectors are wanted, by slot. A text's parts come in
+    order, each once, unless its last token is all that matters (`Vectors.needs_whole`): then only that one's part does."""
+
+    rows: np.ndarray  # int32 [P], distinct request rows
+    first_slots: np.ndarray  # int32 [P], as in ScoreQuery
+    counts: np.ndarray  # int32 [P] tokens, at least 1
+    starts: np.ndarray  # int32 [P] the first one's position; 0: the text begins here
+    ends: np.ndarray  # bool [P] the text is whole now, and its vector is wanted
+
+
+@dataclasses.dataclass(frozen=True)
 class EmbeddedTokens:
     """Neighbouring tokens of a step that are given as embeddings; in input_ids they are NO_TOKEN_ID.
 
@@ -210,6 +238,7 @@ class StepInput:
     needs_masks: bool = False  # some row may not sample every token, or has its logits changed: `Runner.sample` may get either
     score_query: ScoreQuery | None = None
     hidden_slots: np.ndarray | None = None  # int32 [H]: tokens, as in ScoreQuery, whose hidden states are wanted
+    pool_query: PoolQuery | None = None
     embeds: Sequence[EmbeddedTokens] = ()  # by slot
     adapter_loads: Sequence[AdapterLoad] = ()
 
@@ -250,6 +279,9 @@ class StepOutput:
     drafts: np.ndarray | None = None  # int32 [R, num_draft_tokens - 1] for the row's next DECODE step; -1 from where none is
     scores: Scores | None = None  # answers to the score_query
     hidden_states: np.ndarray | None = None  # float32 [H, hidden size] behind the final norm, of hidden_slots
+    # float32 [N, size of Vectors]: of the PoolQuery's parts that end their text, one behind the other, or of each token of each
+    # part where tokens have one each. Not a number: the model gave none.
+    pooled: np.ndarray | None = None
 
 
 MemoryTag = Literal["kv_cache", "weights"]

@@ -73,6 +73,7 @@ class ServerArgs:
         "Type of weights and activations; auto: float32 on CPU, where bfloat16 is several times slower, else bfloat16.",
         choices=DTYPES,
     )
+    is_embedding: bool = arg(False, "Make vectors of texts, with a model that could generate: without its output head.")
     quantization: str | None = arg(
         None,
         "Quantize matrices while they are loaded; int8wo: int8 weights, a scale per output channel, activations as they are.",

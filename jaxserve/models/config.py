@@ -17,7 +17,7 @@ from jaxserve.kernels.spec import ProjectedHead
 from jaxserve.models.expert_placement import ExpertPlacement
 from jaxserve.models.families import find_family, required_int
 from jaxserve.models.rope_config import merge_overrides
-from jaxserve.models.specs import AttentionMixer, LayerSpec, MoESpec, NormSpec, StateMixer
+from jaxserve.models.specs import AttentionMixer, EmbeddingSpec, LayerSpec, MoESpec, NormSpec, PoolingSpec, StateMixer
 from jaxserve.models.stage import Stage
 from jaxserve.models.tensor_names import LLAMA_NAMES, TensorNames
 
@@ -27,7 +27,8 @@ _SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pena
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One decoder-only language model. Sizes are those of the whole model, before it is split over devices.
+    """One language model: a decoder, or an encoder, whose attention is not causal. Sizes are those of the whole model, before
+    it is split over devices.
 
     Properties that speak of all layers at once raise ValueError where layers differ; `layers` always answers.
     """
@@ -37,7 +38,10 @@ class ModelConfig:
     hidden_size: int
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
-    final_norm: NormSpec = dataclasses.field(default_factory=NormSpec)
+    final_norm: NormSpec | None = dataclasses.field(default_factory=NormSpec)
+    embedding: EmbeddingSpec = dataclasses.field(default_factory=EmbeddingSpec)
+    generates: bool = True  # there are logits; False: the model is for vectors alone, as `pooling` makes them
+    pooling: PoolingSpec = dataclasses.field(default_factory=PoolingSpec)
     embedding_scale: float = 1.0  # what embedded tokens are multiplied with
     scales_given_embeddings: bool = False  # and embeddings that come in place of tokens, as Transformers does in some families
     logit_scale: float = 1.0  # what logits are multiplied with
@@ -98,6 +102,20 @@ class ModelConfig:
         return tuple(mixer.window for mixer in self.attention)
 
     @property
+    def is_causal(self) -> bool:
+        """False: an encoder. Its texts are computed whole, and nothing is kept of them."""
+        return all(mixer.is_causal for mixer in self.attention)
+
+    @property
+    def pooled_size(self) -> int:
+        return self.pooling.size(self.hidden_size)
+
+    @property
+    def num_token_ids(self) -> int:
+        """Ids that a token may have, its type included (`EmbeddingSpec`)."""
+        return self.vocab_size * max(self.embedding.token_types, 1)
+
+    @property
     def chunk_sizes(self) -> frozenset[int]:
         """The windows that are chunks: a token sees its own chunk of so many positions."""
         return frozenset(mixer.window for mixer in self.attention if mixer.window and mixer.is_chunked)
@@ -105,7 +123,8 @@ class ModelConfig:
     @property
     def kv_windows(self) -> tuple[int | None, ...]:
         """Of each KV group, the widest first: layers of one window share a pool of pages."""
-        return tuple(sorted(set(self.windows), key=lambda window: math.inf if window is None else window, reverse=True))
+        windows = {mixer.kv_window for mixer in self.attention}
+        return tuple(sorted(windows, key=lambda window: math.inf if window is None else window, reverse=True))
 
     @property
     def own_layers(self) -> range:
@@ -130,12 +149,20 @@ class ModelConfig:
     @property
     def own_cache_groups(self) -> tuple[int | Literal["states"] | None, ...]:
         """Per layer that is computed here: the window of its KV group, or that it keeps a state."""
-        return tuple(getattr(self.layers[index].mixer, "window", "states") for index in self.own_layers)
+        return tuple(getattr(self.layers[index].mixer, "kv_window", "states") for index in self.own_layers)
+
+    def num_kv_layers(self, window: int | None) -> int:
+        """Of the layers that are computed here: how many have keys and values of their own in the KV group of that window."""
+        count = self.own_cache_groups.count(window)
+        return count if self.is_causal else min(count, 1)
 
     @property
     def kv_indices(self) -> tuple[int, ...]:
-        """Per layer that is computed here: its number among those of its KV group, or among those that keep a state."""
+        """Per layer that is computed here: its number among those of its KV group, or among those that keep a state. Layers of
+        an encoder write over each other's keys and values, which nobody reads later."""
         groups = self.own_cache_groups
+        if not self.is_causal:
+            return (0,) * len(groups)
         return tuple(groups[:layer].count(group) for layer, group in enumerate(groups))
 
     @property

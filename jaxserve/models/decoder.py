@@ -47,9 +47,11 @@ class Ends(nnx.Module):
     """What stands before and behind the layers; in a stage of a pipeline what it computes with. What is tied is in both."""
 
     def __init__(self, config: ModelConfig, declare: Declare) -> None:
-        has_head, is_tied, vocab_size = config.has_head, config.tie_word_embeddings, config.vocab_size
+        is_last, is_tied, vocab_size = config.has_head, config.tie_word_embeddings, config.vocab_size
+        has_head = is_last and config.generates
         self.embed = declare_embedding(declare, vocab_size) if config.embeds or (has_head and is_tied) else None
-        self.final_norm = declare.norm("model.norm.weight", config.final_norm) if has_head else None
+        final_norm = config.final_norm if is_last else None
+        self.final_norm = None if final_norm is None else declare.norm("model.norm.weight", final_norm)
         own_head, unit_rows = has_head and not is_tied, config.lm_head_has_unit_rows
         self.lm_head = declare_lm_head(declare, vocab_size, unit_rows=unit_rows) if own_head else None
         self.lm_head_bias = declare_lm_head_bias(declare, vocab_size) if has_head and config.lm_head_bias else None
@@ -113,7 +115,7 @@ class Decoder:
                 weights = adapters.adapt(layer, weights)
             x, kv, of_layer = bodies[self.config.layers[layer]](weights, x, kv, jnp.int32(index))
             counts += [] if of_layer is None else [of_layer]
-        if self.config.has_head:
+        if self.config.has_head and self.config.final_norm is not None:
             with jax.named_scope("final_norm"):
                 x = norm(x, self._ends(params).final_norm, self.config.final_norm)
         return DecoderOutput(x, kv, jnp.stack(counts) if counts else None)

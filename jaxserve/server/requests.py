@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -95,21 +95,30 @@ class PromptEmbeds:
         return 4 * self.length * self.width
 
 
+class TextPair(NamedTuple):
+    """Two texts that a model reads together, as a question and a passage."""
+
+    first: str
+    second: str
+
+
 @dataclasses.dataclass(kw_only=True)
 class GenerateReqInput:
-    """One or many prompts. Exactly one of `prompts`, `input_ids` and `input_embeds` is set; each is a list, one entry per
-    prompt.
+    """One or many prompts. Exactly one of `prompts`, `pairs`, `input_ids` and `input_embeds` is set; each is a list, one
+    entry per prompt.
 
     So are `sampling_params`, which all share the same n, and `options`. Prompt i's samples are sequences i*n .. i*n+n-1.
     """
 
     prompts: list[str] | None = None
+    pairs: list[TextPair] | None = None  # of models that make vectors
     input_ids: list[list[int]] | None = None
     input_embeds: list[PromptEmbeds] | None = None
     sampling_params: list[SamplingParams]
     rids: list[str] | None = None  # one per prompt; drawn if absent; sample j of n > 1 gets the suffix _j
     options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
     stream: bool = False
+    pools: bool = False  # vectors of the prompts are wanted, and no tokens: max_new_tokens is 0
     thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
     # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
     cuts_new_tokens: bool = False
@@ -126,7 +135,7 @@ class GenerateReqInput:
 
     @property
     def num_prompts(self) -> int:
-        return len(self.prompts or self.input_ids or self.input_embeds or [])
+        return len(self.prompts or self.pairs or self.input_ids or self.input_embeds or [])
 
     @property
     def num_samples(self) -> int:
@@ -166,6 +175,7 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
     weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
     input_logprobs: InputLogprobs | None = None  # of prompt tokens, once, if they were asked for
     hidden_states: list[HiddenStates] = []  # what the chunk's tokens add to them, as it came, if they were asked for
+    pooled: np.ndarray | None = None  # float32 [1, size], or [prompt_len, size]: of a request that pools, in its last chunk
 
     @property
     def num_numbers(self) -> int:

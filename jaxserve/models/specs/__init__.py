@@ -6,24 +6,31 @@ Layers whose specs are equal run the same program on other weights, so everythin
 
 from jaxserve.models.specs.attention import SelfAttentionSpec, TemperatureTuning
 from jaxserve.models.specs.checks import ACTIVATIONS, check_activation, check_divides
+from jaxserve.models.specs.embedding import EmbeddingSpec
 from jaxserve.models.specs.latent_attention import LatentAttentionSpec
 from jaxserve.models.specs.layer import AttentionMixer, LayerSpec, StateMixer
 from jaxserve.models.specs.mlp import DenseMLPSpec
 from jaxserve.models.specs.moe import ClampedSwiglu, MoESpec, RouterSpec
 from jaxserve.models.specs.norm import NormSpec
+from jaxserve.models.specs.pooling import Activation, DenseSpec, Gives, PoolingSpec
 from jaxserve.models.specs.states import GatedDeltaNetSpec, Mamba2Spec
 
 __all__ = [
     "ACTIVATIONS",
+    "Activation",
     "AttentionMixer",
     "ClampedSwiglu",
     "DenseMLPSpec",
+    "DenseSpec",
+    "EmbeddingSpec",
     "GatedDeltaNetSpec",
+    "Gives",
     "LatentAttentionSpec",
     "LayerSpec",
     "Mamba2Spec",
     "MoESpec",
     "NormSpec",
+    "PoolingSpec",
     "RouterSpec",
     "SelfAttentionSpec",
     "StateMixer",

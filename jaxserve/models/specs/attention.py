@@ -28,14 +28,16 @@ class TemperatureTuning:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelfAttentionSpec:
-    """Causal attention with rotary positions; several query heads share a key/value head."""
+    """Attention with rotary positions; several query heads share a key/value head."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float  # what q·k is multiplied with before the softmax
     rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
-    window: int | None = None  # tokens visible including the newest; None: all
+    is_causal: bool = True  # False: a token sees those behind it, too, and all tokens of a text are computed in one step
+    # Tokens visible including the newest; None: all. Where attention is not causal, so many before and behind, itself included.
+    window: int | None = None
     is_chunked: bool = False  # of the window, a token sees what lies in its own chunk: positions from a multiple of `window` on
     qkv_bias: bool = False
     o_bias: bool = False
@@ -61,6 +63,11 @@ class SelfAttentionSpec:
             raise ValueError(f"{name} must be at least 1 token, got {self.window}.")
 
     latent_dim = projected = None  # keys and values are kept, not latents
+
+    @property
+    def kv_window(self) -> int | None:
+        """By which layers share a pool of pages: where attention is not causal nothing slides out of a window."""
+        return self.window if self.is_causal else None
 
     @property
     def rope_dim(self) -> int:

@@ -39,7 +39,8 @@ class LatentAttentionSpec:
     # As a backend sees it: all heads read the same row of each token, whose first part is the value, too.
 
     num_kv_heads = 1
-    window = None
+    window = kv_window = None
+    is_causal = True
     is_chunked = False
     soft_cap = None
     sinks = False

@@ -25,6 +25,7 @@ class LayerSpec:
     norm: NormSpec = dataclasses.field(default_factory=NormSpec)
     norms_inputs: bool = True  # the mixer and the MLP read the normed stream
     norms_outputs: bool = False  # the mixer's and the MLP's outputs are normed before they are added
+    norms_sums: bool = False  # the stream is normed behind each addition (post-norm)
     is_parallel: bool = False  # the MLP reads what the mixer reads, through one norm
     residual_scale: float = 1.0  # what outputs are multiplied with before they are added
 
