@@ -67,6 +67,7 @@ class RunnerSpec:
     # Pipeline parallelism: so many steps are computed at a time, one in each stage, as long as none of them needs the results
     # of another that is under way.
     num_stages: int = 1
+    keeps_kv: bool = True  # False: only during a step, which has all of a text
     generates: bool = True  # tokens are sampled; else steps compute vectors alone, of texts that are prefilled
     vectors: Vectors | None = None  # that a PoolQuery asks for, if it may
     num_token_ids: int = 0  # ids that tokens may have, their types included; 0: those of the vocabulary

@@ -20,6 +20,7 @@ from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.kv_cache import ArraysLayout, KVCacheLayout, KVPool
 from jaxserve.executor.ngram import NgramDrafter
+from jaxserve.executor.pooling import keeps_sums, line_counts
 from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import StepPrograms
 from jaxserve.executor.resolve import resolve_args, resolve_dtype, resolve_lora
@@ -42,7 +43,7 @@ from jaxserve.models.adapters.layout import AdapterLayout, check_targets
 from jaxserve.models.blocks.state_inputs import state_arrays
 from jaxserve.models.expert_placement import ExpertPlacement, place_experts
 from jaxserve.models.step_work import attention_work_ratio
-from jaxserve.runner import KVGroup, RunnerSpec
+from jaxserve.runner import KVGroup, RunnerSpec, Vectors
 
 STATES_PER_ROW = 3  # one that runs, and snapshots: of it, and behind cached prefixes (SGLang's number)
 
@@ -67,6 +68,19 @@ def _check_states(args: ServerArgs, config: ModelConfig) -> None:
         raise ValueError(f"the layers of {config.architecture} differ in the states that they keep.")
     if args.max_mamba_cache_size is not None and not config.state_layers:
         raise ValueError(f"--max-mamba-cache-size needs a model whose layers keep states; {config.architecture} has none.")
+
+
+def _check_vectors_only(args: ServerArgs, config: ModelConfig) -> None:
+    """ValueError for what only a model that generates has, or only one that computes prompts in parts."""
+    for name in () if config.generates else ("speculative_algorithm", "enable_custom_logit_processor"):
+        if getattr(args, name):
+            raise ValueError(f"--{name.replace('_', '-')} needs a model that generates; {config.architecture} makes vectors.")
+    if config.is_causal:
+        return
+    if args.attn_dp_size > 1:
+        raise ValueError(f"--attn-dp-size must be 1 for encoders such as {config.architecture}; got {args.attn_dp_size}.")
+    if KV_CACHE_DTYPES[args.kv_cache_dtype] != "auto":
+        raise ValueError(f"--kv-cache-dtype must be auto for encoders such as {config.architecture}, which keep no KV cache.")
 
 
 def _context(args: ServerArgs, config: ModelConfig) -> ContextGroup | None:
@@ -96,6 +110,7 @@ class Blueprint:
         config = config.for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
         _check_states(args, config)
+        _check_vectors_only(args, config)
         if args.expert_distribution_recorder_mode is not None and not config.num_experts:
             raise ValueError(f"--expert-distribution-recorder-mode needs a model with experts; {config.architecture} has none.")
         chip = Chip.of(mesh.devices.flat[0])
@@ -121,7 +136,14 @@ class Blueprint:
         for chunk_size in config.chunk_sizes:
             check_page_size(chunk_size, page_size)
         args = resolve_lora(args)
-        args = resolve_args(args, platform=chip.platform, model_context_len=config.context_len, page_size=page_size)
+        args = resolve_args(
+            args,
+            platform=chip.platform,
+            model_context_len=config.context_len,
+            page_size=page_size,
+            generates=config.generates,
+            is_causal=config.is_causal,
+        )
         if args.max_mamba_cache_size is not None and args.max_mamba_cache_size < (args.max_running_requests or 0):
             raise ValueError(
                 f"--max-mamba-cache-size must be at least --max-running-requests={args.max_running_requests}, as each request "
@@ -161,6 +183,7 @@ class Blueprint:
             self.num_draft_tokens,
             len(self.config.kv_windows) + bool(self.num_snapshots),
             self.args.attn_dp_size,
+            decodes=self.config.generates,
         )
 
     @property
@@ -171,8 +194,9 @@ class Blueprint:
     @property
     def server_programs(self) -> ProgramSet:
         """What a server compiles, for all stages together. Without grammars nothing masks but EVERYTHING."""
+        generates = self.config.generates
         left_out = {SamplingMode.MASKED} if self.args.grammar_backend == "none" else set()
-        modes = tuple(mode for mode in SamplingMode if mode not in left_out)
+        modes = tuple(mode for mode in SamplingMode if generates and mode not in left_out)
         drafts, hidden_states = self.drafter is not None, self.args.enable_return_hidden_states
         moves_logits = self.args.enable_custom_logit_processor
         return ProgramSet(
@@ -182,6 +206,9 @@ class Blueprint:
             hidden_states=hidden_states,
             moves_logits=moves_logits,
             adapts=self.args.serves_lora,
+            samples=generates,
+            pools=line_counts(self.config),
+            pools_parts=keeps_sums(self.config),
         )
 
     def description(self, num_pages: NumPages) -> str:
@@ -214,14 +241,14 @@ class Blueprint:
     def page_bytes(self) -> tuple[int, ...]:
         """Per KV group: of one page in all its layers here, on one device that holds it."""
         layer_bytes = sum(page.nbytes for page in jax.tree.leaves(self.backend.kv_pages()))
-        return tuple(self.config.own_cache_groups.count(window) * layer_bytes for window in self.config.kv_windows)
+        return tuple(self.config.num_kv_layers(window) * layer_bytes for window in self.config.kv_windows)
 
     def pools(self, num_pages: NumPages) -> dict[int | None, KVPool]:
         """Of the KV groups, by their window: one behind the other."""
         pools: dict[int | None, KVPool] = {}
         base = 0
         for window, pages in zip(self.config.kv_windows, num_pages, strict=True):
-            pools[window] = KVPool(base, self.config.own_cache_groups.count(window), pages)
+            pools[window] = KVPool(base, self.config.num_kv_layers(window), pages)
             base = pools[window].end
         return pools
 
@@ -250,8 +277,26 @@ class Blueprint:
             num_snapshots=self.num_snapshots,
             num_shards=args.attn_dp_size,
             num_stages=args.pp_size,
+            keeps_kv=self.config.is_causal,
+            generates=self.config.generates,
+            vectors=self.vectors,
+            num_token_ids=self.config.num_token_ids,
             num_adapter_slots=args.max_loras_per_batch if args.serves_lora else 0,
             attention_work_ratio=attention_work_ratio(self.config),
+        )
+
+    @property
+    def vectors(self) -> Vectors:
+        """What the model makes of texts."""
+        pooling = self.config.pooling
+        return Vectors(
+            size=self.config.pooled_size,
+            gives=pooling.gives,
+            of_tokens=pooling.of_tokens,
+            needs_whole=pooling.needs_whole,
+            normalizes=pooling.normalizes,
+            labels=pooling.labels,
+            activation=pooling.activation,
         )
 
     @functools.cached_property

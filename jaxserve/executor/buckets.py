@@ -42,6 +42,8 @@ class Buckets:
         num_draft_tokens: int = 1,
         num_kv_groups: int = 1,
         num_shards: int = 1,
+        *,
+        decodes: bool = True,
     ) -> Buckets:
         """`token_sizes` must reach the largest prefill step, `row_sizes` the most rows, of all shards together."""
         row_sizes = tuple(dict.fromkeys(-(-rows // num_shards) for rows in row_sizes))
@@ -49,7 +51,7 @@ class Buckets:
         new_pages = num_kv_groups * -(-num_draft_tokens // page_size)  # that a decode row can open in one step
         decode = tuple(
             Bucket(rows * num_draft_tokens, rows, rows * new_pages, decode_only=True, num_shards=num_shards)
-            for rows in row_sizes
+            for rows in (row_sizes if decodes else ())
         )
 
         def of(tokens: int, rows: int, *, packs_tokens: bool = False) -> Bucket:
@@ -68,6 +70,11 @@ class Buckets:
                 total = each * num_shards
                 extend.append(of(total, min(total, max_rows), packs_tokens=True))
         return Buckets(decode, tuple(dict.fromkeys(extend)))
+
+    @property
+    def largest(self) -> tuple[Bucket, ...]:
+        """Those that hold every step: of prompts, and if there are any of rows that decode."""
+        return (*self.extend[-1:], *self.decode[-1:])
 
     @property
     def all(self) -> tuple[Bucket, ...]:

@@ -73,7 +73,8 @@ class StepMemory:
         """From those of ProgramSet.largest, compiled with pools of `num_pages`. The logits of the step before the one that runs
         are still there; an input, and what the compiler pads, come with the arguments. Code is that of all programs a server
         compiles, none of them larger than these."""
-        forward, of_tokens = programs[:2], programs[2:]
+        num_forward = len(blueprint.buckets.largest)
+        forward, of_tokens = programs[:num_forward], programs[num_forward:]
         known = weight_bytes(blueprint) + page_table_bytes(blueprint) + hidden_bytes(blueprint)
         known += pool_bytes(num_pages, blueprint.page_bytes) + state_bytes(blueprint) + adapter_bytes(blueprint)
         counts = len(SamplingKey.all_of(blueprint.buckets.all, blueprint.program_set.modes)), len(blueprint.program_set.scoring)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.logit_lines import LogitsKey
 from jaxserve.executor.pipeline import Pipeline
+from jaxserve.executor.pooling import PoolingKey, num_pooled, padding_query, unpack_pooled
 from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import PAGE_UPDATE_CHUNK, ProgramKey, SamplingKey
 from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_from_state
@@ -47,12 +48,15 @@ from jaxserve.runner import (
     EmbeddedTokens,
     LogitLines,
     PageUpdates,
+    PoolQuery,
     RunnerSpec,
     ScoreQuery,
     StepInput,
     StepOutput,
 )
 from jaxserve.types import ForwardMode
+
+K = TypeVar("K", ScoringKey, PoolingKey)
 
 _NOTHING = np.zeros(0, np.int32)
 _NO_PAGE_UPDATES = PageUpdates.of(_NOTHING, _NOTHING, _NOTHING)
@@ -84,12 +88,14 @@ class PendingStep:
     needs_top_logprobs: bool
     is_larger: bool  # its forward pass runs in a larger program than it would if all were there
     deal: Deal  # which of the results are whose
-    forwarded: Forwarded | None  # until it is sampled
+    forwarded: Forwarded | None  # until it is sampled; None from the beginning where the model has no logits
     sampled: SampledTokens | None = None  # from then on
     score_query: ScoreQuery | None = None
     scored: list[ScoredLines] = dataclasses.field(default_factory=list)
     num_hidden: int = 0
     hidden: list[jax.Array] = dataclasses.field(default_factory=list)
+    pool_query: PoolQuery | None = None
+    pooled: list[jax.Array] = dataclasses.field(default_factory=list)
 
 
 class ModelRunner:
@@ -179,10 +185,12 @@ class ModelRunner:
                     self._forward_padding(key)
                 case SamplingKey(num_rows, tokens_per_row):
                     bucket = by_shape[num_rows, tokens_per_row]
-                    self._pipeline.sample(key, self._forward_padding(bucket), None, _NOTHING)
+                    self._pipeline.sample(key, self._logits_of_padding(bucket), None, _NOTHING)
+                case PoolingKey():
+                    last.pool(key, padding_query(self._shards.padding_row), of_tokens=False)
                 case LogitsKey(num_lines, writes):
                     bucket = next(bucket for (rows, each), bucket in by_shape.items() if rows * each == num_lines)
-                    logits = self._forward_padding(bucket).logits
+                    logits = self._logits_of_padding(bucket).logits
                     if writes:
                         last.write_logits(logits, LogitLines(_SLOT, np.zeros((1, self.spec.vocab_size), np.float32)))
                     else:
@@ -239,6 +247,14 @@ class ModelRunner:
         if step.hidden_slots is not None:
             slots = deal.hidden_slots(step.hidden_slots)
             pending.num_hidden, pending.hidden = len(slots), pipeline.to_reader(pipeline.last.copy_hidden(slots))
+        if (asked := step.pool_query) is not None:
+            assert self.spec.vectors is not None
+            rows = np.array([self._shards.line(row) for row in asked.rows.tolist()], np.int32)
+            here = dataclasses.replace(asked, rows=rows, first_slots=deal.hidden_slots(asked.first_slots))
+            of_tokens = self.spec.vectors.of_tokens
+            key = self._smallest(self._program_set.pooling, num_pooled(here, of_tokens=of_tokens))
+            pending.pool_query = asked
+            pending.pooled = pipeline.to_reader(pipeline.last.pool(key, here, of_tokens=of_tokens))
         return pending
 
     def read_logits(self, handle: PendingStep, lines: np.ndarray) -> np.ndarray:
@@ -248,6 +264,8 @@ class ModelRunner:
         return np.concatenate([distributed.read(part) for part in parts])[: len(lines)]
 
     def sample(self, handle: PendingStep, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
+        if not self.spec.generates:
+            return
         assert handle.forwarded is not None, "a step is sampled once"
         if changed is not None:
             lines = handle.deal.logit_lines(changed.lines)
@@ -266,9 +284,12 @@ class ModelRunner:
 
     def fetch(self, handle: PendingStep) -> StepOutput:
         sampled, lines = handle.sampled, handle.deal.lines
-        assert sampled is not None, "a step is fetched after it was sampled"
         has_top, read = handle.needs_top_logprobs, distributed.read
         self._pipeline.show_failure()
+        if not self.spec.generates:
+            nothing = np.zeros(len(handle.sample), np.int32)
+            return StepOutput(nothing[:, None], nothing, pooled=self._pooled(handle))
+        assert sampled is not None, "a step is fetched after it was sampled"
         return StepOutput(
             token_ids=read(sampled.token_ids)[lines],
             num_tokens=read(sampled.num_tokens)[lines] if self._drafts else handle.sample.astype(np.int32),
@@ -278,7 +299,14 @@ class ModelRunner:
             drafts=read(sampled.drafts)[lines] if self._drafts else None,
             scores=None if handle.score_query is None else unpack_scores(handle.score_query, handle.scored),
             hidden_states=unpack_hidden(handle.num_hidden, handle.hidden) if handle.num_hidden else None,
+            pooled=self._pooled(handle),
         )
+
+    def _pooled(self, handle: PendingStep) -> np.ndarray | None:
+        if handle.pool_query is None:
+            return None
+        assert self.spec.vectors is not None
+        return unpack_pooled(handle.pool_query, handle.pooled, of_tokens=self.spec.vectors.of_tokens)
 
     def _fetched(self, sampled: SampledTokens) -> list[Any]:
         """What `fetch` always asks for. Without drafts the host knows how many tokens a row gains: each transfer costs."""
@@ -344,8 +372,13 @@ class ModelRunner:
     def _on_cpu(self) -> bool:
         return self._pipeline.own[0].on_cpu
 
-    def _forward_padding(self, bucket: Bucket) -> Forwarded:
-        """A step without a live row."""
+    def _logits_of_padding(self, bucket: Bucket) -> Forwarded:
+        """Of a step without a live row."""
+        forwarded = self._forward_padding(bucket)
+        assert forwarded is not None, "this model has no logits"
+        return forwarded
+
+    def _forward_padding(self, bucket: Bucket) -> Forwarded | None:
         packed = self._shards.deal(_NO_STEP, bucket).pack(np.zeros((0, NUM_ROW_PARAMS), np.int32), _NOTHING)
         return self._pipeline.forward(bucket, _NOTHING, packed)
 
@@ -355,9 +388,12 @@ class ModelRunner:
         return self._sampling_keys[SamplingKey(num_rows, tokens_per_row, mode)]
 
     def _scoring_key(self, query: ScoreQuery) -> ScoringKey:
+        return self._smallest(self._program_set.scoring, len(query.slots))
+
+    def _smallest(self, keys: Sequence[K], num_lines: int) -> K:
         """The smallest program that is there and answers in one call, or the largest."""
-        present = [key for key in self._program_set.scoring if key in self._pipeline.last.keys]
-        return next((key for key in present if key.num_lines >= len(query.slots)), present[-1])
+        present = [key for key in keys if key in self._pipeline.last.keys]
+        return next((key for key in present if key.num_lines >= num_lines), present[-1])
 
     def _write_adapter(self, load: AdapterLoad) -> None:
         assert self._adapters is not None, "this runner has no slots for adapters"

@@ -44,14 +44,14 @@ class Pipeline:
         self._made_here: Any = None  # by the newest step, if other hosts have other stages
         self._continuations = _Continuations(self.first, spec.max_rows, len(stages) + 1) if len(stages) > 1 else None
 
-    def forward(self, bucket: Bucket, decode_rows: np.ndarray, packed: np.ndarray) -> Forwarded:
-        """`decode_rows`: the request rows that go on from what was sampled for them last."""
+    def forward(self, bucket: Bucket, decode_rows: np.ndarray, packed: np.ndarray) -> Forwarded | None:
+        """`decode_rows`: the request rows that go on from what was sampled for them last. None: the model has no logits."""
         start = None if self._continuations is None else self._continuations.of(decode_rows)
         made = self.first.forward(bucket, start, packed)
         for sender, way, receiver in zip(self.stages, self._ways, self.stages[1:], strict=False):
             self._note(sender, made)
             made = receiver.forward(bucket, way.send(made), packed)
-        assert isinstance(made, Forwarded)
+        assert not isinstance(made, HandedOn)
         return made
 
     def sample(self, key: SamplingKey, forwarded: Forwarded, masks: np.ndarray | None, rows: np.ndarray) -> SampledTokens:

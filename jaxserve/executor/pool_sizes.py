@@ -14,10 +14,15 @@ from jaxserve.runner import KVGroup, RunnerSpec
 
 # Windows for each request row: one running, the others of cached prefixes, each of which needs its last window only.
 WINDOWS_PER_ROW = 8
+# One runs, one waits for it on the device, one is planned.
+STEPS_AT_A_TIME = 3
 
 
 def useful_pages(spec: RunnerSpec, group: KVGroup) -> int:
-    """What the request rows could use twice over: once running, once cached. Windows take less, so more of them are cached."""
+    """What the request rows could use twice over: once running, once cached. Windows take less, so more of them are cached.
+    What is kept during a step only is wanted for the steps that are launched or planned at a time."""
+    if not spec.keeps_kv:
+        return STEPS_AT_A_TIME * (_pages(spec.max_step_tokens, spec) + spec.rows_per_shard)
     twice = 2 * spec.rows_per_shard * spec.max_pages_per_row
     kept = group.kept_tokens(spec.context_len, spec.page_size)
     return min(_pages(WINDOWS_PER_ROW * spec.rows_per_shard * kept + spec.max_step_tokens, spec), twice)

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from jaxserve.executor.buckets import Buckets
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.logit_lines import LogitsKey
+from jaxserve.executor.pooling import PoolingKey
 from jaxserve.executor.programs import ProgramKey, SamplingKey
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.scoring import LINE_COUNTS, ScoringKey
@@ -30,6 +31,8 @@ class ProgramSet:
     moves_logits: bool = False
     embeds: bool = True  # False: of a pipeline, another stage does
     samples: bool = True
+    pools: tuple[int, ...] = ()  # lines of the programs that make vectors, by increasing numbers
+    pools_parts: bool = False  # texts may come in parts
     adapts: bool = False  # steps may use LoRA adapters: those that do have programs of their own
 
     def of_stage(self, *, is_first: bool, is_last: bool) -> ProgramSet:
@@ -41,7 +44,9 @@ class ProgramSet:
             hidden_states=self.hidden_states and is_last,
             moves_logits=self.moves_logits and is_last,
             embeds=is_first,
-            samples=is_last,
+            samples=self.samples and is_last,
+            pools=self.pools if is_last else (),
+            pools_parts=self.pools_parts and is_last,
         )
 
     @property
@@ -49,7 +54,7 @@ class ProgramSet:
         """What there is one of."""
         names = ("page_table", *("row_tables",) * self.samples, *("input_embeds",) * self.embeds, "kv_pool", "empty_state")
         names += ("history",) * self.drafts + ("hidden_states",) * self.hidden_states
-        return names + ("empty_adapters", "adapter") * self.adapts
+        return names + ("empty_adapters", "adapter") * self.adapts + ("pooled_sums",) * self.pools_parts
 
     def _forward(self, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
         """The forward halves of steps of these buckets."""
@@ -63,6 +68,11 @@ class ProgramSet:
         return (bucket, bucket.with_adapters) if self.adapts else (bucket,)
 
     @property
+    def _everything(self) -> tuple[SamplingMode, ...]:
+        """The mode that does what all do, where tokens are sampled."""
+        return (SamplingMode.EVERYTHING,) if self.samples else ()
+
+    @property
     def scoring(self) -> tuple[ScoringKey, ...]:
         """By increasing lines."""
         return tuple(map(ScoringKey, LINE_COUNTS)) if self.samples else ()
@@ -73,22 +83,27 @@ class ProgramSet:
         return LogitsKey.all_of(self.buckets.all) if self.moves_logits else ()
 
     @property
+    def pooling(self) -> tuple[PoolingKey, ...]:
+        return tuple(map(PoolingKey, self.pools))
+
+    @property
     def all(self) -> tuple[ProgramKey, ...]:
         """By kind; the forward halves first, which take longest to compile."""
         sampling = SamplingKey.all_of(self.buckets.all, self.modes)
-        return (*self._forward(self.buckets.all), *sampling, *self.scoring, *self.logit_lines, *self.others)
+        of_tokens: tuple[ProgramKey, ...] = (*self.scoring, *self.pooling, *self.logit_lines)
+        return (*self._forward(self.buckets.all), *sampling, *of_tokens, *self.others)
 
     @property
     def essential(self) -> tuple[ProgramKey, ...]:
         """Those that serve every step."""
-        largest = (self.buckets.extend[-1], self.buckets.decode[-1])
-        sampling = SamplingKey.all_of(largest, (SamplingMode.EVERYTHING,))
-        return (*self._forward(largest), *sampling, self.scoring[-1], *self.logit_lines, *self.others)
+        largest = self.buckets.largest
+        sampling = SamplingKey.all_of(largest, self._everything)
+        return (*self._forward(largest), *sampling, *self.scoring[-1:], *self.pooling[-1:], *self.logit_lines, *self.others)
 
     @property
     def largest(self) -> tuple[ProgramKey, ...]:
         """Of each kind the one that takes most memory: two forward halves, then sampling and scoring, if that is done here."""
-        forward = tuple(self._variants(bucket)[-1] for bucket in (self.buckets.extend[-1], self.buckets.decode[-1]))
+        forward = tuple(self._variants(bucket)[-1] for bucket in self.buckets.largest)
         return (*forward, SamplingKey.largest_of(self.buckets.decode), self.scoring[-1]) if self.samples else forward
 
     @property
@@ -96,7 +111,7 @@ class ProgramSet:
         """What a start should have beside the essential ones if it is cached: the first request is short, and the largest
         prefill step would keep it waiting for a second or more."""
         smallest = self.buckets.extend[0]
-        return (*self._variants(smallest), SamplingKey.of(smallest, SamplingMode.EVERYTHING))
+        return (*self._variants(smallest), *SamplingKey.all_of((smallest,), self._everything))
 
     @property
     def later(self) -> tuple[ProgramKey, ...]:
@@ -107,8 +122,9 @@ class ProgramSet:
         shapes += [bucket for bucket in self.buckets.extend if bucket not in shapes]
         keys: list[ProgramKey] = []
         for bucket in shapes:
-            keys += [*self._variants(bucket), *(SamplingKey.of(bucket, mode) for mode in _FREQUENT_MODES)]
-        keys += (*SamplingKey.all_of(shapes, self.modes), *self.scoring)
+            frequent = _FREQUENT_MODES if self.samples else ()
+            keys += [*self._variants(bucket), *(SamplingKey.of(bucket, mode) for mode in frequent)]
+        keys += (*SamplingKey.all_of(shapes, self.modes), *self.scoring, *self.pooling)
         return tuple(key for key in dict.fromkeys(keys) if key not in self.essential)
 
     def served_by(self, present: Iterable[ProgramKey]) -> tuple[Buckets, dict[SamplingKey, SamplingKey]]:
@@ -117,11 +133,11 @@ class ProgramSet:
         have = set(present)
 
         def is_usable(bucket: Bucket) -> bool:
-            return have.issuperset((*self._variants(bucket), SamplingKey.of(bucket, SamplingMode.EVERYTHING)))
+            return have.issuperset((*self._variants(bucket), *SamplingKey.all_of((bucket,), self._everything)))
 
         buckets = Buckets(tuple(filter(is_usable, self.buckets.decode)), tuple(filter(is_usable, self.buckets.extend)))
-        chosen = {}
-        for wanted in SamplingKey.all_of(buckets.all):
+        chosen: dict[SamplingKey, SamplingKey] = {}
+        for wanted in SamplingKey.all_of(buckets.all) if self.samples else ():
             modes = [mode for mode in SamplingMode if mode.value >= wanted.mode.value]
             chosen[wanted] = next(key for mode in modes if (key := wanted._replace(mode=mode)) in have)
         return buckets, chosen

@@ -17,6 +17,7 @@ from jaxserve.executor.kv_cache import KVCacheLayout
 from jaxserve.executor.logit_lines import MOVED_LINES, LogitsKey, read_logits, write_logits
 from jaxserve.executor.mesh import platform_of, spans_processes
 from jaxserve.executor.ngram import NgramDrafter
+from jaxserve.executor.pooling import LINE_FIELDS, PooledLines, PoolingKey, keeps_sums, pool_lines
 from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
@@ -67,9 +68,9 @@ class SamplingKey(NamedTuple):
         return SamplingKey.of(widest, SamplingMode.EVERYTHING)
 
 
-# A step's forward half, its sampling half, what moves logits between them, what scores its tokens, or the name of what there is
-# one of: StepPrograms.lower_<name>.
-ProgramKey: TypeAlias = Bucket | SamplingKey | LogitsKey | ScoringKey | str
+# A step's forward half, its sampling half, what moves logits between them, what scores its tokens or makes vectors of them, or
+# the name of what there is one of: StepPrograms.lower_<name>.
+ProgramKey: TypeAlias = Bucket | SamplingKey | LogitsKey | ScoringKey | PoolingKey | str
 
 
 def program_name(key: ProgramKey) -> str:
@@ -111,12 +112,14 @@ class StepPrograms:
             return self.lower_logit_lines(key)
         if isinstance(key, ScoringKey):
             return self.lower_scoring(key, params)
+        if isinstance(key, PoolingKey):
+            return self.lower_pooling(key, params)
         return getattr(self, f"lower_{key}")()
 
     def lower_forward(self, bucket: Bucket, params: Params) -> Any:
         """A jax.stages.Lowered of (params, forward state, continuation, packed) -> (forward state, Forwarded); of a pipeline's
         stage of (params, forward state, HandedOn, packed) if it is not the first, and -> (forward state, HandedOn) if it is not
-        the last. With adapters, AdaptedParams stand in place of params.
+        the last. With adapters, AdaptedParams stand in place of params. Of a model without logits there is None for Forwarded.
 
         `params` may be shapes with shardings.
         """
@@ -128,10 +131,11 @@ class StepPrograms:
 
         handed_on: Any = HandedOn(_BY_SHARD, None if self._drafter is None else _WHOLE)  # type: ignore[arg-type]
         start = self.continuation() if config.embeds else self._handed_on(bucket)
+        made = _WHOLE if config.generates else None
         sharded = self._sharded(
             run,
             (specs, self._state_specs, _WHOLE if config.embeds else handed_on, _WHOLE),
-            (self._state_specs, _WHOLE if config.has_head else handed_on),
+            (self._state_specs, made if config.has_head else handed_on),
         )
         packed = self._whole((packed_len(bucket),))
         return self._jit(sharded, donated=1).lower(weights, self._forward_state(), start, packed)
@@ -170,6 +174,32 @@ class StepPrograms:
         sharded = self._sharded(run, (specs, _BY_SHARD, _WHOLE), _WHOLE)
         packed, state = self._whole((key.num_lines, 2 + IDS_PER_LINE)), self._forward_state()
         return self._jit(sharded).lower(weights, StepHidden(state.hidden, state.adapter_slots), packed)  # type: ignore[arg-type]
+
+    def lower_pooling(self, key: PoolingKey, params: Params) -> Any:
+        """Of (params, hidden states, sums, `pack_pooling`'s lines) -> PooledLines. Sums may be None."""
+        decoder, sums = self._step.decoder, self.pooled_sums()
+
+        def run(params: Params, hidden: jax.Array, sums: jax.Array | None, packed: jax.Array) -> PooledLines:
+            return pool_lines(decoder, params, hidden, sums, packed)
+
+        of_sums = None if sums is None else _WHOLE
+        made: Any = PooledLines(of_sums, _WHOLE)  # type: ignore[arg-type]
+        sharded = self._sharded(run, (self._param_specs, _BY_SHARD, of_sums, _WHOLE), made)
+        packed = self._whole((key.num_lines, LINE_FIELDS))
+        return self._jit(sharded, donated=2).lower(params, self._forward_state().hidden, sums, packed)
+
+    def lower_pooled_sums(self) -> Any:
+        """Of () -> sums, in zeros."""
+        shape = self.pooled_sums()
+        assert shape is not None
+        return jax.jit(lambda: _zeros(shape), out_shardings=shape.sharding).lower()
+
+    def pooled_sums(self) -> Any:
+        """A shape with a sharding: a line for each row. None where texts do not come in parts."""
+        config = self._step.decoder.config
+        if not keeps_sums(config):
+            return None
+        return self._whole((self._num_rows, len(config.pooling.kinds) * config.hidden_size), jnp.float32)
 
     def lower_hidden_states(self) -> Any:
         """Of (hidden states, int32 [HIDDEN_LINES] slots) -> float32 [HIDDEN_LINES, hidden size]."""
@@ -238,8 +268,10 @@ class StepPrograms:
         """ShapeDtypeStructs with shardings of what a program gives beside states: to be received by those who do not run it."""
         match key:
             case Bucket():
-                is_last = self._step.decoder.config.has_head
-                return self._forwarded(key.total_rows, key.tokens_per_row) if is_last else self._handed_on(key)
+                config = self._step.decoder.config
+                if not config.has_head:
+                    return self._handed_on(key)
+                return self._forwarded(key.total_rows, key.tokens_per_row) if config.generates else None
             case SamplingKey():
                 return self._sampled(key)
             case LogitsKey(num_lines, writes):
@@ -248,12 +280,15 @@ class StepPrograms:
                 line, lines = self._whole((num_lines,), jnp.float32), (num_lines, self._spec.max_top_logprobs)
                 asked = self._whole((num_lines, IDS_PER_LINE), jnp.float32)
                 return ScoredLines(line, self._whole(lines), self._whole(lines, jnp.float32), asked)
+            case PoolingKey(num_lines):
+                return self._whole((num_lines, self._step.decoder.config.pooled_size), jnp.float32)
         assert key == "hidden_states", f"{program_name(key)} gives nothing but states"
         return self._whole((HIDDEN_LINES, self._spec.hidden_size), jnp.float32)
 
     def state_shapes(self) -> tuple[ForwardState, SamplingState | None]:
         """ShapeDtypeStructs with shardings in place of arrays; the latter where tokens are sampled."""
-        return self._forward_state(), self._sampling_state() if self._step.decoder.config.has_head else None
+        config = self._step.decoder.config
+        return self._forward_state(), self._sampling_state() if config.has_head and config.generates else None
 
     def continuation(self) -> Continuation:
         """Of shapes with shardings."""

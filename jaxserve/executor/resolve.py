@@ -11,6 +11,8 @@ from jaxserve.models.adapters.layout import ALL_MODULES
 from jaxserve.models.adapters.peft_files import largest_rank, target_suffixes
 
 DEFAULT_LORA_RANK = 64
+# Of models that make vectors: a text costs no line of logits, and is short.
+TEXTS_AT_A_TIME = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,22 +41,33 @@ def resolve_dtype(args: ServerArgs, platform: str) -> str:
     return platform_defaults(platform).dtype if args.dtype == "auto" else args.dtype
 
 
-def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, page_size: int) -> ServerArgs:
-    """ValueError, naming both options, where explicit ones contradict each other or the model."""
+def resolve_args(
+    args: ServerArgs,
+    *,
+    platform: str,
+    model_context_len: int,
+    page_size: int,
+    generates: bool = True,
+    is_causal: bool = True,
+) -> ServerArgs:
+    """ValueError, naming both options, where explicit ones contradict each other or the model. `generates`, `is_causal`: the
+    model's. An encoder's texts are never split, and nothing is kept of them: --chunked-prefill-size is what steps have."""
     defaults = platform_defaults(platform)
     context_len = args.context_length or model_context_len
     if context_len > model_context_len:
         raise ValueError(f"--context-length must be at most the model's {model_context_len}; got {context_len}.")
-    max_rows = args.max_running_requests or defaults.max_running_requests
+    max_rows = args.max_running_requests or (defaults.max_running_requests if generates else TEXTS_AT_A_TIME)
     page_tokens = page_size * args.dcp_size
     chunk = args.chunked_prefill_size or min(defaults.chunked_prefill_size, args.max_prefill_tokens)
-    if chunk != -1:
+    if not is_causal:
+        most_tokens, chunk = max(chunk, context_len), -1
+    elif chunk != -1:
         chunk = max(chunk // page_tokens, 1) * page_tokens  # chunk borders are page borders
         most_tokens = chunk
     else:
         most_tokens = max(args.max_prefill_tokens, context_len)
     most_tokens = min(most_tokens, max_rows * context_len)
-    if args.enable_mixed_chunk:
+    if args.enable_mixed_chunk and generates:
         most_tokens = max(most_tokens, max_rows + page_tokens)  # all decode rows and at least one page of prompt
 
     return args.replace(
@@ -63,10 +76,12 @@ def resolve_args(args: ServerArgs, *, platform: str, model_context_len: int, pag
         max_running_requests=max_rows,
         page_size=page_size,
         chunked_prefill_size=chunk,
+        enable_mixed_chunk=args.enable_mixed_chunk and generates,
+        disable_radix_cache=args.disable_radix_cache or not is_causal,
         speculative_num_draft_tokens=_num_draft_tokens(args, defaults),
         mem_fraction_static=args.mem_fraction_static or defaults.mem_fraction_static,
         prefill_token_buckets=_reach(
-            args.prefill_token_buckets or powers_up_to(SMALLEST_TOKEN_BUCKET, 4, most_tokens), most_tokens
+            args.prefill_token_buckets or powers_up_to(SMALLEST_TOKEN_BUCKET, 4 if generates else 2, most_tokens), most_tokens
         ),
         decode_row_buckets=_reach(
             args.decode_row_buckets or powers_up_to(defaults.fewest_decode_rows, defaults.decode_row_factor, max_rows), max_rows

@@ -63,8 +63,8 @@ def score_lines(
     the output head, if there are any. Must run where the decoder must."""
     slots, wanted = packed[:, 0], jnp.maximum(packed[:, 1:], 0)
     with jax.named_scope("score"):
-        of_lines = None if hidden.adapter_slots is None else _of_all_shards(hidden.adapter_slots, slots)
-        logits = decoder.logits(params, _of_all_shards(hidden.states, slots), head, of_lines)
+        of_lines = None if hidden.adapter_slots is None else of_all_shards(hidden.adapter_slots, slots)
+        logits = decoder.logits(params, of_all_shards(hidden.states, slots), head, of_lines)
         normalizer = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         logprobs = jnp.take_along_axis(logits, wanted, axis=-1) - normalizer
         values, ids = jax.lax.top_k(logits, num_top)
@@ -73,10 +73,10 @@ def score_lines(
 
 def copy_lines(hidden: jax.Array, slots: jax.Array) -> jax.Array:
     """float32 [L, E] of `hidden` [slots, E] of each shard."""
-    return _of_all_shards(hidden, slots).astype(jnp.float32)
+    return of_all_shards(hidden, slots).astype(jnp.float32)
 
 
-def _of_all_shards(hidden: jax.Array, slots: jax.Array) -> jax.Array:
+def of_all_shards(hidden: jax.Array, slots: jax.Array) -> jax.Array:
     if jax.lax.axis_size(DATA_AXIS) == 1:
         return hidden[slots]
     return jax.lax.psum(hidden.at[own_lines(slots, len(hidden))].get(mode="fill", fill_value=0), DATA_AXIS)

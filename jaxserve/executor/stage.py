@@ -18,11 +18,12 @@ from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.input_embeds import pack_embeds
 from jaxserve.executor.logit_lines import LogitsKey, padded, padded_logits, parts_of
 from jaxserve.executor.mesh import platform_of, spans_processes
+from jaxserve.executor.pooling import PoolingKey, pack_pooling
 from jaxserve.executor.programs import HISTORY_CHUNK, ProgramKey, SamplingKey, StepPrograms
 from jaxserve.executor.sampling import Continuation, Forwarded, Sampled, SamplingState
 from jaxserve.executor.scoring import ScoredLines, ScoringKey, StepHidden, pack_query, pack_slots
 from jaxserve.executor.step import AdaptedParams, ForwardState, HandedOn, Params
-from jaxserve.runner import EmbeddedTokens, LogitLines, ScoreQuery
+from jaxserve.runner import EmbeddedTokens, LogitLines, PoolQuery, ScoreQuery
 
 
 class Stage(Protocol):
@@ -36,8 +37,9 @@ class Stage(Protocol):
         """Of the programs that are there."""
         ...
 
-    def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded:
-        """`start`: a HandedOn, or a Continuation for the first stage; None: this stage samples as well, and knows."""
+    def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded | None:
+        """`start`: a HandedOn, or a Continuation for the first stage; None: this stage samples as well, and knows. Without
+        logits nothing comes of the last one."""
         ...
 
     def sample(self, key: SamplingKey, forwarded: Forwarded, masks: np.ndarray | None) -> Sampled:
@@ -56,6 +58,10 @@ class Stage(Protocol):
 
     def copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         """For `unpack_hidden`."""
+        ...
+
+    def pool(self, key: PoolingKey, query: PoolQuery, *, of_tokens: bool) -> list[jax.Array]:
+        """For `unpack_pooled`."""
         ...
 
     def write_embeds(self, embeds: EmbeddedTokens) -> None: ...
@@ -86,6 +92,7 @@ class RunningStage:
         self.state, self.sampling = self.programs["empty_state"]()
         self.adapters = self.programs["empty_adapters"]() if "empty_adapters" in self.programs else None  # slots of them
         self._described = described
+        self._pooled_sums = self.programs["pooled_sums"]() if "pooled_sums" in self.programs else None
         # By lines: what a step without a grammar brings to a program that takes masks (`keep_no_masks`).
         self._no_masks: dict[int, jax.Array] = {}
 
@@ -97,9 +104,10 @@ class RunningStage:
     def on_cpu(self) -> bool:
         return platform_of(self.mesh) == "cpu"
 
-    def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded:
-        made: HandedOn | Forwarded
-        start = self._sampling.continuation if start is None else start
+    def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded | None:
+        made: HandedOn | Forwarded | None
+        if start is None:
+            start = self._nothing_sampled if self.sampling is None else self.sampling.continuation
         self.state, made = self.programs[bucket](self._params(adapts=bucket.adapts), self.state, start, packed)
         return made
 
@@ -138,6 +146,14 @@ class RunningStage:
     def copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         program = self.programs["hidden_states"]
         return [program(self.state.hidden, packed) for packed in pack_slots(slots)]
+
+    def pool(self, key: PoolingKey, query: PoolQuery, *, of_tokens: bool) -> list[jax.Array]:
+        vectors = []
+        for packed in pack_pooling(query, key.num_lines, of_tokens=of_tokens):
+            pooled = self.programs[key](self.params, self.state.hidden, self._pooled_sums, packed)
+            self._pooled_sums = pooled.sums
+            vectors.append(pooled.vectors)
+        return vectors
 
     def write_embeds(self, embeds: EmbeddedTokens) -> None:
         for first_slot, lines in pack_embeds(embeds):
@@ -180,6 +196,10 @@ class RunningStage:
             allowed = np.full((num_lines, mask_words), -1, np.int32)
             self._no_masks[num_lines] = jax.device_put(allowed, NamedSharding(self.mesh, PartitionSpec()))
 
+    @functools.cached_property
+    def _nothing_sampled(self) -> Continuation:
+        return self.no_continuation()
+
     def no_continuation(self) -> Continuation:
         nothing: Continuation = jax.tree.map(
             lambda shape: jax.device_put(np.zeros(shape.shape, shape.dtype), shape.sharding), self._described.continuation()
@@ -202,8 +222,8 @@ class DistantStage:
         self._outputs = functools.cache(described.outputs)
         self._described = described
 
-    def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded:
-        made: HandedOn | Forwarded = self._outputs(bucket)
+    def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded | None:
+        made: HandedOn | Forwarded | None = self._outputs(bucket)
         return made
 
     def sample(self, key: SamplingKey, forwarded: Forwarded, masks: np.ndarray | None) -> Sampled:
@@ -221,6 +241,9 @@ class DistantStage:
 
     def copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         return [self._outputs("hidden_states") for _ in pack_slots(slots)]
+
+    def pool(self, key: PoolingKey, query: PoolQuery, *, of_tokens: bool) -> list[jax.Array]:
+        return [self._outputs(key) for _ in pack_pooling(query, key.num_lines, of_tokens=of_tokens)]
 
     def write_embeds(self, embeds: EmbeddedTokens) -> None:
         pass

@@ -51,8 +51,8 @@ class ForwardState:
 
     kv: Any  # the backend's arrays [pages of all layers, *page shape], each KV group has its part of them; or PagesAndStates
     page_table: jax.Array  # int32 [groups * (max_rows + 1), max_pages_per_row]: group by group, all rows of each
-    hidden: jax.Array | None  # [slots, hidden size] behind the final norm, of the newest step's tokens: for `scoring` where
-    # logits are made, and where tokens are embedded for `input_embeds`
+    hidden: jax.Array | None  # [slots, hidden size] behind the final norm, of the newest step's tokens: for `scoring` and
+    # `pooling` where logits are made, and where tokens are embedded for `input_embeds`
     expert_counts: jax.Array | None = None  # uint32 [layers with experts, experts]: tokens that went to each, if recorded
     adapter_slots: jax.Array | None = None  # int32 [slots] of the newest step's tokens, where adapters change the output head
 
@@ -94,8 +94,9 @@ class Step:
         start: Continuation | HandedOn,
         packed: jax.Array,
         bucket: Bucket,
-    ) -> tuple[ForwardState, HandedOn | Forwarded]:
-        """`start`: what the stage before has made, or in the first stage what rows go on from."""
+    ) -> tuple[ForwardState, HandedOn | Forwarded | None]:
+        """`start`: what the stage before has made, or in the first stage what rows go on from. None: the model is for vectors,
+        which are made of `state.hidden`."""
         held = None
         if isinstance(params, AdaptedParams):
             params, held = params
@@ -129,7 +130,7 @@ class Step:
                 out, states = inputs.update(kv.states, state_rows.at(index * self.num_state_lines))
                 return out, kv._replace(states=states)
             assert not isinstance(layer, StateMixer)
-            plan, offset = plans[layer.window], self.pools[layer.window].page_offset(index)
+            plan, offset = plans[layer.kv_window], self.pools[layer.kv_window].page_offset(index)
             if state_rows is None:
                 return self._attend(inputs, kv, layer, plan, offset)
             out, pages = self._attend(inputs, kv.pages, layer, plan, offset)
@@ -146,6 +147,8 @@ class Step:
             state = dataclasses.replace(state, expert_counts=state.expert_counts + counts.astype(jnp.uint32))
         if not self.decoder.config.has_head:
             return state, HandedOn(hidden, None if inputs.lengths is None else inputs)
+        if not self.decoder.config.generates:
+            return self._with_hidden(state, hidden, bucket, slots), None
         with jax.named_scope("logits"):
             sampled = _sampled_tokens(hidden, placement, bucket)
             gather = AllHere().gather if bucket.num_shards == 1 else GatherAll().gather
@@ -156,12 +159,16 @@ class Step:
             logits = self.decoder.logits(params, gather(sampled), of_head, head_slots)
         of_rows = (inputs.tokens, rows, batches.seq_lens, batches.extend_lens, batches.sample, batches.row_params)
         forwarded = Forwarded(logits, *(field.reshape(-1, *field.shape[2:]) for field in of_rows))
+        return self._with_hidden(state, hidden, bucket, slots), forwarded
+
+    def _with_hidden(self, state: ForwardState, hidden: jax.Array, bucket: Bucket, slots: OfTokens | None) -> ForwardState:
+        """With what the step leaves behind of its tokens."""
         assert state.hidden is not None
         state = dataclasses.replace(state, hidden=jax.lax.dynamic_update_slice(state.hidden, hidden, (0, 0)))
-        if state.adapter_slots is not None:
-            own = jnp.full(bucket.num_tokens, NO_SLOT, jnp.int32) if slots is None else slots.own
-            state = dataclasses.replace(state, adapter_slots=jax.lax.dynamic_update_slice(state.adapter_slots, own, (0,)))
-        return state, forwarded
+        if state.adapter_slots is None:
+            return state
+        own = jnp.full(bucket.num_tokens, NO_SLOT, jnp.int32) if slots is None else slots.own
+        return dataclasses.replace(state, adapter_slots=jax.lax.dynamic_update_slice(state.adapter_slots, own, (0,)))
 
     def _embed(
         self,

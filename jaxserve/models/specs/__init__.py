@@ -12,11 +12,12 @@ from jaxserve.models.specs.layer import AttentionMixer, LayerSpec, StateMixer
 from jaxserve.models.specs.mlp import DenseMLPSpec
 from jaxserve.models.specs.moe import ClampedSwiglu, MoESpec, RouterSpec
 from jaxserve.models.specs.norm import NormSpec
-from jaxserve.models.specs.pooling import Activation, DenseSpec, Gives, PoolingSpec
+from jaxserve.models.specs.pooling import POOLINGS, Activation, DenseSpec, Gives, PoolingSpec
 from jaxserve.models.specs.states import GatedDeltaNetSpec, Mamba2Spec
 
 __all__ = [
     "ACTIVATIONS",
+    "POOLINGS",
     "Activation",
     "AttentionMixer",
     "ClampedSwiglu",
