@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from checkpoints import ORACLE, make_checkpoint  # noqa: E402
-from model_families import CASES, IN_PROCESS, LIVE  # noqa: E402
+from model_families import CASES, ENCODERS, IN_PROCESS, LIVE  # noqa: E402
 
 from benchmarks import model_configs as published  # noqa: E402
 from jaxserve.aot.footprint import Footprint  # noqa: E402
@@ -29,6 +29,7 @@ from jaxserve.models import ModelConfig, MoESpec, families  # noqa: E402
 TESTED = ROOT / "jaxserve" / "models" / "families" / "tested.json"
 PAGE = ROOT / "docs" / "models.md"
 MARK = "<!-- From here on: scripts/document_models.py -->\n"
+ALL_CASES = {**CASES, **ENCODERS}
 CHIPS = {
     "GPU": Chip("gpu", "NVIDIA H200", (9, 0), 132),
     "TPU": Chip("tpu", "TPU v6 lite"),
@@ -58,7 +59,7 @@ SHOWN = {
 def catalogue(checkpoint: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
     """What tested.json holds; `checkpoint` gives the folder of a case."""
     cases: dict[str, list[str]] = {}
-    for name in CASES:
+    for name in ALL_CASES:
         cases.setdefault(_raw(checkpoint(name))["architectures"][0], []).append(name)
     return {
         family.architecture: _entry(family.read.__module__.rpartition(".")[2], cases[family.architecture], checkpoint)
@@ -75,7 +76,7 @@ def tested_text(entries: dict[str, dict[str, Any]]) -> str:
 def _entry(file: str, names: list[str], checkpoint: Callable[[str], Path]) -> dict[str, Any]:
     folders = [checkpoint(name) for name in names]
     configs = [ModelConfig.from_pretrained(folder) for folder in folders]
-    is_rewritten = all(CASES[name].rewrite is not None for name in names)
+    is_rewritten = all(ALL_CASES[name].rewrite is not None for name in names)
     oracle = folders[0] / ORACLE if is_rewritten else folders[0]
     return {
         "file": file,
@@ -84,7 +85,7 @@ def _entry(file: str, names: list[str], checkpoint: Callable[[str], Path]) -> di
         "served": [
             how for how, served in (("server", LIVE), ("scheduler", IN_PROCESS)) if any(one.case in names for one in served)
         ]
-        or ["logits"],
+        or ["logits" if configs[0].generates else "hidden states"],
         "made_of": sorted({word for config in configs for word in _parts(config)}),
         "kernels": {platform: _kernel(configs, chip) for platform, chip in CHIPS.items()},
         "keys": sorted({key for folder in folders for key in _raw(folder)} - _common_keys()),

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from model_families import CASES, Case
+from model_families import CASES, ENCODERS, Case
 from model_families.case import Rewrite
 
 BOS, EOS, TURN = "<|begin|>", "<|end|>", "<|turn|>"
@@ -55,10 +55,10 @@ _TINY_VISION = {
 def make_checkpoint(
     name: str, folder: Path, *, dtype: str = "float32", max_shard_size: str | int = "5GB", seed: int = 0
 ) -> Path:
-    """Writes the checkpoint and tokenizer of CASES[name] into `folder` and returns it."""
+    """Writes the checkpoint and tokenizer of CASES[name] or ENCODERS[name] into `folder` and returns it."""
     import torch
 
-    tokenizer, case = make_tokenizer(), CASES[name]
+    tokenizer, case = make_tokenizer(), {**CASES, **ENCODERS}[name]
     torch.manual_seed(seed)
     model = build_model(case, tokenizer.bos_token_id, tokenizer.eos_token_id).to(getattr(torch, dtype))
     model.save_pretrained(folder if case.rewrite is None else folder / ORACLE, max_shard_size=max_shard_size)
@@ -90,8 +90,8 @@ def build_model(case: Case, bos_token_id: int | None = None, eos_token_id: int |
         whole_class = getattr(transformers, f"{case.family}Config")
         config = whole_class(text_config=config, vision_config=_TINY_VISION, eos_token_id=eos_token_id)
     config._attn_implementation = "eager"
-    model_class = f"{case.family}ForConditionalGeneration" if case.takes_images else f"{case.family}ForCausalLM"
-    model = getattr(transformers, model_class)(config).eval()
+    head = "Model" if case.is_encoder else "ForConditionalGeneration" if case.takes_images else "ForCausalLM"
+    model = getattr(transformers, f"{case.family}{head}")(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -112,7 +112,9 @@ def load_model(folder: Path) -> Any:
 
     torch.set_num_threads(1)
     folder = folder / ORACLE if (folder / ORACLE).is_dir() else folder
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
+    auto = transformers.AutoModel if architecture.endswith("Model") else transformers.AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def make_tokenizer() -> Any:

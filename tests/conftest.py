@@ -48,3 +48,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[name]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def vector_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The same for those of tests/vector_checkpoints.py, which make vectors of texts."""
+    from vector_checkpoints import make_vectors
+
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = make_vectors(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return get

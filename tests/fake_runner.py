@@ -13,6 +13,8 @@ Its weights are a number, which the hash takes in: ReplaceWeights of a path make
 "bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read. The same
 holds of LoRA adapters (`fake_adapters`), row by row.
 
+Vectors of texts: `fake_vectors`.
+
 It also checks each StepInput against the contract in `runner`; a violation is raised by `fetch`.
 """
 
@@ -33,6 +35,8 @@ from fake_adapters import FakeAdapters, adapter_number
 from fake_answers import expected_hidden, expected_logprobs, expected_scores, mixed
 from fake_shards import numbered_through
 from fake_states import FakeRow, FakeStates
+from fake_step_checks import check_step
+from fake_vectors import FakeVectors, expected_vectors
 
 from jaxserve.runner import (
     BROKEN_LOGITS,
@@ -111,6 +115,7 @@ class FakeRunner:
         self.most_in_flight = spec.num_stages + 1  # one in each stage, and the next
         self.weights = 0
         self.adapters = FakeAdapters(spec)
+        self.vectors = FakeVectors(spec, self._expects)
         self.command_delay_s = 0.0
         self.programs_missing = 0
         self.commands: list[Command] = []  # all that were given
@@ -205,6 +210,12 @@ class FakeRunner:
                 break
         return out
 
+    def expected_vectors(self, prompt_ids: list[int], *, weights: int = 0, adapter: str | None = None) -> list[list[float]]:
+        """What a text must be answered with."""
+        assert self._spec.vectors is not None
+        seed = weights + (0 if adapter is None else adapter_number(adapter))
+        return expected_vectors(prompt_ids, self._spec.vectors, lambda ids: self._next_token(np.array(ids, np.int32), seed))
+
     # --- in the worker thread
 
     def _carry_out(self, command: Command) -> None:
@@ -254,7 +265,7 @@ class FakeRunner:
         self._write_tokens(step, inputs)
         if self._spec.num_snapshots:
             self._run_states(step, inputs)
-        scores, hidden = self._answers(step, inputs)
+        scores, hidden, pooled = self._answers(step, inputs)
         most = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
         tokens = np.full((step.num_rows, most), _UNWRITTEN, np.int32)
         num_tokens = np.zeros(step.num_rows, np.int32)
@@ -267,9 +278,13 @@ class FakeRunner:
                 of_row = {place: preferred.get(i * most + place) for place in range(most)}
                 gained = self._gain(row, inputs[i], i < step.num_decode_rows, None if masks is None else masks[i], of_row)
                 tokens[i, : len(gained)], num_tokens[i] = gained, len(gained)
-        return dataclasses.replace(self._output(step, tokens, num_tokens), scores=scores, hidden_states=hidden)
+        output = self._output(step, tokens, num_tokens)
+        if not self._spec.generates:
+            assert not step.sample.any(), "a model that generates no text is to sample"
+            output = StepOutput(np.zeros_like(tokens), num_tokens)
+        return dataclasses.replace(output, scores=scores, hidden_states=hidden, pooled=pooled)
 
-    def _answers(self, step: StepInput, inputs: list[np.ndarray]) -> tuple[Scores | None, np.ndarray | None]:
+    def _answers(self, step: StepInput, inputs: list[np.ndarray]) -> tuple[Scores | None, np.ndarray | None, np.ndarray | None]:
         """To what is asked about the step's tokens: from what stands in their slots, and where."""
         decode_slots = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
         slots: list[tuple[int, int]] = []  # position and token
@@ -283,7 +298,7 @@ class FakeRunner:
             scores = expected_scores(asked, query, self._spec)
         if step.hidden_slots is not None:
             hidden = np.array([expected_hidden(*slots[slot]) for slot in step.hidden_slots.tolist()], np.float32)
-        return scores, hidden
+        return scores, hidden, self.vectors.run(step, slots, self._states)
 
     def _begin_row(self, state: RowState, step: StepInput) -> None:
         at = step.rows.tolist().index(state.row)
@@ -403,6 +418,12 @@ class FakeRunner:
         token = self._next_token(history, seed) if preferred is None else preferred
         return self._first_allowed(token, mask)
 
+    def _expects(self, row: int, length: int) -> int | None:
+        history = self._history(row, length)
+        if self._nan_token is not None and self._nan_token in history:
+            return None
+        return self._next_token(history, self.weights + self.adapters.seed(row))
+
     def _next_token(self, history: np.ndarray, seed: int) -> int:
         start = max(len(history) - max(self._reach), 0)
         seen = history[start:].astype(np.uint64) + np.uint64(1)
@@ -440,33 +461,6 @@ def _preferred(changed: LogitLines | None) -> dict[int, int]:
     return {
         line: int(logits.argmax()) for line, logits in zip(changed.lines.tolist(), changed.logits, strict=True) if logits.any()
     }
-
-
-def check_step(step: StepInput, spec: RunnerSpec) -> None:
-    """The rules of a StepInput that need no memory of earlier steps."""
-    count = step.num_rows
-    assert 0 < count <= spec.max_rows, f"{count} rows in a step, at most {spec.max_rows}"
-    for name in ("rows", "seq_lens", "extend_lens", "input_ids"):
-        assert getattr(step, name).dtype == np.int32, f"{name} is {getattr(step, name).dtype}"
-    assert len(step.seq_lens) == len(step.extend_lens) == len(step.sample) == count, "arrays of different lengths"
-    assert len(np.unique(step.rows)) == count, f"rows are not distinct: {step.rows.tolist()}"
-    assert step.rows.min() >= 0 and step.rows.max() < spec.max_rows, f"rows out of range: {step.rows.tolist()}"
-    assert (step.seq_lens <= spec.context_len).all(), f"a sequence of {step.seq_lens.max()} tokens"
-    assert (step.extend_lens >= 1).all() and (step.extend_lens <= step.seq_lens).all(), "an extend length out of range"
-    decode = step.num_decode_rows
-    most = spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
-    assert (step.extend_lens[:decode] <= most).all() and step.sample[:decode].all(), "a decode row adds too many tokens"
-    assert int(step.extend_lens[decode:].sum()) == len(step.input_ids), "input_ids do not match the extend lengths"
-    if step.mode is not ForwardMode.DECODE:
-        assert step.num_tokens <= spec.max_step_tokens, f"{step.num_tokens} tokens in a step of {spec.max_step_tokens}"
-    is_mode = {ForwardMode.DECODE: decode == count, ForwardMode.EXTEND: decode == 0, ForwardMode.MIXED: 0 < decode < count}
-    assert is_mode[step.mode], f"{step.mode.name} with {decode} decode rows of {count}"
-    assert {state.row for state in step.new_rows} <= set(step.rows[decode:].tolist()), "a new row takes no part in its step"
-    for index, group in enumerate(spec.kv_groups):
-        pages = step.page_updates.pages[step.page_updates.groups == index]
-        if len(pages):
-            low, high = int(pages.min()), int(pages.max())
-            assert low >= 0 and high < group.num_pages, f"pages {low}..{high} of {group.num_pages}"
 
 
 def with_embedded_tokens(step: StepInput) -> StepInput:

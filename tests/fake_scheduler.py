@@ -2,11 +2,12 @@
 
 Started as a script by tests, with the arguments every worker gets. FAKE_SCHEDULER says how to misbehave: `user_error`, `crash`,
 `exit` and `hang` before it is ready; `hang_step` and `exit_step` in the first steps after the warm-up. FAKE_STEP_S is the time
-a step takes.
+a step takes, FAKE_SPEC a RunnerSpec's fields as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_runner import FakeRunner, fake_spec
+from fake_vectors import fake_vectors
 
 from jaxserve.messages import DETOKENIZER, SCHEDULER
 from jaxserve.server.decoder_handover import wait_for_decoder
@@ -65,13 +67,21 @@ def work(context: WorkerContext) -> None:
     publisher = open_publisher(context)
     spec = fake_spec(
         vocab_size=VOCAB_SIZE, context_len=CONTEXT_LEN, num_pages=1 << 15, max_rows=256, max_step_tokens=4096,
-        eos_token_ids=(EOS,),
+        eos_token_ids=(EOS,), **_changes(),
     )  # fmt: skip
     make = {"hang_step": _HangingRunner, "exit_step": _DyingRunner}.get(kind, FakeRunner)
     runner = make(spec, step_delay_s=float(os.environ.get("FAKE_STEP_S", "0")))
     decoder = TailDecoder(wait_for_decoder(context.paths.folder, context.args))
     serve(context, context.args, runner, decoder, publisher=publisher)
     runner.close()
+
+
+def _changes() -> dict[str, Any]:
+    """FAKE_SPEC: what the model is, in place of the defaults; of its vectors, too."""
+    changes: dict[str, Any] = json.loads(os.environ.get("FAKE_SPEC", "{}"))
+    if "vectors" in changes:
+        changes["vectors"] = fake_vectors(**changes["vectors"])
+    return changes
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def fill_cache_for(target: Target, args: ServerArgs, folder: str) -> Filled:
     without_devices()
     if target.chip.platform == "tpu":
         _as_beside_tpus()
-    config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
+    overrides = json.loads(args.json_model_override_args)
+    config = ModelConfig.from_pretrained(args.model_path, overrides, is_embedding=args.is_embedding)
     meshes = make_meshes(args.pp_size, args.tp_size, list(target.devices()), attn_dp_size=args.attn_dp_size)
     blueprints = Blueprint.draw_stages(args, config, meshes)
     return compile_into(cache_folder(folder), blueprints, _num_pages(blueprints, target))

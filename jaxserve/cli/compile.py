@@ -130,7 +130,8 @@ def _plan(args: ServerArgs, target: Target, options: PlanOptions) -> CapacityPla
     from jaxserve.models import ModelConfig
 
     try:
-        config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
+        overrides = json.loads(args.json_model_override_args)
+        config = ModelConfig.from_pretrained(args.model_path, overrides, is_embedding=args.is_embedding)
         return plan_capacity(args, config, target, options)
     except (ValueError, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error

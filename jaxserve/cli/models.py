@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _RULES = """
 parity   whose logits, tokens and logprobs its own equal, in float32; rewritten: a relative's checkpoint in this one's form
-by       how that was asked: of a server, of scheduler and runner, of the logits alone; on 1, 2 and 4 devices
+by       how that was asked: of a server, of scheduler and runner, of the logits alone; on 1, 2 and 4 devices.
+         of encoders hidden states are compared, on 1 and 2 devices
 kernels  the attention backend that is chosen on GPU / TPU / CPU, for usual heads
 Every architecture takes --quantization int8wo. --tp-size must divide query heads, MLP columns and experts."""
 

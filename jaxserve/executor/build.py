@@ -97,7 +97,8 @@ def draw_blueprints(args: ServerArgs) -> tuple[Blueprint, ...]:
     """Of each stage, on this machine's devices, which JAX starts here if it has not yet."""
     select_devices(args.device, args.num_local_devices)
     meshes = make_meshes(args.pp_size, args.tp_size, attn_dp_size=args.attn_dp_size, dp_size=args.dp_size)
-    config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
+    overrides = json.loads(args.json_model_override_args)
+    config = ModelConfig.from_pretrained(args.model_path, overrides, is_embedding=args.is_embedding)
     return Blueprint.draw_stages(args, config, meshes)
 
 

@@ -18,8 +18,9 @@ from jaxserve.executor.mesh import platform_of
 from jaxserve.executor.step import Params
 from jaxserve.models import ModelConfig, Stage, check_params, load_params
 
-# What may differ between checkpoints of one model: how they are stored, and where a text ends, which is decided at start.
-_MAY_DIFFER = ("dtype", "eos_token_ids")
+# What may differ between checkpoints of one model: how they are stored, and where a text ends and how long it may be, which is
+# decided at start.
+_MAY_DIFFER = ("dtype", "eos_token_ids", "max_len")
 # What the server's options make of a model, whatever its weights.
 _OF_OPTIONS = ("quantization", "native_products", "expert_placement", "attn_dp_size")
 
@@ -48,7 +49,8 @@ class WeightLoader:
         """ValueError or OSError if the folder holds another model, or if a tensor is missing or has another shape."""
         if not path or not Path(path).is_dir():
             raise ValueError(f"model_path {path!r} is not a folder.")
-        found = ModelConfig.from_pretrained(path, json.loads(self.model_override_args))
+        overrides, is_embedding = json.loads(self.model_override_args), not self.config.generates
+        found = ModelConfig.from_pretrained(path, overrides, is_embedding=is_embedding)
         difference = _first_difference(self._comparable(self.config), self._comparable(found))
         if difference is not None:
             name, served, other = difference

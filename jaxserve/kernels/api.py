@@ -109,12 +109,14 @@ class AttentionBackend(PagedBackend, Protocol):
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
     ) -> jax.Array:
-        """Causal attention of q [T, Hq, D] over each row's pages, this step's keys and values included: they are written first.
+        """Attention of q [T, Hq, D] over each row's pages, this step's keys and values included: they are written first.
 
-        Query i of a row stands at position kv_len - q_len + i and sees the positions in (position - sliding_window, position];
-        sliding_window is one of the spec's windows (reference: also an int32 scalar). `soft_cap` c turns a score s into
-        c * tanh(s / c). `sinks` [Hq] are scores of a key per head that has no value. Softmax and sums are float32; the result
-        [T, Hq, D] has q's dtype, and zeros for padding tokens.
+        Query i of a row stands at position kv_len - q_len + i and sees the positions in (position - sliding_window, position].
+        If the spec is not causal it sees those in (position - sliding_window, position + sliding_window), as far as kv_len, and
+        q_len == kv_len for all rows, in a step of any row lengths (decode_q_len None). Without a window that is all of the row,
+        or all up to the position. sliding_window is one of the spec's windows (reference: also an int32 scalar). `soft_cap` c
+        turns a score s into c * tanh(s / c). `sinks` [Hq] are scores of a key per head that has no value. Softmax and sums are
+        float32; the result [T, Hq, D] has q's dtype, and zeros for padding tokens.
         """
         ...
 

@@ -42,7 +42,9 @@ def decode_tiles(kv_lens: jax.Array, q_lens: jax.Array, decode_q_len: int) -> Qu
     return QueryTiles(row, row * decode_q_len, kv_lens - q_lens, q_lens, kv_end, tile_tokens=decode_q_len).sorted()
 
 
-def extend_tiles(kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, tile_tokens: int) -> tuple[QueryTiles, QueryTiles]:
+def extend_tiles(
+    kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, tile_tokens: int, *, is_causal: bool = True
+) -> tuple[QueryTiles, QueryTiles]:
     """Tiles of the rows with one query, and of the rows with more."""
     q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
     is_single = q_lens == 1
@@ -50,7 +52,9 @@ def extend_tiles(kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, tile
     kv_end = jnp.where(is_single, kv_lens, 0)
     single = QueryTiles(row, cu_q_lens[:-1], kv_lens - 1, is_single.astype(jnp.int32), kv_end, tile_tokens=1)
     wanted_lens = jnp.where(is_single, 0, q_lens)
-    return single.sorted(), cut_rows(kv_lens, cu_q_lens, wanted_lens, kv_lens - wanted_lens, num_tokens, tile_tokens)
+    return single.sorted(), cut_rows(
+        kv_lens, cu_q_lens, wanted_lens, kv_lens - wanted_lens, num_tokens, tile_tokens, is_causal=is_causal
+    )
 
 
 def cut_rows(
@@ -60,6 +64,8 @@ def cut_rows(
     first_positions: jax.Array,
     num_tokens: int,
     tile_tokens: int,
+    *,
+    is_causal: bool = True,
 ) -> QueryTiles:
     """Cuts each row's `wanted_lens` queries, all of the row's or none, and not one alone, into tiles.
 
@@ -75,5 +81,5 @@ def cut_rows(
     done = (tile - (ends - tiles_per_row)[row]) * tile_tokens  # queries of the row in earlier tiles
     first_pos = first_positions[row] + done
     live = jnp.where(tile < ends[-1], jnp.clip(wanted_lens[row] - done, 0, tile_tokens), 0)
-    kv_end = jnp.where(live > 0, jnp.clip(first_pos + live, 0, kv_lens[row]), 0)
+    kv_end = jnp.where(live > 0, jnp.clip(first_pos + live, 0, kv_lens[row]) if is_causal else kv_lens[row], 0)
     return QueryTiles(row, cu_q_lens[row] + done, first_pos, live, kv_end, tile_tokens).sorted()

@@ -49,7 +49,8 @@ class ReferenceAttention:
         tiles: tuple[QueryTiles, ...]
         with jax.named_scope("plan_attention"):
             if decode_q_len is None:
-                tiles = extend_tiles(kv_lens, cu_q_lens, step.num_tokens, self.tuning.q_tile_tokens)
+                tile_tokens, is_causal = self.tuning.q_tile_tokens, self.spec.is_causal
+                tiles = extend_tiles(kv_lens, cu_q_lens, step.num_tokens, tile_tokens, is_causal=is_causal)
             else:
                 tiles = (decode_tiles(kv_lens, decode_q_lens(kv_lens, cu_q_lens, decode_q_len), decode_q_len),)
             return dataclasses.replace(step.without_padding(), work=tiles)
@@ -78,7 +79,7 @@ class ReferenceAttention:
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
     ) -> jax.Array:
-        options = ScoreOptions(scale, sliding_window, soft_cap, _by_kv_head(sinks, kv_cache))
+        options = ScoreOptions(scale, sliding_window, soft_cap, _by_kv_head(sinks, kv_cache), self.spec.is_causal)
         return self.attend(q, kv_cache, metadata, page_offset, options, with_log_sums=False)[0]
 
     def attend(

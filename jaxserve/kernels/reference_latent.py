@@ -41,7 +41,7 @@ class ReferenceLatentAttention(LatentBackend):
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
-        return None
+        return None if spec.is_causal else "attention over latents is causal."
 
     @property
     def can_expand(self) -> bool:

@@ -53,6 +53,7 @@ class ScoreOptions:
     sliding_window: Any  # int or int32 scalar: keys a query sees, its own included; None: all
     soft_cap: float | None
     sinks: jax.Array | None  # float32 [Hkv, G]
+    is_causal: bool = True  # False: a query sees those behind it, too; within a window as many as before it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,14 +150,15 @@ def _attend_block(out: Attended, q: jax.Array, kv: PagedKV, block: QueryTiles, o
     kv_begin = jnp.zeros(B, jnp.int32)  # of each tile: what its first query sees first
     if options.sliding_window is not None:
         kv_begin = jnp.maximum(block.first_pos - options.sliding_window + 1, 0)
+    kv_end = _kv_end(block, options)
     first_chunk = kv_begin // kv.chunk_tokens
 
     def add_chunk(index: jax.Array, carry: _Softmax) -> _Softmax:
-        chunk = kv.read(block.row, first_chunk + index, kv_begin, block.kv_end)
+        chunk = kv.read(block.row, first_chunk + index, kv_begin, kv_end)
         scores = _scores(queries, query_pos, chunk, options)
         return _add(carry, scores, chunk.values)
 
-    num_chunks = jnp.max(-(-block.kv_end // kv.chunk_tokens) - first_chunk)
+    num_chunks = jnp.max(-(-kv_end // kv.chunk_tokens) - first_chunk)
     carry = _Softmax(
         jnp.full((B, Hkv, M), _MASKED, jnp.float32),
         jnp.zeros((B, Hkv, M), jnp.float32),
@@ -172,15 +174,27 @@ def _attend_block(out: Attended, q: jax.Array, kv: PagedKV, block: QueryTiles, o
     return Attended(put(out.out, _finish(carry, options.sinks)), log_sums)
 
 
+def _kv_end(block: QueryTiles, options: ScoreOptions) -> jax.Array:
+    """int32 [B]: one past what each tile's last query sees last."""
+    if options.is_causal or options.sliding_window is None:
+        return block.kv_end
+    last_pos = block.first_pos + block.num_tokens - 1
+    return last_pos + jnp.minimum(block.kv_end - last_pos, options.sliding_window)  # the window may be the largest int32
+
+
 def _scores(queries: jax.Array, query_pos: jax.Array, chunk: _Chunk, options: ScoreOptions) -> jax.Array:
     """float32 [B, Hkv, M, C], _MASKED where the query must not see the key."""
     scores = _products(queries, chunk.keys, options.scale)
     if options.soft_cap is not None:
         scores = options.soft_cap * jnp.tanh(scores / options.soft_cap)
     key_pos = chunk.positions[:, None, :]
-    visible = chunk.is_live[:, None, :] & (key_pos <= query_pos[:, :, None])
+    visible = chunk.is_live[:, None, :]
+    if options.is_causal:
+        visible &= key_pos <= query_pos[:, :, None]
     if options.sliding_window is not None:
         visible &= key_pos > query_pos[:, :, None] - options.sliding_window
+        if not options.is_causal:
+            visible &= key_pos - options.sliding_window < query_pos[:, :, None]
     return jnp.where(visible[:, None], scores, _MASKED)
 
 

@@ -47,6 +47,8 @@ class HeadConfig(Protocol):
     @property
     def windows(self) -> tuple[int | None, ...]: ...
     @property
+    def is_causal(self) -> bool: ...
+    @property
     def latent_dim(self) -> int | None: ...
     @property
     def projected(self) -> ProjectedHead | None: ...
@@ -94,6 +96,7 @@ class AttentionSpec:
     kv_dtype: str  # of the stored keys and values
     page_size: int | None = None  # None: what the backend likes best
     windows: tuple[int | None, ...] = (None,)  # sliding windows that layers use, each once; None: sees everything
+    is_causal: bool = True  # False: a query sees those behind it, too; a step brings all tokens of each of its rows
     uses_soft_cap: bool = False
     uses_sinks: bool = False
     # All heads read one row of head_dim per token, whose first latent_dim are its value. None: a key and a value per head.
@@ -122,6 +125,7 @@ class AttentionSpec:
             kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
             page_size=page_size,
             windows=tuple(dict.fromkeys(config.windows)),
+            is_causal=config.is_causal,
             uses_soft_cap=config.uses_soft_cap,
             uses_sinks=config.uses_sinks,
             latent_dim=config.latent_dim,

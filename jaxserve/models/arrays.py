@@ -21,7 +21,8 @@ ALL_AXES = (DATA_AXIS, TENSOR_AXIS)
 # The one table from logical axes to mesh axes; None: not sharded. What attention has is the same on every line along "data",
 # which is longer than 1 with attention by data parallelism. kv_groups: columns of the fused q, k, v matrix; gate_up: of
 # the fused gate and up matrix; experts: slots of experts; expert_mlp, expert_gate_up: columns inside of one, or of a slice of
-# it; every_head: all heads, on every device; taps: of a convolution; latent: of queries, or of keys and values.
+# it; every_head: all heads, on every device; taps: of a convolution; latent: of queries, or of keys and values; rows: of a
+# small table; pooled: of vectors of texts, before and behind the matrices that they go through.
 LOGICAL_TO_MESH: dict[str, str | tuple[str, ...] | None] = {
     "vocab": ALL_AXES,
     "heads": TENSOR_AXIS,
@@ -38,6 +39,8 @@ LOGICAL_TO_MESH: dict[str, str | tuple[str, ...] | None] = {
     "hidden": None,
     "head_dim": None,
     "taps": None,
+    "rows": None,
+    "pooled": None,
 }
 
 

@@ -7,7 +7,6 @@ can ask for a model's vocabulary and context length cheaply. What differs betwee
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,10 @@ from typing import Any, Literal
 
 from jaxserve.kernels.spec import ProjectedHead
 from jaxserve.models.expert_placement import ExpertPlacement
-from jaxserve.models.families import find_family, required_int
+from jaxserve.models.families import Family, find_family, renamed, required_int
+from jaxserve.models.families.bidirectional import read_causality
+from jaxserve.models.json_files import errors_of, read_json
+from jaxserve.models.pooling import read_modules, read_purpose
 from jaxserve.models.rope_config import merge_overrides
 from jaxserve.models.specs import AttentionMixer, EmbeddingSpec, LayerSpec, MoESpec, NormSpec, PoolingSpec, StateMixer
 from jaxserve.models.stage import Stage
@@ -42,6 +44,7 @@ class ModelConfig:
     embedding: EmbeddingSpec = dataclasses.field(default_factory=EmbeddingSpec)
     generates: bool = True  # there are logits; False: the model is for vectors alone, as `pooling` makes them
     pooling: PoolingSpec = dataclasses.field(default_factory=PoolingSpec)
+    max_len: int | None = None  # most tokens in one sequence, if the model's folder has another file that says it
     embedding_scale: float = 1.0  # what embedded tokens are multiplied with
     scales_given_embeddings: bool = False  # and embeddings that come in place of tokens, as Transformers does in some families
     logit_scale: float = 1.0  # what logits are multiplied with
@@ -193,8 +196,10 @@ class ModelConfig:
 
     @property
     def context_len(self) -> int:
-        """Most tokens in one sequence: max_position_embeddings, or more where rope scaling comes on top of it."""
-        return max(mixer.rope.extended_len(self.max_position_embeddings) for mixer in self.attention)
+        """Most tokens in one sequence: max_position_embeddings, or more where rope scaling comes on top of it; no more than
+        there are vectors of positions, if positions have some, and no more than `max_len`."""
+        longest = max(mixer.rope.extended_len(self.max_position_embeddings) for mixer in self.attention)
+        return min(self.embedding.context_len(longest), self.max_len or longest)
 
     def replace(self, **changes: Any) -> ModelConfig:
         return dataclasses.replace(self, **changes)
@@ -204,24 +209,25 @@ class ModelConfig:
         return self.replace(layers=tuple(layer.for_context(context_len) for layer in self.layers))
 
     @staticmethod
-    def from_pretrained(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
-        """Reads `path`/config.json; `overrides` replaces keys of it. ValueError says what is missing or not supported."""
+    def from_pretrained(
+        path: str | Path, overrides: Mapping[str, Any] | None = None, *, is_embedding: bool = False
+    ) -> ModelConfig:
+        """Reads `path`/config.json, and the files of sentence-transformers if they are there; `overrides` replaces keys of the
+        first. `is_embedding`: a model that could generate is for vectors. ValueError says what is missing or not supported."""
         folder = Path(path)
         whole = read_json(folder / "config.json", required=True)
         generation = read_json(folder / "generation_config.json", required=False)
         if overrides and "eos_token_id" in overrides:
             generation = {**generation, "eos_token_id": None}
-        try:
-            return _read_config(merge_overrides(_text_part(whole), _text_part(overrides or {})), generation)
-        except ValueError as error:
-            raise ValueError(f"{folder / 'config.json'}: {error}") from error
-        except (
-            TypeError,
-            AttributeError,
-            LookupError,
-            ArithmeticError,
-        ) as error:
-            raise ValueError(f"{folder / 'config.json'}: a value is of the wrong kind: {error}.") from error
+        with errors_of(folder / "config.json"):
+            raw = merge_overrides(_text_part(whole), _text_part(overrides or {}))
+            family = find_family(raw)
+            raw = {**family.defaults, **renamed(raw, family.keys)}
+            config = _read_config(family, raw, generation)
+        modules = read_modules(folder, config.hidden_size)
+        with errors_of(folder / "config.json"):
+            purpose = read_purpose(raw, modules, config.architecture, is_causal=config.is_causal, is_embedding=is_embedding)
+        return config.replace(pooling=purpose.pooling, generates=purpose.generates, max_len=purpose.max_len)
 
     def _of_all_attention(self, name: str) -> Any:
         values = dict.fromkeys(getattr(mixer, name) for mixer in self.attention)
@@ -239,29 +245,12 @@ def generation_defaults(path: str | Path) -> dict[str, float | int]:
     return defaults
 
 
-def read_json(path: Path, *, required: bool) -> dict[str, Any]:
-    """A JSON object from a file. ValueError names the file; a missing file is {} unless required."""
-    if not path.is_file():
-        if not required:
-            return {}
-        raise ValueError(f"{path} does not exist; the model folder must hold a Hugging Face {path.name}.")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}.")
-    return value
-
-
 def _text_part(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Models that also take images keep what describes the language model in `text_config`. What stands outside goes first."""
     return {**(raw.get("text_config") or {}), **raw}
 
 
-def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    family = find_family(raw)
-    raw = {**family.defaults, **raw}
+def _read_config(family: Family, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
     read_quantization(raw)
     traits = family.read(raw)
     return ModelConfig(
@@ -269,8 +258,9 @@ def _read_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         vocab_size=required_int(raw, "vocab_size"),
         hidden_size=required_int(raw, "hidden_size"),
         max_position_embeddings=required_int(raw, "max_position_embeddings"),
-        layers=traits.layers,
-        final_norm=traits.layers[-1].norm,
+        layers=read_causality(raw, traits.layers),
+        final_norm=traits.layers[-1].norm if traits.has_final_norm else None,
+        embedding=traits.embedding,
         embedding_scale=traits.embedding_scale,
         scales_given_embeddings=traits.scales_given_embeddings,
         logit_scale=traits.logit_scale,

@@ -13,7 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxserve.models.arrays import ALL_AXES
-from jaxserve.models.config import ModelConfig, read_json
+from jaxserve.models.config import ModelConfig
+from jaxserve.models.json_files import read_json
 from jaxserve.models.loading import load_params
 from jaxserve.models.orbax_files import find_orbax, save_params
 
@@ -75,11 +76,13 @@ def _choose_dtype(config: ModelConfig, dtype: str) -> str:
 
 
 def _copy_other_files(source: Path, target: Path, dtype: str) -> None:
-    """Everything beside the weights; config.json says the new type."""
-    for path in sorted(source.iterdir()):
+    """Everything beside the weights, and what modules of sentence-transformers have; config.json says the new type."""
+    for path in (*sorted(source.iterdir()), *sorted(source.glob("[0-9]_*/config.json"))):
         is_weights = path.suffix in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
-        if path.is_file() and not is_weights and path.name != "config.json":
-            shutil.copyfile(path, target / path.name)
+        copied = target / path.relative_to(source)
+        if path.is_file() and not is_weights and copied != target / "config.json":
+            copied.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copied)
     raw = read_json(source / "config.json", required=True)
     raw.pop("torch_dtype", None)
     (target / "config.json").write_text(json.dumps({**raw, "dtype": dtype}, indent=2) + "\n", encoding="utf-8")

@@ -20,6 +20,7 @@ from jaxserve.models.adapters.low_rank import AdaptedWeight, LowRank, StepAdapte
 from jaxserve.models.blocks.attend import Attend, Inputs
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.embedding import (
+    EmbeddingSum,
     declare_embedding,
     declare_lm_head,
     declare_lm_head_bias,
@@ -29,9 +30,10 @@ from jaxserve.models.blocks.embedding import (
 )
 from jaxserve.models.blocks.layer import DecoderLayer
 from jaxserve.models.blocks.norm import norm
+from jaxserve.models.blocks.pool_head import PoolHead
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.context import OfAllShards, StepContext
-from jaxserve.models.specs import LayerSpec, MoESpec, check_divides
+from jaxserve.models.specs import EmbeddingSpec, LayerSpec, MoESpec, check_divides
 from jaxserve.models.stored_as import stored_as
 
 ParamTree = dict[str, Any]
@@ -50,11 +52,15 @@ class Ends(nnx.Module):
         is_last, is_tied, vocab_size = config.has_head, config.tie_word_embeddings, config.vocab_size
         has_head = is_last and config.generates
         self.embed = declare_embedding(declare, vocab_size) if config.embeds or (has_head and is_tied) else None
+        has_sum = config.embeds and config.embedding != EmbeddingSpec()
+        self.embed_sum = EmbeddingSum(config.embedding, declare) if has_sum else None
         final_norm = config.final_norm if is_last else None
         self.final_norm = None if final_norm is None else declare.norm("model.norm.weight", final_norm)
         own_head, unit_rows = has_head and not is_tied, config.lm_head_has_unit_rows
         self.lm_head = declare_lm_head(declare, vocab_size, unit_rows=unit_rows) if own_head else None
         self.lm_head_bias = declare_lm_head_bias(declare, vocab_size) if has_head and config.lm_head_bias else None
+        layers = config.pooling.layers if is_last and not config.generates else ()
+        self.pool_head = PoolHead(layers, declare) if layers else None
 
 
 def _jitted_layer(graphdef: Any, spec: LayerSpec, context: StepContext, attend: Attend) -> Any:
@@ -80,7 +86,10 @@ class Decoder:
     ) -> jax.Array:
         """int32 [A] of all shards -> [T, hidden_size] of this one's."""
         with jax.named_scope("embed"):
-            return embed(self._ends(params).embed, token_ids, self.config.embedding_scale, context.of_all.exchange, adapters)
+            ends, config, exchange = self._ends(params), self.config, context.of_all.exchange
+            scale, types = config.embedding_scale, None if ends.embed_sum is None else ends.embed_sum.types
+            x = embed(ends.embed, token_ids, scale, exchange, adapters, types=types, vocab_size=config.vocab_size)
+            return x if ends.embed_sum is None else ends.embed_sum(x, context.positions)
 
     def context(
         self,
@@ -136,6 +145,12 @@ class Decoder:
             scale, soft_cap = config.logit_scale, config.logit_soft_cap
             return logits(lm_head, ends.lm_head_bias, hidden, config.vocab_size, scale=scale, soft_cap=soft_cap)
 
+    def pool_head(self, params: ParamTree, vectors: jax.Array) -> jax.Array:
+        """What the pooling gives, float32 [L, kinds * hidden_size], alike on all devices -> float32 [L, pooled_size]."""
+        with jax.named_scope("pool_head"):
+            head = self._ends(params).pool_head
+            return vectors if head is None else head(vectors)
+
     def _ends(self, params: ParamTree) -> Ends:
         return nnx.merge(self.ends, {name: value for name, value in params.items() if name != "layers"})
 
@@ -150,7 +165,7 @@ def build_decoder(config: ModelConfig, tp_size: int) -> Decoder:
 
 def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
     """The tree of ArrayInfo (global shapes): {embed, layers: {0: {attn_norm, attn, mlp_norm, mlp}}, final_norm,
-    lm_head?, lm_head_bias?}; of a stage what it has of them.
+    lm_head?, lm_head_bias?, pool_head?}; of a stage what it has of them.
 
     Matrices are a Weight of ArrayInfo. ValueError if the model cannot be split over `tp_size` devices.
     """
@@ -160,7 +175,9 @@ def abstract_params(config: ModelConfig, dtype: Any, tp_size: int) -> ParamTree:
         for index in config.own_layers
     }
     tree = {**_described(Ends(config, declare)), "layers": layers}
-    return jax.tree.map(lambda info: stored_as(info, config.tensor_names), tree)
+    pool_head = tree.pop("pool_head", None)  # has the checkpoint's names already
+    tree = jax.tree.map(lambda info: stored_as(info, config.tensor_names), tree)
+    return tree if pool_head is None else {**tree, "pool_head": pool_head}
 
 
 def check_tp(config: ModelConfig, tp_size: int) -> None:

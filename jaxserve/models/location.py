@@ -17,10 +17,13 @@ from jaxserve.demo import demo_model_path
 logger = logging.getLogger(__name__)
 
 DEMO = "demo"
-# Files at the top of a repository: configs, templates, tokenizers of all kinds, code of tokenizers that bring their own.
+# Files at the top of a repository, and of modules of sentence-transformers: configs, templates, tokenizers of all kinds, code
+# of tokenizers that bring their own.
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
 _WEIGHTS = ("*.safetensors",)
-_NOT_READ = ("*/*", "consolidated*.safetensors")  # the same weights once more, in other layouts
+# The same weights once more, in other layouts. Folders whose names begin with one digit and _, such as 1_Pooling, are those of
+# sentence-transformers' modules.
+_NOT_READ = ("[!0-9]*/*", "[0-9][!_]*/*", "*/*/*", "consolidated*.safetensors")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from safetensors import SafetensorError, safe_open
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# How names of a language model's tensors begin, and how instead in files of models that also take images.
-_TEXT_PREFIX = "model."
-_TEXT_PREFIXES_BESIDE_IMAGES = ("language_model.model.", "model.language_model.")
+# sentence-transformers' modules have folders, such as 2_Dense: tensor x of one's file is called 2_Dense.x here.
+_MODULE_FILES = f"[0-9]_*/{SINGLE_FILE}"
+# How names of a model's tensors begin, and how instead in files of models that also take images, of models that were saved
+# without a head, and of encoders.
+_PREFIX = "model."
+_OTHER_PREFIXES = ("language_model.model.", "model.language_model.", "", "bert.", "roberta.", "distilbert.", "nomic_bert.")
+# What TensorFlow called the arrays of a norm.
+_OTHER_ENDINGS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 _READABLE_TYPES = ("F64", "F32", "F16", "BF16")
 _LENGTH_BYTES = 8  # that a file begins with: how long the header behind them is
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
@@ -36,9 +42,10 @@ class SafetensorsCheckpoint:
         self._handles: dict[Path, Any] = {}
         self._offsets_of: dict[Path, dict[str, int]] = {}
         self._listing, self._file_of = self._find_files()
+        self._file_of |= self._find_modules()
 
     def has(self, name: str) -> bool:
-        return name in self._file_of
+        return self._name_in_file(name) in self._file_of
 
     def check(self, name: str, shape: tuple[int, ...], types: tuple[str, ...] = _READABLE_TYPES) -> None:
         """CheckpointError unless tensor `name` is there with this shape and one of `types`, in the files' words."""
@@ -90,20 +97,18 @@ class SafetensorsCheckpoint:
         name = self._name_in_file(name)
         path = self._file_of.get(name)
         if path is None:
-            raise CheckpointError(f"{self._listing}: tensor {name} is missing.")
+            module = name.partition(".")[0]
+            hint = _other_weights(self._folder / module, module)
+            raise CheckpointError(f"{self._listing}: tensor {name} is missing.{hint}")
         handle = self._open(path)
         try:
-            return path, handle.get_slice(name)
+            return path, handle.get_slice(name if path.parent == self._folder else name.removeprefix(f"{path.parent.name}."))
         except SafetensorError as error:
             raise CheckpointError(f"{path}: tensor {name} is missing ({error}).") from error
 
     def _name_in_file(self, name: str) -> str:
-        """Of the tensor that is called `name` in a checkpoint of nothing but the language model."""
-        if name not in self._file_of and name.startswith(_TEXT_PREFIX):
-            for prefix in _TEXT_PREFIXES_BESIDE_IMAGES:
-                if (other := prefix + name.removeprefix(_TEXT_PREFIX)) in self._file_of:
-                    return other
-        return name
+        """Of the tensor that is called `name` in a checkpoint of nothing but the language model and its head."""
+        return next((other for other in _spellings(name) if other in self._file_of), name)
 
     def _open(self, path: Path) -> Any:
         with self._lock:
@@ -125,6 +130,10 @@ class SafetensorsCheckpoint:
             raise CheckpointError(_no_weights(self._folder))
         return self._folder, {name: path for path in files for name in self._open(path).keys()}  # noqa: SIM118
 
+    def _find_modules(self) -> dict[str, Path]:
+        files = self._folder.glob(_MODULE_FILES)
+        return {f"{path.parent.name}.{name}": path for path in files for name in self._open(path).keys()}  # noqa: SIM118
+
     def _read_index(self, index: Path) -> dict[str, Path]:
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -137,6 +146,15 @@ class SafetensorsCheckpoint:
         return file_of
 
 
+def _spellings(name: str) -> Iterator[str]:
+    """What a tensor may be called, its own name first."""
+    names = [name]
+    names += [name.removesuffix(ending) + other for ending, other in _OTHER_ENDINGS.items() if name.endswith(ending)]
+    yield from names
+    if name.startswith(_PREFIX):
+        yield from (prefix + other.removeprefix(_PREFIX) for prefix in _OTHER_PREFIXES for other in names)
+
+
 def _open_file(path: Path) -> Any:
     try:
         return safe_open(path, framework="numpy")
@@ -146,6 +164,11 @@ def _open_file(path: Path) -> Any:
 
 
 def _no_weights(folder: Path) -> str:
+    expected = f"{SINGLE_FILE}, {INDEX_FILE} with its files, or an orbax folder"
+    return f"{folder} holds no weights: expected {expected}.{_other_weights(folder, 'It')}"
+
+
+def _other_weights(folder: Path, called: str) -> str:
+    """A sentence, if a folder has some in formats that are not read."""
     others = sorted(path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern))
-    hint = f" It holds {', '.join(others[:3])}, which is not read; convert it to safetensors." if others else ""
-    return f"{folder} holds no weights: expected {SINGLE_FILE}, {INDEX_FILE} with its files, or an orbax folder.{hint}"
+    return f" {called} holds {', '.join(others[:3])}, which is not read; convert it to safetensors." if others else ""

@@ -16,7 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxserve.models.config import read_json, read_quantization
+from jaxserve.models.config import read_quantization
+from jaxserve.models.json_files import read_json
 from jaxserve.models.safetensors_files import CheckpointError, SafetensorsCheckpoint
 
 

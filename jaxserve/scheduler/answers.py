@@ -1,4 +1,4 @@
-"""What a request has learnt of its tokens and not been sent yet: logprobs and hidden states."""
+"""What a request has learnt of its tokens and not been sent yet: logprobs, hidden states, and vectors made of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.messages import HiddenStates, TokenLogprobs
-from jaxserve.runner import Scores
+from jaxserve.runner import Scores, Vectors
 
 
 class LogprobBuffer:
@@ -126,6 +126,32 @@ class HiddenStateBuffer:
         )
         self._prompt, self._outputs = [], []
         return out
+
+
+class VectorBuffer:
+    """The vector of a text, or one of each of its tokens. They go out with the request's end; until then `first`, the first
+    position that must be computed, stays the same."""
+
+    def __init__(self, prompt_len: int, vectors: Vectors) -> None:
+        self.first = 0 if vectors.needs_whole else prompt_len - 1
+        self._of_tokens = vectors.of_tokens
+        self._count = prompt_len if vectors.of_tokens else 1
+        self._next = 0  # so many have come
+        self._parts: list[np.ndarray] = []
+
+    def take_in(self, start: int, vectors: np.ndarray) -> None:
+        """float32 [n, size] of the tokens from position `start` on; [1, size] of all of the text, whose last part begins
+        there."""
+        if self._of_tokens and start == 0:  # perhaps anew, after a retraction
+            self._next, self._parts = 0, []
+        assert start == self._next or not self._of_tokens, f"the tokens' vectors go on at {self._next}, not at {start}"
+        self._parts.append(vectors)
+        self._next += len(vectors)
+
+    def take(self) -> np.ndarray:
+        """float32 [1, size] or [prompt_len, size], once they are complete."""
+        assert self._next == self._count, f"{self._next} of {self._count} vectors have come"
+        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
 
 
 def _rows(rows: list[np.ndarray], width: int, dtype: type) -> np.ndarray:

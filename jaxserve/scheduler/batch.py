@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxserve.runner import NO_SLOT, AdapterLoad, EmbeddedTokens, PageUpdates, RowState, StepInput
+from jaxserve.runner import NO_SLOT, AdapterLoad, EmbeddedTokens, PageUpdates, RowState, StepInput, Vectors
+from jaxserve.scheduler.pooling import PoolPlan, plan_pooling
 from jaxserve.scheduler.prefill_item import PrefillItem
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.rows import RowFlag, RowTable
@@ -36,6 +37,7 @@ class ScheduleBatch:
     decode_rows: np.ndarray  # int32
     items: list[PrefillItem] = dataclasses.field(default_factory=list)
     scores: ScorePlan | None = None  # what is asked besides; from when its StepInput is made
+    pooling: PoolPlan | None = None  # what vectors are made of, from then on, too
 
     @property
     def mode(self) -> ForwardMode:
@@ -64,8 +66,10 @@ class ScheduleBatch:
 class StepBuilder:
     """Makes StepInputs from batches and the row table."""
 
-    def __init__(self, table: RowTable, num_draft_tokens: int = 1) -> None:
+    def __init__(self, table: RowTable, num_draft_tokens: int = 1, vectors: Vectors | None = None) -> None:
+        """`vectors` as in RunnerSpec."""
         self._table = table
+        self._vectors = vectors
         self._num_draft_tokens = num_draft_tokens
         self._ones = np.ones(len(table.alive), np.int32)
         self._trues = np.ones(len(table.alive), bool)
@@ -84,10 +88,12 @@ class StepBuilder:
             extend_lens = np.concatenate([extend_lens, lens])
             sample = batch.sample
             input_ids = np.concatenate([self._table.tokens[item.row, item.start : item.end] for item in items])
-            for item in items:
-                row_flags = int(self._table.flags[item.row])
-                flags |= row_flags if item.is_last else 0
-                asks |= row_flags
+            item_flags = self._table.flags[batch.rows[num_decode:]]
+            flags |= int(np.bitwise_or.reduce(item_flags[sample[num_decode:]], initial=0))
+            asks |= int(np.bitwise_or.reduce(item_flags, initial=0))
+            if asks & RowFlag.POOLS:
+                assert self._vectors is not None
+                batch.pooling = plan_pooling(items, lens, num_decode, self._vectors)
         if asks & ASKING:
             tokens_per_row = 1 if items else self._num_draft_tokens
             batch.scores = plan_scores(self._table, decode_rows, items, tokens_per_row)
@@ -109,6 +115,7 @@ class StepBuilder:
             needs_masks=needs_masks,
             score_query=None if batch.scores is None else batch.scores.query,
             hidden_slots=None if batch.scores is None else batch.scores.hidden_slots,
+            pool_query=None if batch.pooling is None else batch.pooling.query,
             embeds=_embeds(items, first_slot=num_decode),
             adapter_loads=adapter_loads,
         )

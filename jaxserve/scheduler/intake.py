@@ -18,7 +18,7 @@ from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
 from jaxserve.namespaces import adapter_namespace
 from jaxserve.runner import NO_TOKEN_ID, RunnerSpec
 from jaxserve.scheduler.adapters import Adapters
-from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
+from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs, VectorBuffer
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
 from jaxserve.timeline import RequestTimes
@@ -26,6 +26,9 @@ from jaxserve.types import SamplingParams, UserProcessor
 
 # SGLang's place for requests without a priority: behind all that have one.
 _LEAST_URGENT = -(1 << 63)
+
+# What a model gives, in words.
+_MADE = {"embedding": "embeddings", "scores": "scores", "token_scores": "scores of the tokens"}
 
 
 class Intake:
@@ -53,9 +56,10 @@ class Intake:
     def build(self, message: TokenizedGenerateReqInput) -> Req:
         """Raises ValueError with the sentence for the user (status 400)."""
         sampling = message.sampling_params
+        self._check_kind(message)
         prompt_ids = np.ascontiguousarray(message.input_ids, np.int32)
         self._check_prompt(prompt_ids, message.input_embeds, sampling.max_new_tokens)
-        prompt_tail = prompt_ids[-PROMPT_TAIL_LEN:].tolist() if message.input_embeds is None else message.prompt_tail
+        prompt_tail = _prompt_tail(message, prompt_ids)
         own_stop_ids = np.array(sampling.stop_token_ids, np.int32)
         adapter = None if message.lora_name is None else self._adapters.resolve(message.lora_name)
         req = Req(
@@ -85,6 +89,25 @@ class Intake:
         self._set_prompt_answers(req, message)
         return req
 
+    def _check_kind(self, message: TokenizedGenerateReqInput) -> None:
+        """A vector or text is wanted: whether the model makes that."""
+        generates, vectors = self._spec.generates, self._spec.vectors
+        if not message.pools:
+            if not generates:
+                assert vectors is not None, "a model that makes neither text nor vectors"
+                raise ValueError(f"The model generates no text: it makes {_MADE[vectors.gives]} of texts.")
+            return
+        if vectors is None:
+            raise ValueError("The model makes no vectors of texts: it generates text.")
+        if message.sampling_params.max_new_tokens != 0:
+            raise ValueError(
+                f"Where a vector is wanted nothing is generated: max_new_tokens must be 0, "
+                f"got {message.sampling_params.max_new_tokens}."
+            )
+        for field in ("return_logprob", "return_hidden_states"):
+            if getattr(message, field):
+                raise ValueError(f"Where a vector is wanted nothing else is returned: {field} must be false.")
+
     def _check_prompt(self, prompt_ids: np.ndarray, embeds: np.ndarray | None, max_new_tokens: int | None) -> None:
         spec, length = self._spec, len(prompt_ids)
         if length == 0:
@@ -106,8 +129,9 @@ class Intake:
                 raise ValueError(f"input_embeds must be {length} x {spec.hidden_size} numbers, got shape {embeds.shape}.")
             return
         low, high = int(prompt_ids.min()), int(prompt_ids.max())
-        if low < 0 or high >= spec.vocab_size:
-            raise ValueError(f"input_ids must lie in [0, {spec.vocab_size}), got {low if low < 0 else high}.")
+        num_ids = spec.num_token_ids or spec.vocab_size
+        if low < 0 or high >= num_ids:
+            raise ValueError(f"input_ids must lie in [0, {num_ids}), got {low if low < 0 else high}.")
 
     def _clamp_max_new(self, prompt_len: int, wanted: int | None) -> int:
         # The last token of a sequence is never written to the KV cache, so the cache allows one token more than it holds.
@@ -151,6 +175,8 @@ class Intake:
         return processor
 
     def _set_prompt_answers(self, req: Req, message: TokenizedGenerateReqInput) -> None:
+        if message.pools and self._spec.vectors is not None:
+            req.vectors = VectorBuffer(req.prompt_len, self._spec.vectors)
         start = message.logprob_start_len
         if req.logprobs is not None and start >= 0:
             if start > req.prompt_len:
@@ -177,3 +203,10 @@ class Intake:
         else:
             req.priority = value
             req.urgency = -value if args.schedule_low_priority_values_first else value
+
+
+def _prompt_tail(message: TokenizedGenerateReqInput, prompt_ids: np.ndarray) -> list[int]:
+    """Behind a text of which a vector is made no text goes on; and its ids may say more than the tokenizer knows."""
+    if message.pools:
+        return []
+    return prompt_ids[-PROMPT_TAIL_LEN:].tolist() if message.input_embeds is None else message.prompt_tail

@@ -37,6 +37,7 @@ class _Ended:
     times: RequestTimes
     logprobs: TokenLogprobs | None = None
     hidden_states: HiddenStates | None = None
+    pooled: np.ndarray | None = None
     unannounced: Req | None = None  # set if no message went out before
 
 
@@ -78,6 +79,7 @@ class OutputSender:
                 times=self._times(req),
                 logprobs=req.logprobs.take() if req.logprobs is not None else None,
                 hidden_states=req.hidden_states.take() if req.hidden_states is not None else None,
+                pooled=req.vectors.take() if req.vectors is not None and reason.type != "abort" else None,
                 unannounced=None if req.announced else req,
             )
         )
@@ -176,6 +178,8 @@ def _append_ended(message: BatchTokenIDOut, ended: list[_Ended]) -> None:
             message.logprobs[i] = last.logprobs
         if last.hidden_states is not None:
             message.hidden_states[i] = last.hidden_states
+        if last.pooled is not None:
+            message.pooled[i] = last.pooled
         if last.unannounced is not None:
             _announce(last.unannounced, i, message)
     message.token_ids = np.concatenate([message.token_ids, *(last.token_ids for last in ended)])

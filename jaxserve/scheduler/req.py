@@ -17,7 +17,7 @@ from jaxserve.grammar import Matcher, ThinkingMatcher
 from jaxserve.logit_processors import TokenRules
 from jaxserve.messages import Route
 from jaxserve.scheduler.adapter import Adapter
-from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs
+from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs, VectorBuffer
 from jaxserve.scheduler.stops import StopMatcher
 from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason, SamplingParams, Thinking, UserProcessor
@@ -70,6 +70,7 @@ class Req:
     logprobs: LogprobBuffer | None = None  # of outputs, set if logprobs are returned
     prompt_logprobs: PromptLogprobs | None = None  # set if those of prompt tokens are returned
     hidden_states: HiddenStateBuffer | None = None  # set if they are returned
+    vectors: VectorBuffer | None = None  # set if it pools
     thinking: Thinking | None = None  # what comes before its grammar
     matcher: Matcher | ThinkingMatcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
     rules: TokenRules | None = None  # of its named logit processors
@@ -117,6 +118,8 @@ class Req:
     @property
     def recompute_from(self) -> int | None:
         """The first position that must be computed although its KV may be cached, since something is asked about it."""
+        if self.vectors is not None:
+            return self.vectors.first
         asked = (self.prompt_logprobs, self.hidden_states)
         return min((about.next for about in asked if about is not None and about.next < about.end), default=None)
 

@@ -36,6 +36,7 @@ _BROKEN_LOGITS = "The model's logits were not numbers (NaN or infinite) for this
 _NO_CANDIDATES = (
     "No token is left to sample: the request's grammar, logit processors, logit_bias and min_new_tokens rule out all of them."
 )
+_BROKEN_VECTOR = "The model's vector was not of numbers (NaN or infinite) for this request."
 _RULING_OUT = RowFlag.GRAMMAR | RowFlag.ADJUSTING | RowFlag.RULES | RowFlag.PROCESSOR
 
 
@@ -94,6 +95,10 @@ class ResultProcessor:
         self._residents.processed(rows)
         if batch.scores is not None:
             batch.scores.take_in_prompts(output)
+        if batch.pooling is not None:
+            assert output.pooled is not None, "the step made no vectors"
+            for req in batch.pooling.take_in(output.pooled):
+                self._end_broken(req, _BROKEN_VECTOR)
         wanted = self._table.alive[rows] & ~self._table.drops[rows]
         if batch.items:
             self._note_prefilled(batch)
@@ -163,10 +168,14 @@ class ResultProcessor:
             req = self._table.req(row)
             if token == NO_CANDIDATES and self._table.flags[row] & _RULING_OUT:
                 reason = self._constraints.failure(req) or FinishReason.abort(_NO_CANDIDATES, 400, "BadRequestError")
+                self._finish(req, reason)
             else:
-                self._residents.discard_prefix(req)
-                reason = FinishReason.abort(_BROKEN_LOGITS, 500, "InternalServerError")
-            self._finish(req, reason)
+                self._end_broken(req, _BROKEN_LOGITS)
+
+    def _end_broken(self, req: Req, message: str) -> None:
+        """What the model made of its tokens are no numbers."""
+        self._residents.discard_prefix(req)
+        self._finish(req, FinishReason.abort(message, 500, "InternalServerError"))
 
     def _ends_by_token(self, rows: np.ndarray, tokens: np.ndarray, flags: np.ndarray) -> np.ndarray:
         ends = (tokens[:, None] == self._eos).any(axis=1) & ((flags & RowFlag.EOS_STOPS) != 0)

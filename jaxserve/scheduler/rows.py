@@ -42,6 +42,7 @@ class RowFlag:
     THINKING = 2048  # its grammar begins when it has thought: its tokens are looked at, no mask is needed
     RULES = 4096  # named logit processors: from masks_from on masks are needed
     PROCESSOR = 8192  # code of the user's own
+    POOLS = 16384  # a vector is made of its prompt
     UNANNOUNCED = 128  # nothing was sent yet: the next message carries what the detokenizer must know
 
 
@@ -173,6 +174,8 @@ def _row_flags(req: Req, thinks_ahead: bool) -> int:
         flags |= RowFlag.SCORES
     if req.hidden_states is not None:
         flags |= RowFlag.HIDDEN_STATES
+    if req.vectors is not None:
+        flags |= RowFlag.POOLS
     if not sampling.ignore_eos:
         flags |= RowFlag.EOS_STOPS
     if len(req.own_stop_ids):

@@ -162,7 +162,7 @@ class Scheduler:
             wall_clock=wall_clock,
         )
         changes_logits = None if processors is None else Processors(processors, runner, self._table, self._requests.finish)
-        builder = StepBuilder(self._table, spec.num_draft_tokens)
+        builder = StepBuilder(self._table, spec.num_draft_tokens, spec.vectors)
         self.profiler = Profiler(runner, self.pace, self.stages, self.process_results, sink.send_output, address)
         self._in_flight = InFlight(runner, builder, constraints, changes_logits, self._results, self.meter)
         self._memory = DecodeMemory(

@@ -151,6 +151,7 @@ class SequenceTexts:
             logprobs=out.logprobs,
             input_logprobs=out.input_logprobs,
             hidden_states=out.hidden_states,
+            pooled=out.pooled,
             times=out.times,
         )
         if failed:

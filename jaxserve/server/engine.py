@@ -22,6 +22,7 @@ from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
 from jaxserve.server.engine_manager import EngineTokenizerManager
+from jaxserve.server.engine_vectors import VectorMethods
 from jaxserve.server.following import Following
 from jaxserve.server.located import located
 from jaxserve.server.native.input_embeds import with_embeds
@@ -31,7 +32,6 @@ from jaxserve.server.native.replies import Reply
 from jaxserve.server.native.request import build_generate_request
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import RequestError
-from jaxserve.server.scoring import ScoreResult, score, score_request
 from jaxserve.server.sinks import WaitingChunks
 from jaxserve.server.thinking_tokens import counter_of
 from jaxserve.server.token_texts import TokenTexts
@@ -59,7 +59,7 @@ def _engine_args(model_path: str, server_args: ServerArgs | None, options: Mappi
     return server_args
 
 
-class Engine:
+class Engine(VectorMethods):
     """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
     context manager; `shutdown` also runs at exit.
 
@@ -146,38 +146,7 @@ class Engine:
         job = self._job(generate_body(prompt, sampling_params, input_ids, others, fields))
         if job.native.req.stream:
             return self._iterate_async(job)
-        with self._with_reason():
-            return await asyncio.wrap_future(self._submit(self._whole(job)))
-
-    def score(
-        self,
-        query: str | list[int] | None = None,
-        items: str | list[str] | list[list[int]] | None = None,
-        label_token_ids: list[int] | None = None,
-        apply_softmax: bool = False,
-        item_first: bool = False,
-    ) -> ScoreResult:
-        """The probabilities of `label_token_ids` behind the query and each of the items. Raises RequestError."""
-        return self._call(self._score(query, items, label_token_ids, apply_softmax, item_first))
-
-    async def async_score(
-        self,
-        query: str | list[int] | None = None,
-        items: str | list[str] | list[list[int]] | None = None,
-        label_token_ids: list[int] | None = None,
-        apply_softmax: bool = False,
-        item_first: bool = False,
-    ) -> ScoreResult:
-        """As `score`, from any event loop."""
-        with self._with_reason():
-            work = self._score(query, items, label_token_ids, apply_softmax, item_first)
-            return await asyncio.wrap_future(self._submit(work))
-
-    async def _score(
-        self, query: Any, items: Any, label_token_ids: list[int] | None, apply_softmax: bool, item_first: bool
-    ) -> ScoreResult:
-        request = score_request(query, items, label_token_ids, item_first=item_first)
-        return await score(self._pipeline.manager.generate, request, apply_softmax=apply_softmax)
+        return await self._wait(self._whole(job))
 
     def _job(self, body: dict[str, Any]) -> NativeJob:
         manager = self._pipeline.manager
@@ -289,6 +258,10 @@ class Engine:
         except BaseException:
             future.cancel()  # Ctrl-C while waiting: the request is aborted
             raise
+
+    async def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        with self._with_reason():
+            return await asyncio.wrap_future(self._submit(work))
 
     @contextlib.contextmanager
     def _with_reason(self) -> Iterator[None]:

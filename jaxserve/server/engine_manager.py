@@ -30,7 +30,9 @@ class EngineTokenizerManager:
     @functools.cached_property
     def model_config(self) -> ModelConfig:
         """`vocab_size`, `hidden_size`, ... under jaxserve's names."""
-        return ModelConfig.from_pretrained(self.model_path, json.loads(self.server_args.json_model_override_args))
+        args = self.server_args
+        overrides = json.loads(args.json_model_override_args)
+        return ModelConfig.from_pretrained(args.model_path, overrides, is_embedding=args.is_embedding)
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         """Of all requests whose id begins so, or of all. Each still gets its end."""

@@ -39,6 +39,7 @@ from jaxserve.server.live_requests import CallFacts, LiveCall, LiveSequence, Liv
 from jaxserve.server.logit_processors import RulePlan, plan_all, rules_of
 from jaxserve.server.metrics import ServerMetrics, header_labels
 from jaxserve.server.output_routes import Routes
+from jaxserve.server.pooled_prompts import cut_length, encode_pooled, num_chars
 from jaxserve.server.request_checks import (
     ModelLimits,
     check_patterns,
@@ -49,7 +50,7 @@ from jaxserve.server.request_checks import (
     pattern_sets,
     sample_params,
 )
-from jaxserve.server.requests import ERR_TYPES, GenerateReqInput, RequestError, new_rid
+from jaxserve.server.requests import ERR_TYPES, GenerateReqInput, RequestError, TextPair, new_rid
 from jaxserve.server.routed_rank import rank_of_header
 from jaxserve.server.sessions import Sessions
 from jaxserve.server.sinks import ChunkSink
@@ -132,6 +133,8 @@ class Generation:
         """Sends the request; its chunks go to the sink. Entering raises RequestError for bad input; leaving aborts what still
         runs. The tokenizer is needed for prompts that are texts."""
         check_shape(req, limits)
+        if req.pools:
+            limits = limits.of_pooling
         self._check_rank(req)
         plans = plan_all(req, limits)
         sets = pattern_sets(req)
@@ -157,8 +160,11 @@ class Generation:
                 prompts = req.input_ids
                 if prompts is None:
                     assert tokenizer is not None, "texts need a tokenizer"
-                    prompts = await self._encode(tokenizer, req.prompts or [], limits)
-                prompts = self._with_sessions(req, sequences, prompts, limits, bos_token_id)
+                    prompts = await self._encode(tokenizer, req, limits)
+                if req.pools:
+                    prompts = _cut(prompts, req, limits)
+                else:
+                    prompts = self._with_sessions(req, sequences, prompts, limits, bos_token_id)
                 req.prompt_ids = await _check_prompts(prompts, limits)
             rooms = _rooms(req, limits)
             rules = await self._rules(req, plans, limits, tokenizer)
@@ -346,13 +352,17 @@ class Generation:
             turn.session.rank = rank
         return rank
 
-    async def _encode(self, tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
+    async def _encode(self, tokenizer: Tokenizer, req: GenerateReqInput, limits: ModelLimits) -> list[list[int]]:
         """The ids of texts, of those that could be prompts."""
-        num_chars = sum(map(len, texts))
-        works = [functools.partial(encode_prompts, tokenizer, part, limits) for part in _parts_of_texts(texts)]
-        if num_chars <= INLINE_CHARS:
+        texts: Sequence[str | TextPair] = req.prompts or req.pairs or ()
+        encode: Callable[..., list[list[int]]] = functools.partial(encode_prompts, tokenizer, limits=limits)
+        if req.pools:
+            encode = functools.partial(encode_pooled, tokenizer, limits=limits, cut_to=cut_length(req, limits))
+        total = sum(map(num_chars, texts))
+        works = [functools.partial(encode, part) for part in _parts_of_texts(texts)]
+        if total <= INLINE_CHARS:
             return works[0]()
-        return list(itertools.chain.from_iterable(await self._lanes.run_all(num_chars, works)))
+        return list(itertools.chain.from_iterable(await self._lanes.run_all(total, works)))
 
     def _wanted(self, sequences: Iterable[LiveSequence], prompt_len: int) -> list[LiveSequence]:
         """Those that nobody aborted while their prompt was tokenized."""
@@ -399,6 +409,7 @@ def _to_scheduler_form(
         logprob_start_len=options.logprob_start_len if options.return_logprob else -1,
         token_ids_logprob=list(options.token_ids_logprob) if options.return_logprob and options.token_ids_logprob else None,
         return_hidden_states=options.return_hidden_states,
+        pools=req.pools,
         priority=options.priority,
         extra_key=cache_namespace(
             options.extra_key, options.cache_salt, req.input_embeds[prompt].key if req.input_embeds else None
@@ -413,16 +424,23 @@ def _to_scheduler_form(
     )
 
 
-def _parts_of_texts(texts: list[str]) -> Iterator[list[str]]:
-    part: list[str] = []
-    num_chars = 0
+def _parts_of_texts(texts: Sequence[str | TextPair]) -> Iterator[list[str | TextPair]]:
+    part: list[str | TextPair] = []
+    size = 0
     for text in texts:
-        if part and num_chars + len(text) > _TEXT_CHARS_PER_PART:
+        length = num_chars(text)
+        if part and size + length > _TEXT_CHARS_PER_PART:
             yield part
-            part, num_chars = [], 0
+            part, size = [], 0
         part.append(text)
-        num_chars += len(text)
+        size += length
     yield part
+
+
+def _cut(prompts: list[list[int]], req: GenerateReqInput, limits: ModelLimits) -> list[list[int]]:
+    """What came as token ids; texts were cut by their tokenizer."""
+    length = cut_length(req, limits)
+    return prompts if length is None else [ids[:length] for ids in prompts]
 
 
 async def _check_prompts(prompts: list[list[int]], limits: ModelLimits) -> list[np.ndarray]:
@@ -438,6 +456,9 @@ def _rooms(req: GenerateReqInput, limits: ModelLimits) -> list[int]:
     """New tokens that each prompt leaves room for."""
     pairs = zip(req.sampling_params, req.prompt_ids, strict=True)
     rooms = [fit_new_tokens(params, len(ids), limits, cut=req.cuts_new_tokens) for params, ids in pairs]
+    if req.pools:
+        limits.reply.check_vectors(limits.vectors, [len(ids) for ids in req.prompt_ids])
+        return rooms
     return limits.reply.rooms(req, [len(ids) for ids in req.prompt_ids], rooms)
 
 

@@ -177,7 +177,7 @@ class LiveTable:
         `hold`: until `release`, since more of the same is about to follow.
         """
         live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
-        has_more = bool(out.input_logprobs or out.hidden_states)
+        has_more = bool(out.input_logprobs or out.hidden_states or out.pooled)
         token_ids, now_s, tick_s = out.token_ids.tolist(), time.time(), time.perf_counter()
         rows = zip(
             out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
@@ -221,6 +221,7 @@ class LiveTable:
             if has_more:
                 chunk.hidden_states = [out.hidden_states[i]] if i in out.hidden_states else []
                 chunk.input_logprobs = out.input_logprobs.get(i)
+                chunk.pooled = out.pooled.get(i)
             if hold:
                 self._hold(call, chunk)
             else:

@@ -23,7 +23,7 @@ from jaxserve.messages import FRONT, SCHEDULER, WorkerAddress
 from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput
 from jaxserve.server.decoder_handover import hand_over
 from jaxserve.server.fronts.managers import MainManager
-from jaxserve.server.probes import generate_one_token
+from jaxserve.server.probes import probe_replica
 from jaxserve.server.requests import RequestError
 from jaxserve.server.restarts import Restarts
 from jaxserve.server.tokenizer_manager import TokenizerManager
@@ -117,7 +117,7 @@ class Pipeline:
     async def _probe_all(self) -> None:
         num_replicas = self.args.dp_size
         probes = range(max(num_replicas, self.args.detokenizer_worker_num))  # which have detokenizers in turn, as any requests
-        await asyncio.gather(*(generate_one_token(self.manager, i % num_replicas, before_ready=True) for i in probes))
+        await asyncio.gather(*(probe_replica(self.manager, i % num_replicas, before_ready=True) for i in probes))
 
     async def watch(self) -> WorkerDiedError:
         """Returns when a worker has ended without which the server cannot go on: from then on every request gets an error."""

@@ -1,4 +1,5 @@
-"""Whether every replica works: one token through all its processes, or a sign of life from somebody who is being served."""
+"""Whether every replica works: a token, or a vector, through all its processes, or a sign of life from somebody who is being
+served."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from jaxserve.messages import WorkerAddress
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.replicas import Replicas
+from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, RequestError
 from jaxserve.types import SamplingParams
 
@@ -26,15 +28,21 @@ class Probed(Protocol):
     is_input_blocked: bool
     replicas: Replicas
 
+    @property
+    def limits(self) -> ModelLimits: ...
+
     def generate(self, req: GenerateReqInput, *, before_ready: bool = False) -> AsyncGenerator[GenerationChunk, None]: ...
 
     async def control(self, request: ControlStruct) -> list[Any]: ...
 
 
-async def generate_one_token(manager: Probed, rank: int, *, before_ready: bool = False) -> None:
-    """From one replica. Raises RequestError if it does not come out at the end."""
-    params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    req = GenerateReqInput(input_ids=[[0]], sampling_params=[params], data_parallel_rank=rank, is_health_check=True)
+async def probe_replica(manager: Probed, rank: int, *, before_ready: bool = False) -> None:
+    """One token from it, or the vector of one. Raises RequestError if it does not come out at the end."""
+    pools = not manager.limits.generates
+    params = SamplingParams(max_new_tokens=0 if pools else 1, temperature=0.0, ignore_eos=True)
+    req = GenerateReqInput(
+        input_ids=[[0]], sampling_params=[params], data_parallel_rank=rank, is_health_check=True, pools=pools
+    )
     async with contextlib.aclosing(manager.generate(req, before_ready=before_ready)) as chunks:
         async for chunk in chunks:
             reason = chunk.finish_reason
@@ -50,7 +58,7 @@ async def is_alive(manager: Probed, heartbeats_s: Mapping[WorkerAddress, float],
     if _takes_in_nothing(manager):
         probes = [asyncio.create_task(manager.control(GetInternalStateReq()))]
     else:
-        probes = [asyncio.create_task(generate_one_token(manager, replica.rank)) for replica in replicas.idle()]
+        probes = [asyncio.create_task(probe_replica(manager, replica.rank)) for replica in replicas.idle()]
     try:
         while time.monotonic() - asked_s < timeout_s and manager.status != "failed":
             if _takes_in_nothing(manager) and all(map(_has_succeeded, probes)):

@@ -7,7 +7,7 @@ what is not refused is encoded whole. Knows neither requests nor threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 Encode = Callable[[str], list[int]]
 
@@ -60,3 +60,16 @@ def _piece_end(text: str, start: int) -> int:
     middle = start + _PIECE_CHARS // 2
     space = max(text.rfind(" ", middle, end), text.rfind("\n", middle, end))
     return space if space > middle else end
+
+
+def lengths_within(lengths: Sequence[int], most: int) -> list[int]:
+    """How much is kept of a text, or of the two of a pair, that may have `most` tokens together: transformers' longest_first,
+    which shortens the longer one of a pair until both are of a length."""
+    if len(lengths) == 1 or sum(lengths) <= most:
+        return [min(length, most) for length in lengths]
+    shorter, longer = sorted(lengths)
+    if 2 * shorter < most:
+        longer = most - shorter
+    else:
+        shorter, longer = most // 2, most - most // 2
+    return [shorter, longer] if lengths[0] <= lengths[1] else [longer, shorter]

@@ -1,4 +1,4 @@
-"""How much one request may be answered with beside its text: logprobs and hidden states.
+"""How much one request may be answered with beside its text: logprobs, hidden states and vectors.
 
 A prompt's tokens, the alternatives of each and the samples multiply to millions, which a reply must hold all at once. Here they
 are counted before anything is sent to the scheduler.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from jaxserve.runner import Vectors
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.types import SamplingParams
 
@@ -36,6 +37,17 @@ class ReplyLimits:
         if most < 1:
             raise self._too_many(total + rate, asked[0][0])
         return [min(room, most) if one[1].max_new_tokens is None else room for one, room in zip(asked, rooms, strict=True)]
+
+    def check_vectors(self, vectors: Vectors | None, prompt_lens: Sequence[int]) -> None:
+        """Raises RequestError if a request's vectors are too many numbers."""
+        if self.most_numbers is None or vectors is None:
+            return
+        total = vectors.size * (sum(prompt_lens) if vectors.of_tokens else len(prompt_lens))
+        if total > self.most_numbers:
+            raise RequestError(
+                f"The vectors of the request's {len(prompt_lens)} texts hold {total} numbers; one reply may hold at most "
+                f"{self.most_numbers} (--max-reply-numbers). Send it in parts."
+            )
 
     def _sure(self, options: PromptOptions, params: SamplingParams, prompt_len: int, room: int) -> int:
         """Of a prompt's samples, but for tokens whose number the request leaves open."""

@@ -6,6 +6,7 @@ Pure functions over GenerateReqInput and token ids; every failure is a RequestEr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -16,6 +17,7 @@ import numpy as np
 
 from jaxserve.config import ServerArgs
 from jaxserve.parsers.base import ReasoningFormat
+from jaxserve.runner import Vectors
 from jaxserve.server.prompt_encoding import TooManyTokensError
 from jaxserve.server.reply_limits import NO_REPLY_LIMITS, ReplyLimits
 from jaxserve.server.requests import GenerateReqInput, PromptEmbeds, PromptOptions, RequestError
@@ -59,6 +61,10 @@ class ModelLimits:
     reasoning: ReasoningFormat | None = None  # how the model thinks, if the server knows it
     runs_user_code: bool = False
     serves_lora: bool = False
+    generates: bool = True
+    vectors: Vectors | None = None  # what the model makes of texts, if it does
+    num_token_ids: int = 0  # ids that tokens may have, their types included; 0: those of the vocabulary
+    new_tokens: int = 1  # that a prompt must leave room for
 
     @staticmethod
     def of(info: dict[str, Any], args: ServerArgs, reply: ReplyLimits, reasoning: ReasoningFormat | None) -> ModelLimits:
@@ -78,7 +84,41 @@ class ModelLimits:
             reasoning=reasoning,
             runs_user_code=args.enable_custom_logit_processor,
             serves_lora=args.serves_lora,
+            generates=info.get("generates", True),
+            vectors=_vectors(info.get("vectors")),
+            num_token_ids=info.get("num_token_ids", 0),
         )
+
+    @functools.cached_property
+    def of_pooling(self) -> ModelLimits:
+        """Those of a request for vectors: no token follows its prompts."""
+        return dataclasses.replace(self, new_tokens=0)
+
+    @property
+    def num_prompt_ids(self) -> int:
+        """Ids that a prompt's tokens may have."""
+        return self.vocab_size if self.new_tokens else max(self.vocab_size, self.num_token_ids)
+
+    @property
+    def type_stride(self) -> int:
+        """What is added to the id of a token for each type before its own; 0: the model knows no types."""
+        return self.vocab_size if self.num_token_ids > self.vocab_size else 0
+
+    def check_generates(self) -> None:
+        if not self.generates:
+            message = f"This server's model does not generate text: it {_what_for(self.vectors)}."
+            raise RequestError(message, param="model", code="unsupported_operation")
+
+    def check_vectors(self, gives: Collection[str]) -> Vectors:
+        """What the model makes of texts, if that is one of what it is asked to give."""
+        if self.vectors is None:
+            message = "This server makes no vectors of texts: its model generates."
+        elif self.vectors.gives not in gives:
+            wanted = "embeddings" if "embedding" in gives else "scores"
+            message = f"This server's model gives no {wanted}: it {_what_for(self.vectors)}."
+        else:
+            return self.vectors
+        raise RequestError(message, param="model", code="unsupported_operation")
 
     def check_num_sequences(self, num_prompts: int, n: int) -> None:
         """Of one request. Cheap: meant for before anything is done for each of them."""
@@ -94,8 +134,8 @@ class ModelLimits:
 
     @property
     def longest_prompt_len(self) -> int:
-        """A prompt must leave room for one token, in the context and in the KV cache."""
-        return min(self.context_len, self.max_sequence_tokens) - 1
+        """A prompt must leave room for one token, in the context and in the KV cache, unless vectors are wanted."""
+        return min(self.context_len, self.max_sequence_tokens) - self.new_tokens
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -103,9 +143,26 @@ class ModelLimits:
         return self.max_total_tokens // self.num_shards
 
 
+def _vectors(info: Vectors | dict[str, Any] | None) -> Vectors | None:
+    """As a scheduler's message brings it."""
+    return Vectors(**{**info, "labels": tuple(info["labels"])}) if isinstance(info, dict) else info
+
+
+def _what_for(vectors: Vectors | None) -> str:
+    if vectors is not None and vectors.gives == "embedding":
+        return "makes embeddings of texts (POST /v1/embeddings)"
+    return "scores texts (POST /classify, /rerank)"
+
+
 def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
     """Everything that can be checked before tokenizing."""
-    given = {"text": req.prompts, "input_ids": req.input_ids, "input_embeds": req.input_embeds}
+    if req.pools:
+        _check_pools(req, limits)
+    else:
+        limits.check_generates()
+        if req.pairs is not None:
+            raise RequestError("Pairs of texts are for vectors: text must be one text for each prompt.", param="text")
+    given = {"text": req.prompts, "pairs": req.pairs, "input_ids": req.input_ids, "input_embeds": req.input_embeds}
     fields = [field for field, prompts in given.items() if prompts is not None]
     if len(fields) != 1:
         raise RequestError("Exactly one of text, input_ids and input_embeds must be given.", param="text")
@@ -145,6 +202,21 @@ def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:
         _check_rids(req.rids, req.num_prompts)
     _check_unicode(req, distinct_params, distinct_options)
     _check_params_size(req.sampling_params, distinct_params)
+
+
+def _check_pools(req: GenerateReqInput, limits: ModelLimits) -> None:
+    """What follows from asking for vectors alone. The routes see to most of it; the texts are their clients'."""
+    limits.check_vectors(("embedding", "scores", "token_scores"))
+    if req.stream or any(params.n > 1 or params.max_new_tokens != 0 for params in _distinct(req.sampling_params)):
+        raise RequestError("A request for vectors has no new tokens (max_new_tokens 0, n 1) and no stream.", param="stream")
+    if any(o.return_logprob or o.return_hidden_states or o.session_params is not None for o in _distinct(req.options)):
+        raise RequestError("A request for vectors has no logprobs, hidden states or session.", param="return_logprob")
+    if "" in (req.prompts or ()):
+        raise RequestError("text must not hold an empty string.", param="text")
+    wanted, longest = req.truncate_prompt_tokens, limits.of_pooling.longest_prompt_len
+    if wanted is not None and wanted != -1 and not 1 <= wanted <= longest:
+        message = f"truncate_prompt_tokens must be -1 or in [1, {longest}], got {wanted}."
+        raise RequestError(message, param="truncate_prompt_tokens")
 
 
 def _check_asks_no_ids(embeds: PromptEmbeds, options: PromptOptions) -> None:
@@ -246,7 +318,7 @@ def _check_unicode(
 ) -> None:
     """JSON can hold half a surrogate pair; neither a tokenizer nor a message can."""
     texts: dict[str, list[str]] = {
-        "text": req.prompts or [],
+        "text": [*(req.prompts or ()), *(text for pair in req.pairs or () for text in pair)],
         "rid": req.rids or [],
         "extra_key": [options.extra_key or "" for options in distinct_options],
         "cache_salt": [options.cache_salt or "" for options in distinct_options],
@@ -283,7 +355,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, limits: ModelLimits, *, add_s
             text, limits.longest_prompt_len, cut=limits.allow_auto_truncate, add_special_tokens=add_special_tokens
         )
     except TooManyTokensError as error:
-        raise _too_long(error.at_least, limits, at_least=True) from None
+        raise too_long(error.at_least, limits, at_least=True) from None
 
 
 def encode_prompts(tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
@@ -299,7 +371,7 @@ def fit_prompt(length: int, limits: ModelLimits) -> int:
     if length <= longest:
         return length
     if not limits.allow_auto_truncate:
-        raise _too_long(length, limits)
+        raise too_long(length, limits)
     logger.warning("A prompt of %d tokens was shortened to %d.", length, longest)
     return longest
 
@@ -316,26 +388,27 @@ def check_prompt(ids: list[int], limits: ModelLimits) -> np.ndarray:
     except OverflowError:
         raise _outside_vocabulary(max(ids, key=abs), limits) from None
     lowest, highest = int(array.min()), int(array.max())
-    if lowest < 0 or highest >= limits.vocab_size:
+    if lowest < 0 or highest >= limits.num_prompt_ids:
         raise _outside_vocabulary(lowest if lowest < 0 else highest, limits)
     return array.astype(np.int32)
 
 
 def _outside_vocabulary(token_id: int, limits: ModelLimits) -> RequestError:
-    return RequestError(f"input_ids must lie in [0, {limits.vocab_size}), got {token_id}.", param="input_ids")
+    return RequestError(f"input_ids must lie in [0, {limits.num_prompt_ids}), got {token_id}.", param="input_ids")
 
 
 # By these words clients find out that a conversation must be shortened: SGLang's tests and LiteLLM by "is longer than the
 # model's context length", LiteLLM also by "maximum input length is" and "this model's maximum context length is".
 
 
-def _too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -> RequestError:
-    if prompt_len >= limits.context_len:
-        limit = f"the model's context length ({limits.context_len} tokens) less one new token."
+def too_long(prompt_len: int, limits: ModelLimits, *, at_least: bool = False) -> RequestError:
+    less = " less one new token" if limits.new_tokens else ""
+    if prompt_len > limits.context_len - limits.new_tokens:
+        limit = f"the model's context length ({limits.context_len} tokens){less}."
     else:
         shards = f" in each of {limits.num_shards} shards" if limits.num_shards > 1 else ""
         limit = (
-            f"this server's KV cache ({limits.max_sequence_tokens} tokens{shards}) less one new token: "
+            f"this server's KV cache ({limits.max_sequence_tokens} tokens{shards}){less}: "
             f"the maximum input length is {limits.longest_prompt_len} tokens."
         )
     count = f"{'at least ' if at_least else ''}{prompt_len} tokens"

@@ -119,6 +119,9 @@ class GenerateReqInput:
     options: list[PromptOptions] = dataclasses.field(default_factory=list)  # empty: the defaults for every prompt
     stream: bool = False
     pools: bool = False  # vectors of the prompts are wanted, and no tokens: max_new_tokens is 0
+    # Where it pools: what is longer is cut to so many tokens, or to as many as the model takes (-1). None: as the server's
+    # options say.
+    truncate_prompt_tokens: int | None = None
     thinking: Thinking | None = None  # of every prompt's output; where there is a grammar, it begins behind the thinking
     # max_new_tokens beyond what the context has room for is no error: clients of some protocols always ask for many.
     cuts_new_tokens: bool = False
@@ -192,6 +195,13 @@ def raise_if_failed(chunk: GenerationChunk) -> None:
     if reason is not None and reason.type == "abort" and reason.status_code is not None:
         err_type = reason.err_type or ERR_TYPES.get(reason.status_code, "InternalServerError")
         raise RequestError(reason.message or "The request was aborted.", reason.status_code, err_type)
+
+
+def expanded_rids(rid: str | list[str] | None, count: int, *, is_batch: bool) -> list[str] | None:
+    """Of the prompts. A single rid of several is expanded: rid_0, rid_1, ..."""
+    if rid is None or isinstance(rid, list):
+        return rid
+    return [f"{rid}_{i}" for i in range(count)] if is_batch and rid else [rid] * count
 
 
 def new_rid() -> str:

@@ -67,6 +67,8 @@ def _merge(into: GenerationChunk, later: GenerationChunk) -> None:
     if later.input_logprobs is not None:
         into.input_logprobs = later.input_logprobs
     into.hidden_states.extend(later.hidden_states)
+    if later.pooled is not None:
+        into.pooled = later.pooled
 
 
 class WaitingChunks:

@@ -20,7 +20,7 @@ from tokenizers import decoders
 
 from jaxserve.server.chat_templates import chosen_template
 from jaxserve.server.conversation_spellings import other_spellings
-from jaxserve.server.prompt_encoding import encode_within
+from jaxserve.server.prompt_encoding import encode_within, lengths_within
 from jaxserve.text.byte_level import byte_alphabet
 
 # One of these must be in a tokenizer's folder.
@@ -45,6 +45,16 @@ class TextDecoder(Protocol):
 
     def token_bytes(self, *, skip_special_tokens: bool) -> Callable[[int], bytes] | None:
         """The bytes of a token, if a text is nothing but its tokens' bytes as UTF-8; None: it is not that simple."""
+
+
+class TextTokenizer(Protocol):
+    """Text to ids, for whoever needs no more of a Tokenizer; may be used from any thread."""
+
+    @property
+    def separates_pairs(self) -> bool:
+        """Special tokens stand between the texts of a pair."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
 class RustDecoder:
@@ -193,6 +203,53 @@ class Tokenizer:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
             return [encoding.ids for encoding in encodings]
         return [self.hf.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    def encode_texts(
+        self, texts: Sequence[str | tuple[str, str]], *, type_stride: int = 0, cut_to: int | None = None
+    ) -> list[list[int]]:
+        """The ids of texts and of pairs, with special tokens as the tokenizer puts them. Of a token of type t (BERT's
+        token_type_ids) the id plus t times `type_stride`. `cut_to`: what is longer is cut as transformers does (longest_first);
+        special tokens stay, so that a text never gets shorter than those."""
+        if "token_type_ids" not in self.hf.model_input_names:
+            type_stride = 0
+        if self._backend is None:
+            made = [self._encode_in_python(text, cut_to) for text in texts]
+        else:
+            encodings = self._backend.encode_batch_fast(list(texts))
+            if cut_to is not None:
+                pairs = zip(encodings, texts, strict=True)
+                encodings = [whole if len(whole) <= cut_to else self._encode_cut(text, cut_to) for whole, text in pairs]
+            made = [(encoding.ids, encoding.type_ids if type_stride else None) for encoding in encodings]
+        return [
+            ids if not type_stride or types is None else [i + t * type_stride for i, t in zip(ids, types, strict=True)]
+            for ids, types in made
+        ]
+
+    def _encode_cut(self, text: str | tuple[str, str], length: int) -> Any:
+        """An encoding of so many tokens. The truncation that the tokenizer offers itself is a state of it, for all threads."""
+        assert self._backend is not None
+        parts = [text] if isinstance(text, str) else list(text)
+        encodings = self._backend.encode_batch_fast(parts, add_special_tokens=False)
+        room = max(length - self._backend.num_special_tokens_to_add(len(parts) == 2), 0)
+        for encoding, kept in zip(encodings, lengths_within([len(one) for one in encodings], room), strict=True):
+            encoding.truncate(kept, direction=self.hf.truncation_side)
+        return self._backend.post_process(*encodings, add_special_tokens=True)
+
+    def _encode_in_python(self, text: str | tuple[str, str], cut_to: int | None) -> tuple[list[int], list[int] | None]:
+        # As lists: an empty text alone would be no second one.
+        parts = ([text],) if isinstance(text, str) else ([text[0]], [text[1]])
+        made = self.hf(*parts, truncation="longest_first" if cut_to is not None else False, max_length=cut_to)
+        return made["input_ids"][0], made["token_type_ids"][0] if "token_type_ids" in made else None
+
+    @property
+    def cuts_ends(self) -> bool:
+        """A text that is cut loses its end, not its beginning."""
+        return str(self.hf.truncation_side) == "right"
+
+    @functools.cached_property
+    def separates_pairs(self) -> bool:
+        """Special tokens stand between the texts of a pair."""
+        return bool(self.hf.num_special_tokens_to_add(pair=True) > self.hf.num_special_tokens_to_add(pair=False))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True, spaces_between: bool = True) -> str:
         return self.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens, spaces_between=spaces_between)[0]

@@ -56,7 +56,7 @@ from jaxserve.server.host_spans import HostSpans, merge
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.metrics import ServerMetrics
 from jaxserve.server.output_routes import Routes
-from jaxserve.server.probes import generate_one_token, is_alive
+from jaxserve.server.probes import is_alive, probe_replica
 from jaxserve.server.replicas import Replicas
 from jaxserve.server.reply_limits import ReplyLimits
 from jaxserve.server.request_checks import ModelLimits, encode_prompt, without_tokenizer
@@ -67,6 +67,7 @@ from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.timelines import log_times
 from jaxserve.server.tokenizer import Tokenizer
 from jaxserve.server.tracing import Tracer
+from jaxserve.server.vectors import describe_vectors
 from jaxserve.server.worker_link import WorkerLink
 from jaxserve.timeline import RequestTimeline
 from jaxserve.types import FinishReason
@@ -255,7 +256,7 @@ class TokenizerManager:
         """A new process is ready: it is told what the others were told, proves itself, and serves. Raises RequestError."""
         told = await self._controls.bring_up_to_date(worker)
         if not self.is_paused and not self.is_input_blocked and not self.released_memory:
-            await generate_one_token(self, worker.rank, before_ready=True)
+            await probe_replica(self, worker.rank, before_ready=True)
             await self._controls.bring_up_to_date(worker, told)
         self.replicas.serves(worker, info["max_total_tokens"])
         least = min(self.limits.max_total_tokens, info["max_total_tokens"])
@@ -373,6 +374,12 @@ class TokenizerManager:
         return self._tokenizer
 
     @property
+    def chat_template(self) -> str | None:
+        """None: there is none, or no tokenizer."""
+        template = None if self._tokenizer is None else self._tokenizer.hf.chat_template
+        return template if isinstance(template, str) else None
+
+    @property
     def limits(self) -> ModelLimits:
         if self._limits is None:
             raise _unavailable("The server is starting.")
@@ -403,7 +410,8 @@ class TokenizerManager:
             **msgspec.structs.asdict(self.weights),
             "tokenizer_path": args.effective_tokenizer_path,
             "served_model_name": args.effective_served_model_name,
-            "is_generation": True,
+            "is_generation": limits.generates if limits else None,
+            "vectors": describe_vectors(limits.vectors) if limits else None,
             "reasoning_parser": args.reasoning_parser,
             "tool_call_parser": args.tool_call_parser,
             "lora_adapters": self.lora_adapters,
@@ -422,7 +430,7 @@ class TokenizerManager:
         Leaving aborts what still runs. `before_ready` is for the warm-up request."""
         if not before_ready and self.status != "ready":
             raise self._closed()
-        tokenizer = self._tokenizer if req.prompts is None else self.tokenizer
+        tokenizer = self._tokenizer if req.prompts is None and req.pairs is None else self.tokenizer
         bos_token_id = None if self._tokenizer is None else self._tokenizer.bos_token_id
         return self._generation.stream(req, sink, tokenizer, self.limits, bos_token_id)
 
@@ -483,6 +491,8 @@ class TokenizerManager:
     ) -> list[int]:
         """The ids of a conversation; RequestError if the template cannot render it, or it is far too long. From any thread."""
         tokenizer = self.tokenizer
+        if not tokenizer.hf.chat_template:
+            self.limits.check_generates()
         try:
             text = tokenizer.render_chat(messages, tools, add_generation_prompt, continue_final_message, **kwargs)
         except ValueError as error:

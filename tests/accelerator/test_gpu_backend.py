@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Heads, expected, make_step, rounded, run, spec_of
+from attention_cases import Heads, expected, make_step, not_causal, rounded, run, spec_of
 
 from jaxserve.kernels.api import BACKENDS, AttentionSpec, Chip, choose_backend
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
@@ -56,6 +56,30 @@ def test_steps(
     assert not np.any(out[~step.is_live])
 
 
+TEXTS = [(n, n) for n in (70, 1, 16, 0, 2, 131)]
+
+
+@pytest.mark.parametrize(
+    ("heads", "windows", "page_size"),
+    [
+        (Heads(2, 2, 64), (None,), 64),
+        (HEADS, (None, 20), 16),
+        (SIXTEEN, (1, 60), 16),
+    ],
+    ids=["all", "all and a window", "windows"],
+)
+def test_texts_of_an_encoder(heads: Heads, windows: tuple[int | None, ...], page_size: int, interpret: Any) -> None:
+    step = rounded(make_step(TEXTS, heads, page_size=page_size, num_tokens=232), jnp.bfloat16)
+
+    def bind(spec: AttentionSpec) -> PallasGpuAttention:
+        return PallasGpuAttention(dataclasses.replace(spec, chip=TINY, windows=windows), interpret)
+
+    for window in windows:
+        out = run(not_causal(bind), step, jnp.bfloat16, static_window=window)
+        assert relative_error(out, expected(step, is_causal=False, sliding_window=window)) < BF16_ERROR
+        assert not np.any(out[~step.is_live])
+
+
 def supported(**changes: Any) -> AttentionSpec:
     step = make_step([(1, 1)], Heads(32, 8, 128))
     return spec_of(step, jnp.bfloat16, H200, **{"page_size": 64, **changes})
@@ -63,6 +87,7 @@ def supported(**changes: Any) -> AttentionSpec:
 
 def test_auto_takes_it_on_hopper() -> None:
     assert choose_backend("auto", supported()).name == "pallas"
+    assert choose_backend("auto", supported(is_causal=False, windows=(None, 65))).name == "pallas"
 
 
 @pytest.mark.parametrize(

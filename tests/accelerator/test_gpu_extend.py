@@ -235,6 +235,9 @@ CASES = {
     "chunks of keys, window, pages of 16": Case(
         CHUNKS, 200, 4, page_size=16, first_positions=CHUNK_POSITIONS, with_log_sums=True, sliding_window=90, config=ALONE
     ),
+    "keys that end before their queries, in a window": Case(
+        ((330, 330), (70, 70), (3, 130)), 408, 4, page_size=16, first_positions=(150, 150, 200), sliding_window=301
+    ),
     "log sums without decode rows, soft cap": Case(MIXED, 56, 4, min_q_len=2, with_log_sums=True, soft_cap=2.0),
 }
 
@@ -401,7 +404,7 @@ def compiled(compile_for_h200: Callable[..., Any], case: Case, num_rows: int = 8
     def attend(q: jax.Array, kv: Any, table: jax.Array, kv_lens: jax.Array, cu_lens: jax.Array, sinks: jax.Array) -> Any:
         plan = plan_extend(
             kv_lens, cu_lens, T, group=group, min_q_len=2, cu_kv_lens=None if case.page_size else cu_lens,
-            with_log_sums=case.with_log_sums, config=config,
+            first_positions=kv_lens if case.first_positions else None, with_log_sums=case.with_log_sums, config=config,
         )  # fmt: skip
         if case.with_log_sums:
             return extend_with_log_sums(q, kv[0], table, plan, jnp.int32(0), head_dim_v=case.head_dim_v, **options)
@@ -436,6 +439,9 @@ COMPILED = {
     "DeepSeek's widths, log sums": Case((), 0, 16, 16, 192, 128, with_log_sums=True),
     "Llama 3, log sums": Case((), 0, 32, 8, 128, 128, with_log_sums=True),
     "DeepSeek's prefill": Case((), 0, 16, 16, 192, 128, page_size=0),
+    "BERT": Case((), 0, 12, 12, 64, 64, first_positions=(0,)),
+    "ModernBERT, in a window": Case((), 0, 12, 12, 64, 64, first_positions=(0,), sliding_window=129),
+    "a large encoder, in a window": Case((), 0, 32, 8, 128, 128, first_positions=(0,), sliding_window=129),
     "contiguous, sinks and window": Case((), 0, 32, 8, 128, 128, page_size=0, sliding_window=128, has_sinks=True),
     "contiguous, sinks and window at 256": Case((), 0, 16, 8, 256, 256, page_size=0, sliding_window=128, has_sinks=True),
     "values as wide as keys of 192": Case((), 0, 16, 16, 192, 192),

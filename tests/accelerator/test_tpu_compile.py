@@ -60,6 +60,7 @@ class Case:
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
+    is_causal: bool = True
     rows: int = 64
     tokens: int = 256
     max_pages: int = 64
@@ -68,7 +69,7 @@ class Case:
     def spec(self) -> AttentionSpec:
         chip = Chip.of(one_chip(self.chip).devices.flat[0])
         heads = (self.query_heads, self.kv_heads, self.head_dim)
-        return AttentionSpec(chip, *heads, "bfloat16", self.kv_dtype, self.page_size)
+        return AttentionSpec(chip, *heads, "bfloat16", self.kv_dtype, self.page_size, is_causal=self.is_causal)
 
 
 def inputs_of(case: Case, num_tokens: int) -> tuple[Any, dict[str, Any], Any]:
@@ -198,6 +199,9 @@ def test_quantized(case: Case, prove: Prove) -> None:
         Case("7x", 16, 1, 192),
         Case("v6e", 32, 32, 128, page_size=256, tokens=4096, rows=4),
         Case("7x", 32, 8, 128, tokens=8192, rows=8, max_pages=1024),
+        Case("v5e", 12, 12, 64, is_causal=False, tokens=4096, max_pages=4),
+        Case("v6e", 12, 12, 64, is_causal=False, window=65, tokens=4096),
+        Case("7x", 16, 16, 64, is_causal=False, window=65, tokens=4096),
     ],
     ids=str,
 )

@@ -155,6 +155,11 @@ def spec_of(step: Step, dtype: Any, chip: Chip = Chip("cpu"), **more: Any) -> At
     return AttentionSpec(chip, heads.query, heads.kv, heads.dim, name, **fields)
 
 
+def not_causal(bind: Bind) -> Bind:
+    """The backend as encoders have it."""
+    return lambda spec: bind(dataclasses.replace(spec, is_causal=False))
+
+
 def nan_pool(backend: AttentionBackend, num_pages: int) -> Any:
     """The KV cache, all of it NaN (255 where it holds no floats)."""
 
@@ -235,6 +240,7 @@ def expected(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
+    is_causal: bool = True,
 ) -> np.ndarray:
     """Attention by definition, one token and head at a time, in float64: [T, Hq, D], zeros for padding."""
     group = step.heads.query // step.heads.kv
@@ -243,7 +249,11 @@ def expected(
     for token in np.flatnonzero(step.is_live):
         row, position = step.token_rows[token], step.token_positions[token]
         first = 0 if sliding_window is None else max(0, position - sliding_window + 1)
-        keys, values = (x[row][first : position + 1].astype(np.float64) for x in (step.keys, step.values))
+        end = position + 1
+        if not is_causal:
+            kv_len = step.rows[row][1]
+            end = kv_len if sliding_window is None else min(kv_len, position + sliding_window)
+        keys, values = (x[row][first:end].astype(np.float64) for x in (step.keys, step.values))
         for head in range(step.heads.query):
             scores = keys[:, head // group] @ step.q[token, head].astype(np.float64) * scale
             if soft_cap is not None:

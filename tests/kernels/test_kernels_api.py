@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.kernels.api import BACKENDS, AttentionBackend, AttentionSpec, Chip, choose_backend
+from jaxserve.kernels.api import BACKENDS, AttentionBackend, AttentionSpec, Chip, choose_backend, choose_latent_backend
 from jaxserve.kernels.reference import ReferenceAttention
 from jaxserve.kernels.spec import ProjectedHead
 
@@ -89,6 +89,7 @@ class Config:
     num_kv_heads: int = 2
     head_dim: int = 64
     windows: tuple[int | None, ...] = (None, 16, None)
+    is_causal: bool = True
     latent_dim: int | None = None
     projected: ProjectedHead | None = None
     uses_soft_cap: bool = True
@@ -100,6 +101,19 @@ def test_spec_of_a_config() -> None:
     assert whole == dataclasses.replace(SPEC, windows=(None, 16), uses_soft_cap=True)
     shard = AttentionSpec.of(Config(), chip=Chip("cpu"), tp_size=4, dtype="bfloat16", kv_dtype="int8", page_size=8)
     assert (shard.num_heads, shard.num_kv_heads, shard.group, shard.kv_dtype, shard.page_size) == (2, 1, 2, "int8", 8)
+
+
+def test_spec_of_an_encoder() -> None:
+    spec = AttentionSpec.of(Config(is_causal=False), chip=Chip("cpu"), tp_size=1, dtype="float32")
+    assert spec == dataclasses.replace(SPEC, windows=(None, 16), uses_soft_cap=True, is_causal=False)
+
+
+def test_latents_are_of_causal_attention() -> None:
+    chip = Chip("tpu", "TPU v6 lite")
+    spec = AttentionSpec(chip, 16, 1, 576, "bfloat16", "bfloat16", latent_dim=512, is_causal=False)
+    reason = "attention over latents is causal."
+    with pytest.raises(NotImplementedError, match=f"'pallas': {reason} attention backend 'reference': {reason}"):
+        choose_latent_backend("auto", spec)
 
 
 def test_chip_of_a_device() -> None:

@@ -38,6 +38,14 @@ def test_single_queries_do_not_pay_for_wide_tiles() -> None:
     assert covered(wide) == [(9, 1, 18), (10, 1, 19), *((1 + i, 1, 10 + i) for i in range(8))]
 
 
+def test_tiles_see_whole_rows_where_attention_is_not_causal() -> None:
+    kv_lens, cu = jnp.array([1, 20, 9, 0], jnp.int32), jnp.array([0, 1, 21, 30, 30], jnp.int32)
+    single, wide = extend_tiles(kv_lens, cu, num_tokens=32, tile_tokens=8, is_causal=False)
+    assert covered(single) == [(0, 0, 0)]
+    assert covered(wide) == [*((1 + i, 1, i) for i in range(20)), *((21 + i, 2, i) for i in range(9))]
+    np.testing.assert_array_equal(wide.kv_end[:6], [20, 20, 20, 9, 9, 0])
+
+
 def test_tiles_are_no_wider_than_the_step() -> None:
     _, wide = extend_tiles(jnp.array([3], jnp.int32), jnp.array([0, 3], jnp.int32), num_tokens=4, tile_tokens=32)
     assert wide.tile_tokens == 4

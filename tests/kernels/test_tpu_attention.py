@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Heads, Step, expected, make_step, nan_pool, pack_qkv, rounded, run, spec_of
+from attention_cases import Heads, Step, expected, make_step, nan_pool, not_causal, pack_qkv, rounded, run, spec_of
 from tpu_interpreter import INTERPRET, SMALL, WIDE, fail_on_races
 
 from jaxserve.kernels.api import AttentionMetadata
@@ -71,6 +71,26 @@ def test_a_tile_of_several_heads_and_products(monkeypatch: pytest.MonkeyPatch, s
     bind = functools.partial(bind_small, override=dataclasses.replace(SMALL, extend=extend))
     sinks = np.array([0.5, -3.0, 20.0, 0.0], np.float32)
     check(make_step(((24, 30), (3, 3), (0, 0), (2, 40)), Heads(4, 2, 16), num_tokens=40), bind, sliding_window=21, sinks=sinks)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"static_window": 6, "sinks": np.array([0.5, -3.0, 20.0, 0.0], np.float32)},
+        pytest.param({"static_window": 1}, marks=pytest.mark.matrix),
+        pytest.param({"static_window": 17, "soft_cap": 3.0}, marks=pytest.mark.matrix),
+        pytest.param({"static_window": 2**31 - 1}, marks=pytest.mark.matrix),
+    ],
+    ids=str,
+)
+def test_texts_of_an_encoder(options: dict[str, Any]) -> None:
+    """Of more and of fewer tokens than the decode pass takes, some of which share a tile."""
+    step = make_step([(n, n) for n in (37, 1, 3, 0, 9, 2, 16)], Heads(4, 2, 16), num_tokens=80)
+    as_arrays = {name: jnp.asarray(value) if name == "sinks" else value for name, value in options.items()}
+    of_definition = {name.replace("static", "sliding"): value for name, value in options.items()}
+    want = expected(step, is_causal=False, **of_definition)
+    np.testing.assert_allclose(run(not_causal(bind_small), step, **as_arrays), want, atol=F32_ERROR, rtol=0)
 
 
 @pytest.mark.matrix

@@ -2,6 +2,7 @@
 
 A file has CASES (name -> Case), LIVE (by a server of its own: what a family's serving can depend on) and IN_PROCESS (by
 scheduler and runner in the test's process: variants). Of a family that only spells another's differently, logits are enough.
+ENCODERS are cases of models that do not generate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from model_families.case import Case, Served
 
-__all__ = ["CASES", "IN_PROCESS", "LIVE", "Case", "Served", "is_first_of_its_architecture"]
+__all__ = ["CASES", "ENCODERS", "IN_PROCESS", "LIVE", "Case", "Served", "is_first_of_its_architecture"]
 
 
 def _all(name: str, nothing: Any) -> Iterator[Any]:
@@ -25,6 +26,7 @@ def _all(name: str, nothing: Any) -> Iterator[Any]:
 
 
 CASES: dict[str, Case] = {name: case for cases in _all("CASES", {}) for name, case in cases.items()}
+ENCODERS: dict[str, Case] = {name: case for cases in _all("ENCODERS", {}) for name, case in cases.items()}
 LIVE: list[Served] = [served for part in _all("LIVE", ()) for served in part]
 IN_PROCESS: list[Served] = [served for part in _all("IN_PROCESS", ()) for served in part]
 

@@ -22,6 +22,7 @@ class Case:
     without: tuple[str, ...] = ()  # options of that base that the family has not
     config_class: str | None = None  # None: family + "Config"
     takes_images: bool = False  # the language model is part of a larger one
+    is_encoder: bool = False  # no logits: hidden states are compared
     has_centered_norms: bool = False  # norms multiply with 1 + weight
     prepare: Callable[[Any], None] | None = None  # what is done to the torch model before it is written
     rewrite: Rewrite | None = None  # None: the checkpoint is as Transformers writes it

@@ -99,7 +99,6 @@ def test_overrides_reach_the_text_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention must be false"),
         ({"sliding_window_pattern": 0}, "sliding_window_pattern must be a whole number of at least 1, got 0"),
         ({"query_pre_attn_scalar": None}, "query_pre_attn_scalar must be a whole number of at least 1, got None"),
         ({"layer_types": ["full_attention"]}, "layer_types must have num_hidden_layers=26 entries, got 1"),

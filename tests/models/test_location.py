@@ -22,9 +22,21 @@ FILES = {
     "consolidated.safetensors": b"the same once more",
     "pytorch_model.bin": b"and once more",
     "onnx/config.json": b"{  }",
+    "1_Pooling/config.json": b"{   }",
+    "2_Dense/model.safetensors": b"a matrix",
+    "2_Dense/pytorch_model.bin": b"the same once more",
+    "4bit/model.safetensors": b"and once more",
+    "0_Transformer/onnx/config.json": b"{    }",
     "README.md": b"# tiny",
 }
-TAKEN = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+TAKEN = {
+    "config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "model.safetensors",
+    "1_Pooling/config.json",
+    "2_Dense/model.safetensors",
+}
 NOBODY = "http://127.0.0.1:9"  # where nothing listens
 
 
@@ -97,10 +109,14 @@ def snapshot(home: Path) -> Path:
     return home / "hub" / "models--org--tiny" / "snapshots" / SHA
 
 
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_name_on_the_hub_is_fetched_once(tmp_path: Path) -> None:
     with fake_hub({NAME: FILES}) as (url, asked):
         assert ask(tmp_path, url) == str(snapshot(tmp_path))
-        assert {path.name for path in snapshot(tmp_path).iterdir()} == TAKEN
+        assert files(snapshot(tmp_path)) == TAKEN
         assert (snapshot(tmp_path) / "model.safetensors").read_bytes() == b"weights"
         del asked[:]
         assert ask(tmp_path, url, revision="main") == str(snapshot(tmp_path))
@@ -120,7 +136,7 @@ def test_a_name_on_the_hub_is_fetched_into_a_folder(tmp_path: Path) -> None:
 def test_without_weights_the_small_files_are_fetched(tmp_path: Path) -> None:
     with fake_hub({NAME: FILES}) as (url, _):
         ask(tmp_path, url, weights=False)
-    assert {path.name for path in snapshot(tmp_path).iterdir()} == TAKEN - {"model.safetensors"}
+    assert files(snapshot(tmp_path)) == {name for name in TAKEN if not name.endswith(".safetensors")}
 
 
 @pytest.mark.parametrize(

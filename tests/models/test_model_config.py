@@ -201,7 +201,7 @@ def test_overrides(tmp_path: Path) -> None:
             {"architectures": ["FooForCausalLM"]},
             "architecture 'FooForCausalLM' is not supported; the nearest that is: .*CONTRIBUTING.md",
         ),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "'LlamaForSequenceClassification' is not supported"),
+        ({"architectures": ["LlamaForQuestionAnswering"]}, "'LlamaForQuestionAnswering' is not supported"),
         ({"architectures": ..., "model_type": "foo"}, "model_type 'foo' .* is not supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq'"),
         ({"hidden_size": ...}, "hidden_size must be a whole number of at least 1, got None"),

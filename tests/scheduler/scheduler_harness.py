@@ -80,6 +80,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     input_logprobs: InputLogprobs | None = None
     hidden_states: list[HiddenStates] = dataclasses.field(default_factory=list)
+    pooled: np.ndarray | None = None
     stops: list[str] | None = None
     stop_patterns: list[str] | None = None
     prompt_tail: list[int] | None = None
@@ -148,6 +149,8 @@ class MemoryTransport:
             answer.input_logprobs = message.input_logprobs.get(i, answer.input_logprobs)
             if i in message.hidden_states:
                 answer.hidden_states.append(message.hidden_states[i])
+            assert i not in message.pooled or i in message.finished, f"{rid} got vectors before its end"
+            answer.pooled = message.pooled.get(i)
             answer.finish, answer.times = message.finished.get(i), message.times.get(i)
 
 
@@ -215,6 +218,7 @@ class Harness:
         thinking: Thinking | None = None,
         logit_rules: LogitRules | None = None,
         embeds: np.ndarray | bool = False,
+        pools: bool = False,
         route: Route = Route(),
         **sampling: Any,
     ) -> str:
@@ -233,6 +237,7 @@ class Harness:
             logprob_start_len=logprob_start_len,
             token_ids_logprob=token_ids_logprob,
             return_hidden_states=return_hidden_states,
+            pools=pools,
             priority=priority,
             extra_key=extra_key,
             lora_name=lora,
@@ -248,6 +253,10 @@ class Harness:
             message = msgspec.structs.replace(message, input_ids=ids, input_embeds=input_embeds)
         self.transport.inbox.append(message)
         return rid
+
+    def pool(self, prompt: Sequence[int], **options: Any) -> str:
+        """Submits a text of which a vector is wanted."""
+        return self.submit(prompt, 0, pools=True, **options)
 
     def abort(self, rid: str = "", *, exact: bool = False, abort_all: bool = False) -> None:
         if exact:
@@ -310,6 +319,11 @@ class Harness:
             adapter=self.folders.get(rid),
         )
 
+    def expected_vectors(self, rid: str) -> list[list[float]]:
+        ids = self.sent[rid].input_ids.tolist()
+        found: list[list[float]] = self.runner.expected_vectors(ids, adapter=self.folders.get(rid))
+        return found
+
     def assert_as_expected(self, *rids: str) -> None:
         """Named requests, or all, ended normally with the oracle's tokens."""
         for rid in rids or tuple(self.sent):
@@ -317,6 +331,11 @@ class Harness:
             assert answer.finish is not None and answer.finish.type != "abort", f"{rid}: {answer.finish}"
             assert answer.token_ids == self.expected(rid), f"{rid}: {answer.token_ids} instead of {self.expected(rid)}"
             assert answer.prompt_tokens == len(self.sent[rid].input_ids)
+            assert (answer.pooled is None) != self.sent[rid].pools, f"{rid}: {answer}"
+            if answer.pooled is not None:
+                assert answer.pooled.dtype == np.float32 and answer.pooled.tolist() == self.expected_vectors(rid), (
+                    f"{rid}: {answer}"
+                )
 
     @property
     def steps(self) -> list[StepInput]:

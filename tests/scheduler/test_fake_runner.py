@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_runner import FakeRunner, fake_spec
+from fake_vectors import fake_vectors
 from scheduler_harness import Harness, prompt_of
 
-from jaxserve.runner import PageUpdates, RowState, StepInput, launch
+from jaxserve.runner import PageUpdates, PoolQuery, RowState, StepInput, Vectors, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 
@@ -113,6 +114,87 @@ def test_tokens_depend_on_everything() -> None:
 def test_mistakes(runner: FakeRunner, make_steps: Callable[[], list[StepInput]], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         run(runner, *make_steps())
+
+
+WHOLE, LAST = fake_vectors(needs_whole=True), fake_vectors()
+
+
+def pools(first_slot: int, count: int, start: int, *, ends: bool, rows: tuple[int, ...] = (2,)) -> PoolQuery:
+    parts = len(rows)
+    return PoolQuery(
+        rows=ints(*rows),
+        first_slots=np.full(parts, first_slot, np.int32),
+        counts=np.full(parts, count, np.int32),
+        starts=np.full(parts, start, np.int32),
+        ends=np.full(parts, ends),
+    )
+
+
+def text_step(query: PoolQuery | None, start: int = 0) -> StepInput:
+    """Of a text of five tokens, row 2 computes the first three, or those from there on."""
+    ids = [5, 6, 7, 8, 9]
+    end = 5 if start else 3
+    return first_step(
+        seq_lens=ints(end),
+        extend_lens=ints(end - start),
+        input_ids=ints(*ids[start:end]),
+        sample=np.array([False]),
+        page_updates=PageUpdates.of(rows=ints(2, 2, 2, 2, 2), index=ints(0, 1, 2, 3, 4), pages=ints(1, 2, 3, 4, 5)),
+        new_rows=[] if start else [dataclasses.replace(row_state(*ids), sampling=SamplingParams(max_new_tokens=0))],
+        pool_query=query,
+    )
+
+
+@pytest.mark.parametrize(
+    ("vectors", "queries", "vector"),
+    [
+        (WHOLE, (pools(0, 3, 0, ends=False), pools(0, 2, 3, ends=True)), [6 + 14 + 24 + 36 + 50, 5, 5, 9]),
+        (LAST, (None, pools(1, 1, 4, ends=True)), [50, 1, 9, 9]),
+    ],
+)
+def test_vectors_are_what_one_computes_by_hand(
+    vectors: Vectors, queries: tuple[PoolQuery | None, ...], vector: list[int]
+) -> None:
+    runner = FakeRunner(fake_spec(vectors=vectors))
+    first, second = (launch(runner, text_step(query, start)) for query, start in zip(queries, (0, 3), strict=True))
+    begun = runner.fetch(first).pooled
+    assert begun is None or not len(begun)
+    found = runner.fetch(second).pooled
+    assert found is not None
+    assert found.tolist() == [[*vector, *runner.expected_tokens([5, 6, 7, 8, 9], 1)]]
+    assert found.tolist() == runner.expected_vectors([5, 6, 7, 8, 9])
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("vectors", "queries", "message"),
+    [
+        (None, [pools(0, 3, 0, ends=False)], "that the model does not make"),
+        (WHOLE, [pools(0, 2, 0, ends=False)], "slots 0 \\+ 2 of row 2, not 0..3"),
+        (WHOLE, [pools(0, 4, 0, ends=False)], "slots 0 \\+ 4 of row 2, not 0..3"),
+        (WHOLE, [pools(1, 2, 1, ends=False)], "leaves out 1 tokens"),
+        (WHOLE, [pools(0, 3, 1, ends=False)], "begins at 0, not at 1"),
+        (WHOLE, [pools(0, 3, 0, ends=True)], "ends=True at 3"),
+        (WHOLE, [pools(0, 3, 0, ends=False, rows=(2, 2))], "rows are not distinct"),
+        (WHOLE, [pools(0, 3, 0, ends=False, rows=(3,))], "row 3 extends nothing"),
+        (WHOLE, [None, pools(0, 2, 3, ends=True)], "goes on at 3, and nothing of its text has come"),
+        (WHOLE, [pools(0, 3, 0, ends=False), pools(0, 2, 3, ends=False)], "ends=False at 5"),
+        (LAST, [pools(2, 1, 2, ends=False)], "of which one matters"),
+        (LAST, [None, pools(0, 2, 3, ends=True)], "gives 2 tokens of which one matters"),
+    ],
+)
+def test_mistakes_about_vectors(vectors: Vectors | None, queries: list[PoolQuery | None], message: str) -> None:
+    runner = FakeRunner(fake_spec(vectors=vectors))
+    with pytest.raises(AssertionError, match=message):
+        run(runner, *(text_step(query, start) for query, start in zip(queries, (0, 3), strict=False)))
+    runner.close()
+
+
+def test_a_model_without_text_samples_nothing() -> None:
+    runner = FakeRunner(fake_spec(vectors=WHOLE, generates=False))
+    with pytest.raises(AssertionError, match="is to sample"):
+        run(runner, first_step())
+    runner.close()
 
 
 def test_other_outputs_than_before_a_retraction(runner: FakeRunner) -> None:

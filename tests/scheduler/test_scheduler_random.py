@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from fake_vectors import fake_vectors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import Harness
@@ -21,6 +22,7 @@ from jaxserve.scheduler.control.release_input import ReleaseInputReq
 from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput
 
 MAX_STEP_TOKENS = 160
+VECTORS = (fake_vectors(), fake_vectors(needs_whole=True), fake_vectors(needs_whole=True, of_tokens=True))
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random", "priority")
 
 
@@ -73,21 +75,31 @@ def submit_random(harness: Harness, rng: random.Random, bases: list[list[int]]) 
     )
 
 
+def pool_random(harness: Harness, rng: random.Random, bases: list[list[int]]) -> str:
+    base = rng.choice(bases)
+    prompt = base[: rng.randint(0, len(base))] + [rng.randint(1, 100) for _ in range(rng.randint(1, 50))]
+    route = Route(len(harness.sent) % (1 + len(bases[0]) % 3))
+    return harness.pool(prompt, priority=rng.choice([None, 0, 3, 9]), route=route)
+
+
 def unblock(harness: Harness) -> None:
     harness.control(UnblockInputReqInput())
     harness.control(ReleaseInputReq())
 
 
-def run_workload(seed: int, overlap: bool, delays_input: bool = False, num_shards: int = 1) -> Harness:
+def run_workload(seed: int, overlap: bool, delays_input: bool = False, num_shards: int = 1, pools: bool = False) -> Harness:
     """Half of the workloads admit requests as if they produced next to nothing, so that memory does run out."""
     rng = random.Random(seed)
     clip_tokens = rng.choice([2, prefill_adder.CLIP_MAX_NEW_TOKENS])
     with mock.patch.object(prefill_adder, "CLIP_MAX_NEW_TOKENS", clip_tokens):
-        return run_clipped_workload(rng, overlap, random.Random(seed) if delays_input else None, num_shards)
+        on_input, on_pool = (random.Random(seed) if wanted else None for wanted in (delays_input, pools))
+        return run_clipped_workload(rng, overlap, on_input, num_shards, on_pool)
 
 
-def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Random | None, num_shards: int) -> Harness:
-    """`on_input`: blocks input now and then, and looks for messages rarely."""
+def run_clipped_workload(
+    rng: random.Random, overlap: bool, on_input: random.Random | None, num_shards: int, on_pool: random.Random | None
+) -> Harness:
+    """`on_input`: blocks input now and then, and looks for messages rarely. `on_pool`: wants vectors of texts, too."""
     page_size = rng.choice([1, 1, 4, 16])
     args = random_args(rng, page_size, num_shards)
     groups = random_groups(rng, rng.choice([48, 96, 160, 256, 1024]) // page_size, page_size)
@@ -107,6 +119,7 @@ def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Ran
         max_step_tokens=MAX_STEP_TOKENS,
         num_draft_tokens=(1, 2, 4, 7)[groups[0].num_pages % 4] if has_states else rng.choice([1, 2, 4, 7]),
         num_snapshots=rng.choice([1, 4, 40]) if has_states else 0,
+        vectors=on_pool.choice(VECTORS) if on_pool else None,
     )
     try:
         bases = [[rng.randint(1, 100) for _ in range(rng.randint(1, 90))] for _ in range(3)]
@@ -114,6 +127,8 @@ def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Ran
         for _ in range(rng.randint(5, 40)):
             for _ in range(rng.choice([0, 1, 1, 5])):
                 submit_random(harness, rng, bases)
+            while on_pool and on_pool.random() < 0.5:
+                pool_random(harness, on_pool, bases)
             if harness.sent and rng.random() < 0.1:
                 aborted.add(rid := rng.choice(list(harness.sent)))
                 harness.abort(rid, exact=True)
@@ -136,6 +151,10 @@ def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Ran
             assert answer.finish is not None, f"{rid} has no terminal message"
             assert answer.route == harness.sent[rid].route
             expected = harness.expected(rid)
+            has_vectors = harness.sent[rid].pools and answer.finish.type != "abort"
+            assert (answer.pooled is not None) == has_vectors
+            if answer.pooled is not None:
+                assert answer.pooled.tolist() == harness.expected_vectors(rid)
             if answer.finish.type == "abort":
                 assert rid in aborted or rid in refused, f"{rid}: {answer.finish}"
                 assert answer.token_ids == expected[: len(answer.token_ids)]
@@ -155,9 +174,10 @@ def run_clipped_workload(rng: random.Random, overlap: bool, on_input: random.Ran
     overlap=st.booleans(),
     delays_input=st.booleans(),
     num_shards=st.sampled_from([1, 1, 2, 4]),
+    pools=st.booleans(),
 )
-def test_random_workloads(seed: int, overlap: bool, delays_input: bool, num_shards: int) -> None:
-    run_workload(seed, overlap, delays_input, num_shards)
+def test_random_workloads(seed: int, overlap: bool, delays_input: bool, num_shards: int, pools: bool) -> None:
+    run_workload(seed, overlap, delays_input, num_shards, pools)
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])

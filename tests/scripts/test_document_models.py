@@ -99,6 +99,6 @@ def test_the_command_says_what_a_config_is_read_as(checkpoint: CheckpointOf, tmp
     assert said.exit_code == 0, said.output
     assert "read as       DeepseekV3ForCausalLM, at most 512 tokens, vocabulary 512" in said.output
     assert "layers 1-2" in said.output and "336 bytes per token" in said.output  # 3 layers x (48 + 8) x 2
-    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    (tmp_path / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"]}')
     said = CliRunner().invoke(models, [str(tmp_path)])
     assert said.exit_code == 1 and "not supported; the nearest that is" in said.output

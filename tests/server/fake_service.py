@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import string
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,8 @@ EOS = 2
 class FakeTokenizer:
     """A character is a token, its id the code point; encoding adds a BOS."""
 
+    separates_pairs = False
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + [ord(c) for c in text]
 
@@ -99,6 +101,7 @@ class FakeService:
         self.generation_defaults: dict[str, Any] = {}
         self.resolved_options: dict[str, Any] = {"page_size": 16}
         self.template_arguments = TemplateArguments()
+        self.chat_template: str | None = None
         self.num_live = 0
         self.num_live_by_rank = [0]
         self.replica_states = ["up"]
@@ -151,6 +154,8 @@ class FakeService:
         self.fail_after: tuple[int, FinishReason] | None = None  # end every sequence so after that many tokens
         self.crash: Exception | None = None
         self.steps = 0
+        # Of requests for vectors: what the model makes of a prompt's tokens.
+        self.vectors_of: Callable[[list[int]], Any] = lambda ids: [len(ids), ids[1], ids[-1]]
 
     @property
     def is_ready(self) -> bool:
@@ -190,6 +195,8 @@ class FakeService:
 
     def _check(self, req: GenerateReqInput) -> None:
         self.requests.append(req)
+        if not req.pools:
+            self.limits.check_generates()
         for params in req.sampling_params:
             try:
                 params.verify(VOCAB_SIZE)
@@ -210,6 +217,8 @@ class FakeService:
     def _prompts(self, req: GenerateReqInput) -> list[list[int]]:
         if req.input_embeds is not None:
             return [[-1] * embeds.length for embeds in req.input_embeds]
+        if req.pairs is not None:
+            return [self.tokenizer.encode(pair.first) + self.tokenizer.encode(pair.second) for pair in req.pairs]
         return req.input_ids or [self.tokenizer.encode(text) for text in req.prompts or []]
 
     async def _chunks(self, req: GenerateReqInput) -> AsyncGenerator[GenerationChunk, None]:
@@ -218,6 +227,10 @@ class FakeService:
         bases = req.rids or [new_rid() for _ in prompts]
         n = req.num_samples
         rids = [base if n == 1 else f"{base}_{j}" for base in bases for j in range(n)]
+        if req.pools:
+            for index in reversed(range(req.num_prompts)):
+                yield self._pooled(index, rids[index], prompts[index])
+            return
         live = dict.fromkeys(range(req.num_sequences))
         self.num_live += len(live)
         try:
@@ -253,6 +266,13 @@ class FakeService:
         if options.return_hidden_states:
             states = np.array([[step, 0.5]], np.float32)
             chunk.hidden_states = [HiddenStates(prompt=states) if step == 1 else HiddenStates(outputs=states)]
+        return chunk
+
+    def _pooled(self, index: int, rid: str, prompt: list[int]) -> GenerationChunk:
+        reason = self.fail_after[1] if self.fail_after else FinishReason.length_limit(0)
+        chunk = GenerationChunk(index, rid, "", [], [], len(prompt), 0, 0, reason, {"e2e_latency": 0.25})
+        if not self.fail_after:
+            chunk.pooled = np.array(self.vectors_of(prompt), np.float32, ndmin=2)
         return chunk
 
     def _scripted(

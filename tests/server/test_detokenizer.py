@@ -91,6 +91,14 @@ def test_stop_string_is_cut_and_never_shown_early() -> None:
     assert "".join(texts) == "abc def", "what only looked like a stop string comes out in the end"
 
 
+def test_vectors_pass_through() -> None:
+    detokenizer, vectors = new_detokenizer(), np.ones((1, 3), np.float32)
+    ends = {0: FinishReason.length_limit(0), 1: FinishReason.abort("bye")}
+    out = detokenizer.process(message({"a": [], "b": []}, finished=ends, pooled={0: vectors}))
+    assert out.pooled == {0: vectors} and out.texts == ["", ""] and out.finished == ends
+    assert detokenizer.num_sequences == 0
+
+
 def test_no_stop_trim_keeps_the_stop_string() -> None:
     flags = SKIP_SPECIAL_TOKENS | NO_STOP_TRIM
     texts = run(ids_of("hello END"), FinishReason.stop("END"), flags=flags, stops=["END"])

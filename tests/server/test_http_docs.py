@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import re
@@ -10,10 +11,11 @@ from unittest import mock
 
 import jsonschema
 import pytest
-from fake_service import FakeService
+from fake_service import LIMITS, FakeService
 from http_harness import MODEL, app_client
 
 from jaxserve.config import ServerArgs
+from jaxserve.runner import Vectors
 from jaxserve.server.http.app import create_app
 from jaxserve.server.http.docs_page import page
 from jaxserve.server.openai.params import MAX_CHOICES
@@ -23,6 +25,12 @@ SCHEMA = create_app(mock.Mock(), ServerArgs(model_path="model")).openapi()
 SCHEMAS = SCHEMA["components"]["schemas"]
 OPERATIONS = {(method, path): operation for path, methods in SCHEMA["paths"].items() for method, operation in methods.items()}
 PAGE = page(SCHEMA)
+_SCORE = Vectors(size=1, gives="scores")
+# What the models make that some routes ask.
+VECTORS = {
+    **dict.fromkeys(("/v1/embeddings", "/encode"), Vectors(size=2, gives="embedding")),
+    **dict.fromkeys(("/classify", "/v1/classify", "/v1/rerank", "/v2/rerank", "/rerank"), _SCORE),
+}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -77,6 +85,9 @@ async def test_every_route_has_an_example_of_its_body_and_replies_as_it_says(met
     assert said["schema"] and "example" in said, "it says nothing of its reply"
     jsonschema.validate(said["example"], said["schema"])
     service = FakeService()
+    if path in VECTORS:
+        service.limits = dataclasses.replace(LIMITS, vectors=VECTORS[path], generates=False)
+        service.vectors_of = lambda ids: [0.6] * VECTORS[path].size
     async with app_client(service, reasoning_parser="qwen3", tool_call_parser="qwen25") as client:
         names = {"{model}": MODEL}
         if "{response_id}" in path:

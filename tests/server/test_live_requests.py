@@ -106,6 +106,16 @@ async def test_a_rid_cannot_be_live_twice() -> None:
         table.add(LiveSequence("a", 0, CallFacts(0.0), None))
 
 
+@pytest.mark.parametrize("hold", [False, True])
+async def test_vectors_reach_the_chunk(hold: bool) -> None:
+    sink, vectors = Recorded(), np.ones((1, 3), np.float32)
+    table = table_of(sink.call(2), "a", "b")
+    ends = {0: FinishReason.length_limit(0), 1: FinishReason.abort("bye")}
+    table.route(out(["a", "b"], ["", ""], finished=ends, pooled={0: vectors}), hold=hold)
+    table.release()
+    assert [(c.rid, c.pooled) for c in sink.take()] == [("a", vectors), ("b", None)]
+
+
 async def test_times_and_logprobs_reach_the_chunk() -> None:
     sink = Recorded()
     table = table_of(sink.call(1, received_s=100.0), "a")

@@ -11,7 +11,7 @@ from pipeline_harness import collect, refused, request, running, until
 from jaxserve.ipc import Sender
 from jaxserve.messages import encode
 from jaxserve.server.pipeline import Pipeline
-from jaxserve.server.probes import generate_one_token
+from jaxserve.server.probes import probe_replica
 from jaxserve.server.requests import GenerateReqInput, RequestError
 from jaxserve.server.timelines import log_times
 from jaxserve.timeline import RequestTimeline
@@ -72,7 +72,7 @@ async def test_who_leaves_is_observed_and_probes_are_not(pipeline: Pipeline) -> 
     await until(lambda: not manager.num_live)
     (left,) = [one for one in await manager.recent_requests() if one.rid == "left"]
     assert left.finish == "abort" and left.status_code is None and left.answered_s > left.first_text_s
-    await generate_one_token(manager, 0)
+    await probe_replica(manager, 0)
     assert len(await manager.recent_requests()) == before + 1
 
 

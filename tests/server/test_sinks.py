@@ -31,6 +31,10 @@ def test_chunks_of_a_sequence_merge_until_they_are_taken() -> None:
     assert [entry.token_id for entry in first.logprobs] == [0, 1, 2]
     assert third.hidden_states == states
     assert not merger
+    vectors = np.ones((1, 2), np.float32)
+    merger.add(chunk("", 1, index=3))
+    merger.add(msgspec.structs.replace(chunk("", 2, index=3), pooled=vectors))
+    assert [c.pooled is vectors for c in merger.take()] == [True]
     merger.add(chunk("B", 9, index=1, reason=FinishReason.stop(1)))
     assert [(c.rid, c.text, c.finish_reason) for c in merger.take()] == [("r1", "B", FinishReason.stop(1))]
 

@@ -115,7 +115,8 @@ def plan_replica(given: Mapping[str, Any], target: Target, longest: int) -> Repl
     args = ServerArgs(**{"tp_size": max(target.num_devices // max(given.get("pp_size", 1), 1), 1), "model_path": "", **given})
     target.check(args.pp_size, args.tp_size)
     args = args.replace(model_path=model_folder(args.model_path, weights=False))
-    config = ModelConfig.from_pretrained(args.model_path, json.loads(args.json_model_override_args))
+    overrides = json.loads(args.json_model_override_args)
+    config = ModelConfig.from_pretrained(args.model_path, overrides, is_embedding=args.is_embedding)
     args, demand = _resolve(args, config, target)
     if longest >= demand.context_len:
         raise ValueError(f"A request has {longest} tokens, and --context-length {demand.context_len} must be more.")

@@ -75,5 +75,6 @@ class NativeAttention(ReferenceAttention):
                 soft_cap=np.float32(soft_cap or 0),
                 window=np.int64(min(sliding_window or 0, _LARGEST_WINDOW)),
                 decode_q_len=np.int64(metadata.decode_q_len or 0),
+                causal=np.bool_(self.spec.is_causal),
             )
         return out.reshape(T, Hq, D)

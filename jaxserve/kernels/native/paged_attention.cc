@@ -86,11 +86,18 @@ struct Problem {
   int64_t num_tokens, num_pages, window;  // window 0: none
   float scale, soft_cap;                  // soft_cap 0: none
   int decode_q_len;                       // 0: prompts
+  bool causal;
 
   int padded_dim() const { return (dim + kWidth - 1) / kWidth * kWidth; }
   int first_token(int row) const { return decode_q_len ? row * decode_q_len : cu_q_lens[row]; }
   int num_queries(int row) const {
     return decode_q_len == 1 ? kv_lens[row] > 0 : cu_q_lens[row + 1] - cu_q_lens[row];
+  }
+  // What a query sees: positions [seen_from, seen_to). If attention is not causal, a window reaches as far behind it as before it.
+  int64_t seen_from(int64_t position) const { return window ? std::max<int64_t>(position - window + 1, 0) : 0; }
+  int64_t seen_to(int64_t position, int row) const {
+    if (causal) return position + 1;
+    return window ? std::min<int64_t>(position + window, kv_lens[row]) : kv_lens[row];
   }
 };
 
@@ -220,15 +227,14 @@ void attend(const Problem& p, const Item& item, Scratch& s) {
   std::fill_n(s.highest.begin(), rows, -1.7e38f);
   std::fill_n(s.totals.begin(), rows, 0.0f);
 
-  const int64_t end = first_position + item.num_queries;
-  const int64_t begin = p.window ? std::max<int64_t>(first_position - p.window + 1, 0) : 0;
+  const int64_t begin = p.seen_from(first_position), end = p.seen_to(first_position + item.num_queries - 1, item.row);
   for (int64_t start = begin / kChunk * kChunk; start < end; start += kChunk) {
     read_chunk(p, item.row, item.head, start, begin, end, s);
     multiply<false>(rows, kChunk, dim, s.queries.data(), dim, s.keys.data(), kChunk, s.scores.data(), kChunk);
     for (int r = 0; r < rows; ++r) {
       const int64_t position = first_position + r / group;
-      const int64_t from = p.window ? std::max<int64_t>(position - p.window + 1, 0) : 0;
-      const int low = std::clamp<int64_t>(from - start, 0, kChunk), high = std::clamp<int64_t>(position + 1 - start, 0, kChunk);
+      const int64_t from = p.seen_from(position) - start, to = p.seen_to(position, item.row) - start;
+      const int low = std::clamp<int64_t>(from, 0, kChunk), high = std::clamp<int64_t>(to, 0, kChunk);
       weigh(&s.scores[r * kChunk], low, high, p.soft_cap, s.highest[r], s.totals[r], &s.sums[r * padded], padded);
     }
     multiply<true>(rows, padded, kChunk, s.scores.data(), kChunk, s.values.data(), padded, s.sums.data(), padded);
@@ -254,8 +260,8 @@ std::vector<Item> cut(const Problem& p) {
     const int count = p.num_queries(row);
     for (int first = 0; first < count; first += tile) {
       const int queries = std::min(tile, count - first);
-      int64_t seen = p.kv_lens[row] - count + first + queries;
-      if (p.window) seen = std::min(seen, p.window + queries);
+      int64_t seen = p.causal ? p.kv_lens[row] - count + first + queries : p.kv_lens[row];
+      if (p.window) seen = std::min(seen, (p.causal ? 1 : 2) * p.window + queries);
       const int64_t cost = seen * queries * p.group * p.dim;
       for (int head = 0; head < p.num_heads; ++head) items.push_back({row, head, first, queries, cost});
     }
@@ -280,7 +286,7 @@ void zero_padding(const Problem& p) {
 ffi::Error run(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> pool, ffi::Buffer<ffi::S32> kv_lens,
                ffi::Buffer<ffi::S32> cu_q_lens, ffi::Buffer<ffi::S32> page_table, ffi::Buffer<ffi::S32> page_offset,
                ffi::Buffer<ffi::F32> sinks, ffi::ResultBuffer<ffi::F32> out, float scale, float soft_cap, int64_t window,
-               int64_t decode_q_len) {
+               int64_t decode_q_len, bool causal) {
   const auto queries = q.dimensions(), pages = pool.dimensions(), table = page_table.dimensions();
   Problem p;
   p.q = q.typed_data(), p.pool = pool.typed_data(), p.kv_lens = kv_lens.typed_data();
@@ -290,7 +296,7 @@ ffi::Error run(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi
   p.num_rows = table[0], p.max_pages = table[1];
   p.num_tokens = queries[0], p.num_heads = queries[1], p.group = queries[2], p.dim = queries[3];
   p.num_pages = pages[0], p.page_size = pages[3];
-  p.window = window, p.scale = scale, p.soft_cap = soft_cap, p.decode_q_len = decode_q_len;
+  p.window = window, p.scale = scale, p.soft_cap = soft_cap, p.decode_q_len = decode_q_len, p.causal = causal;
 
   zero_padding(p);
   const std::vector<Item> items = cut(p);
@@ -321,4 +327,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JaxservePagedAttention, jaxserve::run,
                                   .Attr<float>("scale")
                                   .Attr<float>("soft_cap")
                                   .Attr<int64_t>("window")
-                                  .Attr<int64_t>("decode_q_len"));
+                                  .Attr<int64_t>("decode_q_len")
+                                  .Attr<bool>("causal"));

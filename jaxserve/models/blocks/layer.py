@@ -1,4 +1,4 @@
-"""A decoder layer: a mixer (attention, or what keeps states) and MLP, with the norms around them, on the residual stream."""
+"""A layer: a mixer (attention, or what keeps states) and MLP, with the norms around them, on the residual stream."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DecoderLayer(nnx.Module):
     def __init__(self, spec: LayerSpec, declare: Declare, prefix: str) -> None:
         self.spec = spec
         # In checkpoints post_attention_layernorm is the norm behind the attention if there is one, else the one before the MLP.
-        after, behind = spec.norms_outputs, f"{prefix}.post_attention_layernorm.weight"
-        before, norms_mlp_input = spec.norms_inputs, spec.norms_inputs and not spec.is_parallel
+        after, behind = spec.norms_outputs or spec.norms_sums, f"{prefix}.post_attention_layernorm.weight"
+        before, norms_mlp_input = spec.norms_inputs and spec.norms_mixer_input, spec.norms_inputs and not spec.is_parallel
         self.attn_norm = declare.norm(f"{prefix}.input_layernorm.weight", spec.norm) if before else None
         self.attn = _mixer(spec.mixer, declare, prefix)
         self.attn_out_norm = declare.norm(behind, spec.norm) if after else None
@@ -41,17 +41,23 @@ class DecoderLayer(nnx.Module):
         with jax.named_scope("attention"):
             read = self._normed(x, self.attn_norm)
             out, kv = self.attn(read, context, attend)
-            x = x + self._scaled(self._normed(out, self.attn_out_norm))
+            x = self._sum(x, out, self.attn_out_norm)
         with jax.named_scope("mlp"):
             read, counts = read if self.spec.is_parallel else self._normed(x, self.mlp_norm), None
             if isinstance(self.mlp, MoE):
                 out, counts = self.mlp(read, context)
             else:
                 out = self.mlp(read, context)
-            return x + self._scaled(self._normed(out, self.mlp_out_norm)), kv, counts
+            return self._sum(x, out, self.mlp_out_norm), kv, counts
 
     def _normed(self, x: jax.Array, weight: Any) -> jax.Array:
         return x if weight is None else norm(x, weight, self.spec.norm)
+
+    def _sum(self, x: jax.Array, out: jax.Array, weight: Any) -> jax.Array:
+        """What was computed, added to the stream. `weight` is of the norm of one or the other, if there is one."""
+        if self.spec.norms_sums:
+            return self._normed(x + self._scaled(out), weight)
+        return x + self._scaled(self._normed(out, weight))
 
     def _scaled(self, out: jax.Array) -> jax.Array:
         scale = self.spec.residual_scale

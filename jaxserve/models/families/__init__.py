@@ -12,10 +12,11 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.models.families.common import Family, FamilyTraits, required_int
+from jaxserve.models.families.architectures import is_relative
+from jaxserve.models.families.common import Family, FamilyTraits, renamed, required_int
 from jaxserve.models.families.relatives import nearest_relative
 
-__all__ = ["Family", "FamilyTraits", "families", "find_family", "required_int"]
+__all__ = ["Family", "FamilyTraits", "families", "find_family", "renamed", "required_int"]
 
 
 @functools.cache
@@ -30,10 +31,13 @@ def families() -> tuple[Family, ...]:
 
 
 def find_family(raw: Mapping[str, Any]) -> Family:
-    """The family of a config.json object. Raises ValueError that names the nearest relative."""
+    """The family of a config.json object, whatever head it has. Raises ValueError that names the nearest relative."""
     architectures = raw.get("architectures") or ()
     for family in families():
         if family.architecture in architectures or (not architectures and family.model_type == raw.get("model_type")):
+            return family
+    for family in families():
+        if any(is_relative(name, family.architecture, family.model_type) for name in architectures):
             return family
     model_type = raw.get("model_type")
     names = [name for name in (*architectures, model_type) if isinstance(name, str)]

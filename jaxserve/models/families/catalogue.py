@@ -18,9 +18,10 @@ class Entry:
     """Of one architecture."""
 
     file: str  # of this package, without .py
-    oracle: str  # Transformers' class whose logits its own equal
+    oracle: str  # Transformers' class whose logits, or an encoder's hidden states, its own equal
     is_rewritten: bool  # that class is a relative's: config.json and tensors were written anew in this family's form
-    served: tuple[str, ...]  # by what its tokens and logprobs were compared: server, scheduler; logits: of the model alone
+    # By what its tokens and logprobs were compared: server, scheduler; logits, or an encoder's hidden states: the model alone.
+    served: tuple[str, ...]
     made_of: tuple[str, ...]  # kinds of mixers and MLPs, and what they do beside
     kernels: Mapping[str, str]  # platform -> attention backend
     keys: frozenset[str]  # of config.json, beside those that every file has

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxserve.models.rope_config import read_rope
-from jaxserve.models.specs import DenseMLPSpec, LayerSpec, NormSpec, SelfAttentionSpec
+from jaxserve.models.specs import DenseMLPSpec, EmbeddingSpec, LayerSpec, NormSpec, SelfAttentionSpec
 from jaxserve.models.tensor_names import LLAMA_NAMES, TensorNames
 
-_ALIASES = {"swish": "silu"}
+_ALIASES = {"swish": "silu", "gelu_python": "gelu", "gelu_fast": "gelu_pytorch_tanh"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +18,8 @@ class FamilyTraits:
     """What a family decides."""
 
     layers: tuple[LayerSpec, ...]
+    has_final_norm: bool = True  # like those of the layers
+    embedding: EmbeddingSpec = dataclasses.field(default_factory=EmbeddingSpec)
     embedding_scale: float = 1.0
     scales_given_embeddings: bool = False  # with that, too: embeddings that come in place of tokens
     logit_scale: float = 1.0
@@ -35,6 +37,14 @@ class Family:
     model_type: str  # as in config.json's `model_type`, for files without `architectures`
     read: Callable[[Mapping[str, Any]], FamilyTraits]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of keys that published files leave out
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)  # what files may call a key -> its usual name
+
+
+def renamed(raw: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, Any]:
+    """config.json with the usual names of keys (`Family.keys`). A value under the usual name goes first, unless it is null."""
+    usual = {keys[key]: value for key, value in raw.items() if key in keys}
+    own = {key: value for key, value in raw.items() if key not in keys and (value is not None or key not in usual)}
+    return {**usual, **own}
 
 
 def read_attention(raw: Mapping[str, Any], *, default_head_dim: int | None = None, **traits: Any) -> SelfAttentionSpec:

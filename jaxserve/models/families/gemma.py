@@ -1,7 +1,8 @@
 """Gemma 2 and Gemma 3: norms before and behind both blocks, windows on most layers, a scaled embedding that is also the head.
 
 Gemma 2 caps scores and logits. Gemma 3 norms queries and keys instead, and layers with a window rotate slower than the others,
-which may be stretched. Published files leave out what Transformers has a default for: those defaults stand here.
+which may be stretched. EmbeddingGemma is a Gemma 3 whose attention is not causal. Published files leave out what Transformers
+has a default for: those defaults stand here.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0  # of Gemma 3, where its fil
 
 
 def read_gemma2(raw: Mapping[str, Any]) -> FamilyTraits:
+    if raw.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention must be false for Gemma 2.")
     return _read(raw, dict.fromkeys(("full_attention", "sliding_attention"), read_rope(raw)), qk_norm=None)
 
 
@@ -70,8 +73,6 @@ def _gemma3_ropes(raw: Mapping[str, Any]) -> dict[str, RopeConfig]:
 
 
 def _read(raw: Mapping[str, Any], ropes: Mapping[str, RopeConfig], qk_norm: NormSpec | None) -> FamilyTraits:
-    if raw.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention must be false: only causal attention is supported.")
     layers = {kind: _layer(raw, rope, qk_norm, is_local=kind == "sliding_attention") for kind, rope in ropes.items()}
     return FamilyTraits(
         tuple(layers[kind] for kind in _layer_types(raw)),
@@ -81,12 +82,16 @@ def _read(raw: Mapping[str, Any], ropes: Mapping[str, RopeConfig], qk_norm: Norm
 
 
 def _layer(raw: Mapping[str, Any], rope: RopeConfig, qk_norm: NormSpec | None, *, is_local: bool) -> LayerSpec:
-    bias = bool(raw.get("attention_bias", False))
+    bias, is_causal = bool(raw.get("attention_bias", False)), not raw.get("use_bidirectional_attention")
+    window = raw.get("sliding_window") if is_local else None
+    if window is not None and not is_causal:
+        window = window // 2 + 1  # half of it on each side
     attention = read_attention(
         raw,
         rope=rope,
         scale=float(required_int(raw, "query_pre_attn_scalar") ** -0.5),
-        window=raw.get("sliding_window") if is_local else None,
+        is_causal=is_causal,
+        window=window,
         soft_cap=_soft_cap(raw, "attn_logit_softcapping"),
         qk_norm=qk_norm,
         qkv_bias=bias,

@@ -10,6 +10,7 @@ import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping
 
+from jaxserve.models.families.architectures import split_architecture
 from jaxserve.models.families.catalogue import Entry, catalogue
 from jaxserve.models.families.common import Family
 
@@ -42,6 +43,4 @@ def _shared(entry: Entry | None, keys: Collection[str], weights: Mapping[str, fl
 
 
 def _bare(name: str) -> str:
-    for ending in ("ForCausalLM", "ForConditionalGeneration"):
-        name = name.removesuffix(ending)
-    return name.replace("_", "").lower()
+    return split_architecture(name)[0].replace("_", "").lower()

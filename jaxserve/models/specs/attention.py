@@ -28,7 +28,7 @@ class TemperatureTuning:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelfAttentionSpec:
-    """Attention with rotary positions; several query heads share a key/value head."""
+    """Attention with rotary positions (or without: `NO_ROPE`); several query heads share a key/value head."""
 
     num_heads: int
     num_kv_heads: int

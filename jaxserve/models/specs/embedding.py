@@ -17,3 +17,14 @@ class EmbeddingSpec:
     # vocabulary's size. 0: types have no vectors.
     token_types: int = 0
     norm: NormSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_positions and not 0 <= self.position_offset < self.num_positions:
+            raise ValueError(
+                f"max_position_embeddings must be above the {self.position_offset} rows that no position has, "
+                f"got {self.num_positions}."
+            )
+
+    def context_len(self, longest: int) -> int:
+        """Most tokens in one sequence, of `longest` that the layers can take."""
+        return min(longest, self.num_positions - self.position_offset) if self.num_positions else longest

@@ -1,4 +1,4 @@
-"""A layer of the decoder."""
+"""A layer of a decoder or an encoder."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ class LayerSpec:
     mlp: DenseMLPSpec | MoESpec
     norm: NormSpec = dataclasses.field(default_factory=NormSpec)
     norms_inputs: bool = True  # the mixer and the MLP read the normed stream
+    norms_mixer_input: bool = True  # False: of these two only the MLP does
     norms_outputs: bool = False  # the mixer's and the MLP's outputs are normed before they are added
     norms_sums: bool = False  # the stream is normed behind each addition (post-norm)
     is_parallel: bool = False  # the MLP reads what the mixer reads, through one norm
     residual_scale: float = 1.0  # what outputs are multiplied with before they are added
+
+    def __post_init__(self) -> None:
+        assert not (self.norms_outputs and self.norms_sums), self
 
     def for_context(self, context_len: int) -> LayerSpec:
         """For sequences of at most `context_len` tokens: a window that none of them outgrows is none, and rope is theirs."""

@@ -34,11 +34,11 @@ from jaxserve.server.http.root_path import RootPathMiddleware
 from jaxserve.server.http.routed_rank import RoutedRankMiddleware
 from jaxserve.server.http.service import GenerationService
 from jaxserve.server.http.trace_context import TraceMiddleware
-from jaxserve.server.native import generate, parsing, tokens
+from jaxserve.server.native import encode, generate, parsing, tokens
 from jaxserve.server.ollama import models as ollama_models
 from jaxserve.server.ollama import protocol as ollama_protocol
 from jaxserve.server.ollama import routes as ollama
-from jaxserve.server.openai import chat, completions, models, protocol, responses
+from jaxserve.server.openai import chat, classify, completions, embeddings, models, protocol, rerank, responses
 from jaxserve.server.openai import score as openai_score
 from jaxserve.server.openai.context import OpenAIContext
 from jaxserve.server.openai.fim import chosen_format
@@ -57,7 +57,11 @@ _BODIES: tuple[type[msgspec.Struct], ...] = (
     parsing.SeparateReasoningRequest,
     protocol.CompletionRequest,
     protocol.ChatCompletionRequest,
+    embeddings.EmbeddingRequest,
+    classify.ClassifyRequest,
+    rerank.RerankRequest,
     openai_score.ScoreRequest,
+    encode.EncodeRequest,
     ResponsesRequest,
     anthropic_protocol.MessagesRequest,
     anthropic_protocol.CountTokensRequest,
@@ -97,11 +101,15 @@ def create_app(tokenizer_manager: GenerationService, args: ServerArgs, place: Pl
         health.router,
         metrics.router,
         generate.router,
+        encode.router,
         tokens.router,
         parsing.router,
         models.router,
         completions.router,
         chat.router,
+        embeddings.router,
+        classify.router,
+        rerank.router,
         openai_score.router,
         responses.router,
         anthropic.router,

@@ -222,9 +222,26 @@ FIELDS: dict[str, str] = {
     # scores
     "query": "A text, or token ids.",
     "items": "What follows the query, one after the other: texts, or lists of token ids.",
-    "label_token_ids": "The tokens whose probability is asked for.",
-    "apply_softmax": "Let the probabilities of the tokens add up to 1.",
+    "label_token_ids": "The tokens whose probability is asked for; none for a model that scores labels of its own.",
+    "apply_softmax": "Let the scores of one item add up to 1.",
     "item_first": "The items stand before the query.",
+    "text_1": "A text, or one for each of text_2.",
+    "text_2": "Texts of which each is compared with text_1.",
+    # vectors
+    "encoding_format": "float: numbers; base64: little-endian float32.",
+    "dimensions": "Only the first so many components of each embedding, of Matryoshka models; default: all.",
+    "truncate_prompt_tokens": "Cut texts to so many tokens; -1: to as many as the model takes. Default: too long is an error.",
+    "use_activation": "false: scores as the model's head gives them, in place of probabilities.",
+    "is_cross_encoder_request": "The texts are pairs; lists of two texts are pairs without it, too.",
+    "external_trace_header": "traceparent and tracestate of the caller's trace.",
+    "documents": "Texts, or objects with a text.",
+    "texts": "Texts in place of documents; the reply is then that of text-embeddings-inference.",
+    "top_n": "Only so many of the most relevant; 0: all (default).",
+    "return_documents": "Tell each document's text (default true).",
+    "instruct": "What makes a document relevant, for models that are asked in words.",
+    "raw_scores": "Scores as the model's head gives them, in place of probabilities.",
+    "return_text": "With texts: tell each one's text.",
+    "truncate": "Cut what is longer than the model takes, as truncate_prompt_tokens -1.",
     # control
     "capacity_of_str_len": "Most tokens that a prompt of the session may have.",
     "abort_all": "End all requests.",
@@ -281,6 +298,7 @@ _OLLAMA = {
     "stream": "false: one reply instead of a stream of lines.",
     "logprobs": "Tell each token's logprob.",
 }
+_TEXTS = {"input": "A text, a list of texts, token ids, or a list of lists of token ids."}
 # Where a field means something else.
 FIELDS_OF: dict[str, dict[str, str]] = {
     "OpenSessionReqInput": {
@@ -323,6 +341,10 @@ FIELDS_OF: dict[str, dict[str, str]] = {
         "tools": "Functions that it could call, as in chat completions.",
     },
     "SeparateReasoningRequest": {"text": "What a model wrote."},
+    **dict.fromkeys(("EmbeddingRequest", "ClassifyRequest"), _TEXTS),
+    "EncodeRequest": {"text": "A text, or a list of texts or of pairs; exactly one of text and input_ids."},
+    "RerankRequest": {"query": "What the documents are to answer.", "lora_path": "The name of a LoRA adapter."},
+    "ScoreRequest": {"lora_path": "The name of a LoRA adapter."},
     "CompletionRequest": {"logprobs": "Tell each token's logprob and so many alternatives, up to --max-top-logprobs."},
     "ChatCompletionRequest": {"logprobs": "Tell each token's logprob."},
 }
@@ -339,6 +361,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "SeparateReasoningRequest": {"text": "<think>\nHm.\n</think>\n\nParis", "reasoning_parser": "qwen3"},
     "CompletionRequest": {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0},
     "ScoreRequest": {"query": "Is this the capital of France? ", "items": ["Paris", "Lyon"], "label_token_ids": [101, 102]},
+    "EmbeddingRequest": {"input": ["The capital of France is Paris.", "Berlin is in Germany."]},
+    "EncodeRequest": {"text": ["The capital of France is Paris.", "Berlin is in Germany."]},
+    "ClassifyRequest": {"input": "What a lovely day."},
+    "RerankRequest": {"query": "What is the capital of France?", "documents": ["Paris is.", "Berlin is in Germany."]},
     "ChatCompletionRequest": {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64},
     "ResponsesRequest": {"input": "What is the capital of France?", "max_output_tokens": 64},
     "MessagesRequest": {

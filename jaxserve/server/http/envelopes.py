@@ -99,8 +99,19 @@ OLLAMA = Envelope(
         "text": "prompt",
     },
 )
+# Of routes whose texts are not prompts.
+_OPENAI_INPUT = dataclasses.replace(OPENAI, names={"text": "input", "input_ids": "input"})
+_OPENAI_OWN = dataclasses.replace(OPENAI, names={})
 # The first prefix that fits.
-_BY_PATH = (("/v1/messages", ANTHROPIC), ("/v1/", OPENAI), ("/api/", OLLAMA))
+_BY_PATH = (
+    ("/v1/messages", ANTHROPIC),
+    ("/v1/embeddings", _OPENAI_INPUT),
+    ("/v1/classify", _OPENAI_INPUT),
+    ("/v1/rerank", _OPENAI_OWN),
+    ("/v1/score", _OPENAI_OWN),
+    ("/v1/", OPENAI),
+    ("/api/", OLLAMA),
+)
 ENVELOPES = (NATIVE, OPENAI, ANTHROPIC, OLLAMA)
 
 

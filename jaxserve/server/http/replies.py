@@ -23,6 +23,22 @@ _MODEL = {
     "root": "/models/demo",
     "parent": None,
     "max_model_len": 512,
+    "is_generation": True,
+    "vectors": None,
+}
+_USAGE_OF_TEXTS = {"prompt_tokens": 8, "total_tokens": 8, "completion_tokens": 0}
+_SCORES = {
+    "scores": [[0.8, 0.1], [0.2, 0.7]],
+    "model": "default",
+    "usage": {"prompt_tokens": 24, "completion_tokens": 0, "total_tokens": 24},
+    "object": "scoring",
+}
+_VECTOR = {"embedding": [0.6, 0.8], "meta_info": {"id": "5f6a...", "prompt_tokens": 8, "e2e_latency": 0.02}}
+_RANKING = {
+    "id": "rerank-18ee...",
+    "model": "demo",
+    "usage": {"prompt_tokens": 24, "total_tokens": 24},
+    "results": [{"index": 0, "relevance_score": 0.93, "document": {"text": "Paris is."}}],
 }
 _MODEL_INFO = {"model_path": "/models/demo", "weight_version": "default", "load_format": "auto", "context_length": 512}
 _SERVER_INFO = {
@@ -114,12 +130,27 @@ JSON: dict[str, Any] = {
     "/separate_reasoning": {"reasoning_text": "Hm.", "text": "Paris"},
     "/v1/models": {"object": "list", "data": [_MODEL]},
     "/v1/models/{model}": _MODEL,
-    "/v1/score": {
-        "scores": [[0.8, 0.1], [0.2, 0.7]],
-        "model": "default",
-        "usage": {"prompt_tokens": 24, "completion_tokens": 0, "total_tokens": 24},
-        "object": "scoring",
+    "/v1/score": _SCORES,
+    "/score": _SCORES,
+    "/v1/embeddings": {
+        "object": "list",
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}],
+        "model": "demo",
+        "usage": _USAGE_OF_TEXTS,
     },
+    "/encode": [_VECTOR],
+    "/classify": [_VECTOR],
+    "/v1/classify": {
+        "id": "classify-18ee...",
+        "object": "list",
+        "created": 1790000000,
+        "model": "demo",
+        "data": [{"index": 0, "label": "POSITIVE", "probs": [0.1, 0.9], "num_classes": 2}],
+        "usage": _USAGE_OF_TEXTS,
+    },
+    "/v1/rerank": _RANKING,
+    "/v2/rerank": _RANKING,
+    "/rerank": _RANKING,
     "/v1/chat/completions/render": {"request_id": "chatcmpl-18ee...", "model": "default", "token_ids": [151644, 872, 198]},
     "/v1/completions/render": [{"request_id": "cmpl-18ee...", "model": "default", "token_ids": [785, 6722, 315]}],
     "/v1/completions": {

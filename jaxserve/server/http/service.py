@@ -20,12 +20,9 @@ from jaxserve.server.request_checks import ModelLimits
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk
 from jaxserve.server.sinks import ChunkSink
 from jaxserve.server.text_lanes import TextLanes
+from jaxserve.server.tokenizer import TextTokenizer
 from jaxserve.server.tracing import Tracer
 from jaxserve.timeline import RequestTimeline
-
-
-class TextTokenizer(Protocol):
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
 class GenerationService(Protocol):
@@ -56,6 +53,10 @@ class GenerationService(Protocol):
     @property
     def tokenizer(self) -> TextTokenizer:
         """May be used from any thread."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """None: there is none, or no tokenizer."""
 
     @property
     def template_arguments(self) -> TemplateArguments:

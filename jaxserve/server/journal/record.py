@@ -78,6 +78,8 @@ class RequestRecord:
         given: dict[str, Any] = {"input_ids": ids[prompt] if ids else []}
         if texts is not None:
             given = {"text": texts[prompt]}
+        elif self.req.pairs is not None:
+            given = {"text": list(self.req.pairs[prompt])}
         elif embeds is not None:
             given = {"input_embeds": f"{embeds[prompt].length} x {embeds[prompt].width}"}
         return {

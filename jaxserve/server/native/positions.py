@@ -1,4 +1,4 @@
-"""The arguments of Engine.generate: SGLang's names, in SGLang's order."""
+"""The arguments of Engine.generate and Engine.encode: SGLang's names, in SGLang's order."""
 
 from __future__ import annotations
 
@@ -15,12 +15,31 @@ POSITIONS = (
 )  # fmt: skip
 
 
+# Of Engine.encode, behind prompt.
+ENCODE_POSITIONS = (
+    "image_data", "audio_data", "video_data", "dimensions", "lora_path", "embed_override_token_id", "embed_overrides",
+    "external_trace_header", "rid",
+)  # fmt: skip
+
+
 def generate_body(prompt: Any, sampling_params: Any, input_ids: Any, others: Sequence[Any], fields: Mapping[str, Any]) -> Any:
     """The body of /generate. Raises TypeError for positions that do not exist and for what is given twice."""
-    if len(others) > len(POSITIONS):
-        raise TypeError(f"generate takes at most {3 + len(POSITIONS)} positions, got {3 + len(others)}.")
-    positional = dict(zip(POSITIONS, others, strict=False))
+    first = {"text": prompt, "sampling_params": sampling_params, "input_ids": input_ids}
+    return _body("generate", first, POSITIONS, others, fields)
+
+
+def encode_body(prompt: Any, others: Sequence[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of /encode."""
+    return _body("encode", {"text": prompt}, ENCODE_POSITIONS, others, fields)
+
+
+def _body(
+    method: str, first: dict[str, Any], positions: Sequence[str], others: Sequence[Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    if len(others) > len(positions):
+        most, given = len(first) + len(positions), len(first) + len(others)
+        raise TypeError(f"{method} takes at most {most} positions, got {given}.")
+    positional = dict(zip(positions, others, strict=False))
     if twice := sorted(positional.keys() & fields.keys()):
-        raise TypeError(f"generate got {', '.join(twice)} twice.")
-    body = {"text": prompt, "sampling_params": sampling_params, "input_ids": input_ids, **positional, **fields}
-    return {name: value for name, value in body.items() if value is not None}
+        raise TypeError(f"{method} got {', '.join(twice)} twice.")
+    return {name: value for name, value in {**first, **positional, **fields}.items() if value is not None}

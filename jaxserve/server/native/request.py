@@ -18,7 +18,7 @@ import numpy as np
 from jaxserve.server.native.conversion import convert
 from jaxserve.server.native.foreign_fields import GENERATE
 from jaxserve.server.native.input_embeds import FIELD as EMBEDS
-from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
+from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError, expanded_rids
 from jaxserve.server.routed_rank import FIELDS as RANK
 from jaxserve.server.routed_rank import rank_of_fields
 from jaxserve.types import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, SamplingParams, Thinking
@@ -126,19 +126,14 @@ def _prompts(fields: dict[str, Any]) -> tuple[list[str] | None, list[list[int]] 
 
 
 def _rids(fields: dict[str, Any], count: int, is_batch: bool) -> list[str] | None:
-    """A single rid of several prompts is expanded: rid_0, rid_1, ..."""
     rid = fields.get("rid")
-    if rid is None:
-        return None
-    if isinstance(rid, str):
-        return [f"{rid}_{i}" for i in range(count)] if is_batch and rid else [rid] * count
-    return convert(rid, str | list[str], "rid")
+    return expanded_rids(rid if rid is None else convert(rid, str | list[str], "rid"), count, is_batch=is_batch)
 
 
 def _sampling_params(given: Any, count: int, defaults: dict[str, Any]) -> list[SamplingParams]:
     """One per prompt. A list must have as many entries as there are prompts."""
     if isinstance(given, list | tuple):
-        _check_one_each("sampling_params", given, count)
+        check_one_each("sampling_params", given, count)
         return [parse_sampling_params(entry, defaults) for entry in given]
     return [parse_sampling_params(given, defaults)] * count
 
@@ -192,10 +187,10 @@ def _per_prompt(value: Any, name: str, count: int) -> Any:
         for_each = any(entry is None or isinstance(entry, list | tuple) for entry in value)
     if not for_each:
         return convert(value, field.type, name)
-    _check_one_each(name, value, count)
+    check_one_each(name, value, count)
     return [field.default if entry is None else convert(entry, field.type, name) for entry in value]
 
 
-def _check_one_each(name: str, entries: Sequence[Any], count: int) -> None:
+def check_one_each(name: str, entries: Sequence[Any], count: int) -> None:
     if len(entries) != count:
         raise RequestError(f"{name} must have one entry per prompt: got {len(entries)} for {count} prompts.", param=name)

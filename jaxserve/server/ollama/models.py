@@ -51,7 +51,13 @@ async def show(request: Request) -> dict[str, Any]:
         raise RequestError("model is required.", param="model")
     model = served_model(served_name(name, context.args), context.args, context.service.lora_adapters)
     family, form = _family(context), context.message_format
-    capabilities = {"completion": True, "tools": form.tools is not None, "thinking": form.reasoning is not None}
+    generates, vectors = context.service.limits.generates, context.service.limits.vectors
+    capabilities = {
+        "completion": generates,
+        "tools": generates and form.tools is not None,
+        "thinking": generates and form.reasoning is not None,
+        "embedding": not generates and vectors is not None and vectors.gives == "embedding",
+    }
     return {
         "modelfile": "",
         "parameters": "",

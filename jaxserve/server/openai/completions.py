@@ -12,7 +12,7 @@ import functools
 import itertools
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -37,9 +37,11 @@ from jaxserve.server.openai.params import (
     adapters_of,
     check,
     check_stream_options,
+    count_prompts,
     rid_of,
     sampling_params,
     served_model,
+    texts_or_ids,
 )
 from jaxserve.server.openai.protocol import CompletionRequest
 from jaxserve.server.openai.replies import whole_reply
@@ -100,11 +102,11 @@ class _Job:
         _check(body, args.max_top_logprobs)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = sampling_params(body, max_tokens, {}, service.vocab_size, grammar=requested_grammar(body))
-        service.check_num_sequences(_num_prompts(body.prompt), params.n)
-        prompts, input_ids = _prompts(body.prompt)
+        service.check_num_sequences(count_prompts(body.prompt), params.n)
+        prompts, input_ids = texts_or_ids(body.prompt, "prompt")
         _check_ids(input_ids or [], service.vocab_size, service.context_len)
-        num_prompts = len(prompts or input_ids or [])
-        reply_id, rids = _rids(body, num_prompts)
+        count = len(prompts or input_ids or [])
+        reply_id, rids = _rids(body, count)
         options = PromptOptions(
             return_logprob=body.logprobs is not None or params.n > body.num_choices,  # which rank the samples
             top_logprobs_num=body.logprobs or 0,
@@ -116,19 +118,19 @@ class _Job:
             return_hidden_states=asked_states(body),
             session_params=body.session_params,
         )
-        adapters = adapters_of(body.lora_path, model, num_prompts)
+        adapters = adapters_of(body.lora_path, model, count)
         of_adapter = {adapter: msgspec.structs.replace(options, lora_path=adapter) for adapter in dict.fromkeys(adapters)}
         generate = GenerateReqInput(
             prompts=_filled_in(prompts, body.suffix, context) if body.suffix else prompts,
             input_ids=input_ids,
-            sampling_params=[params] * num_prompts,
+            sampling_params=[params] * count,
             rids=rids,
             options=[of_adapter[adapter] for adapter in adapters],
             stream=bool(body.stream),
             custom_labels=body.custom_labels,
             data_parallel_rank=rank_of_fields(body.routed_dp_rank, body.data_parallel_rank),
         )
-        echoes = [""] * num_prompts
+        echoes = [""] * count
         if body.echo:
             echoes = prompts or [service.decode(ids[: service.context_len], False) for ids in input_ids or []]
         usage = Usage(params.n, args.enable_cache_report)
@@ -218,26 +220,6 @@ def _filled_in(prompts: list[str] | None, suffix: str, context: OpenAIContext) -
     return with_suffix(prompts, suffix, context.service.tokenizer, context.completion_template)
 
 
-def _num_prompts(prompt: str | list[Any]) -> int:
-    is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
-    return len(prompt) if is_batch else 1
-
-
-def _prompts(prompt: str | list[Any]) -> tuple[list[str] | None, list[list[int]] | None]:
-    """(texts, None) or (None, token ids), one entry per prompt."""
-    if isinstance(prompt, str):
-        return [prompt], None
-    check(bool(prompt), "prompt", "a string, a list of strings, token ids, or lists of token ids", prompt)
-    kinds = {type(item) for item in prompt}
-    if kinds == {str}:
-        return cast(list[str], prompt), None
-    if kinds == {int}:
-        return None, [cast(list[int], prompt)]
-    if kinds == {list}:
-        return None, cast(list[list[int]], prompt)
-    raise RequestError("prompt must not mix strings, token ids and lists of token ids.", param="prompt")
-
-
 def _check_ids(prompts: list[list[int]], vocab_size: int, most_tokens: int) -> None:
     for ids in prompts:
         ids = ids[:most_tokens]  # what is longer is refused for that
@@ -246,10 +228,10 @@ def _check_ids(prompts: list[list[int]], vocab_size: int, most_tokens: int) -> N
             raise RequestError(f"prompt must hold token ids in [0, {vocab_size}), got {wrong}.", param="prompt")
 
 
-def _rids(body: CompletionRequest, num_prompts: int) -> tuple[str, list[str]]:
+def _rids(body: CompletionRequest, count: int) -> tuple[str, list[str]]:
     """(the reply's id, one rid per prompt). Unless the client named each prompt, aborting the id aborts all."""
-    if isinstance(body.rid, list) and num_prompts > 1:
-        check(len(body.rid) == num_prompts, "rid", f"a string or {num_prompts} strings, one per prompt", body.rid)
+    if isinstance(body.rid, list) and count > 1:
+        check(len(body.rid) == count, "rid", f"a string or {count} strings, one per prompt", body.rid)
         return body.rid[0], body.rid
     rid = rid_of(body) or f"cmpl-{new_rid()}"
-    return rid, [rid] if num_prompts == 1 else [f"{rid}_{i}" for i in range(num_prompts)]
+    return rid, [rid] if count == 1 else [f"{rid}_{i}" for i in range(count)]

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from jaxserve.server.foreign_fields import not_supported
-from jaxserve.server.http.service import TextTokenizer
+from jaxserve.server.tokenizer import TextTokenizer
 
 
 @dataclasses.dataclass(frozen=True)

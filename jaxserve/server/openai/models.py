@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.params import served_model
+from jaxserve.server.vectors import describe_vectors
 
 router = APIRouter(tags=["openai"])
 
@@ -23,6 +24,8 @@ def _card(context: OpenAIContext, adapter: str | None) -> dict[str, Any]:
         "root": context.args.model_path if adapter is None else context.service.lora_adapters[adapter],
         "parent": None if adapter is None else base,
         "max_model_len": context.service.context_len,
+        "is_generation": context.service.limits.generates,
+        "vectors": describe_vectors(context.service.limits.vectors),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from jaxserve.config import ServerArgs
 from jaxserve.server.foreign_fields import not_supported
@@ -60,6 +60,27 @@ def adapters_of(lora_path: str | list[str | None] | None, model: ServedModel, nu
         message = f"lora_path is {shown(other)}, but model names the adapter {shown(model.adapter)}; give one of them."
         raise RequestError(message, param="lora_path")
     return [model.adapter] * num_prompts
+
+
+def count_prompts(prompt: str | list[Any]) -> int:
+    """Of what `texts_or_ids` takes. Cheap."""
+    is_batch = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    return len(prompt) if is_batch else 1
+
+
+def texts_or_ids(prompt: str | list[Any], field: str) -> tuple[list[str] | None, list[list[int]] | None]:
+    """(texts, None) or (None, token ids), one entry per prompt."""
+    if isinstance(prompt, str):
+        return [prompt], None
+    check(bool(prompt), field, "a string, a list of strings, token ids, or lists of token ids", prompt)
+    kinds = {type(item) for item in prompt}
+    if kinds == {str}:
+        return cast(list[str], prompt), None
+    if kinds == {int}:
+        return None, [cast(list[int], prompt)]
+    if kinds == {list}:
+        return None, cast(list[list[int]], prompt)
+    raise RequestError(f"{field} must not mix strings, token ids and lists of token ids.", param=field)
 
 
 def check(ok: bool, field: str, rule: str, value: Any) -> None:

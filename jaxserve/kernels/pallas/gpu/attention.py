@@ -3,13 +3,15 @@ write hold.
 
 A row with one query goes through the decode kernel, which splits its keys over the whole chip, as do all rows of a step that
 says how few queries each has; others go through the extend kernel. Both lists of work are made once per step and shared by
-all layers. The kernels are imported where they are used: a server on a CPU should not pay a second of start-up for a compiler
-it never calls.
+all layers. Where attention is not causal, a row with one query has one key, so only the extend kernel's queries have to be
+moved (both_ways). The kernels are imported where they are used: a server on a CPU should not pay a second of start-up for a
+compiler it never calls.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -19,6 +21,7 @@ import jax.typing
 from jaxserve.kernels import tuning
 from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens
 from jaxserve.kernels.pages import PageArray
+from jaxserve.kernels.pallas import both_ways
 from jaxserve.kernels.pallas.gpu.query_parts import QueryParts
 from jaxserve.kernels.rotary import Rotary
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
@@ -68,6 +71,7 @@ class PallasGpuAttention:
 
     def plan(self, step: AttentionMetadata) -> AttentionMetadata:
         kv_lens, cu_q_lens, page_table, decode_q_len = step.kv_lens, step.cu_q_lens, step.page_table, step.decode_q_len
+        assert self.spec.is_causal or decode_q_len in (None, 1), "whole texts have any number of queries"
         with jax.named_scope("plan_attention"):
             if decode_q_len is None:
                 is_decode = cu_q_lens[1:] - cu_q_lens[:-1] == 1
@@ -149,6 +153,8 @@ class PallasGpuAttention:
             decoded = parts.join(decoded)
         if work.decode_tokens is None:
             return decoded
+        if not self.spec.is_causal:
+            options["sliding_window"] = both_ways.causal_window(sliding_window)
         with jax.named_scope("extend_attention"):
             out = extend.paged_extend(
                 q,
@@ -184,10 +190,12 @@ class PallasGpuAttention:
     def _plan_extend(self, kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int) -> tuple[Any, ...]:
         from jaxserve.kernels.pallas.gpu import extend
 
-        plan = extend.plan_extend(
-            kv_lens, cu_q_lens, num_tokens, group=self.spec.group, min_q_len=2, config=self._extend_config()
-        )
-        return (plan,) * len(self.spec.windows)
+        options: dict[str, Any] = {"group": self.spec.group, "min_q_len": 2, "config": self._extend_config()}
+        plan = functools.partial(extend.plan_extend, kv_lens, cu_q_lens, num_tokens, **options)
+        windows = self.spec.windows
+        if self.spec.is_causal:
+            return (plan(),) * len(windows)
+        return tuple(plan(first_positions=both_ways.first_positions(kv_lens, window)) for window in windows)
 
     def _decode_config(self) -> Any:
         chip = self.spec.chip

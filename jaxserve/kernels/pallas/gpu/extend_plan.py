@@ -106,6 +106,8 @@ class ExtendPlan:
     ends: jax.Array  # int32 [R + 1] tiles of the rows so far, padding as the last; so the last is the number of tiles not idle
     tile_tokens: int = dataclasses.field(metadata={"static": True})
     places: jax.Array | None = None  # int32 [T] tokens among those of all tiles, N x tile_tokens; None: no log sums wanted
+    # They were given: a row's keys may end before its queries do.
+    has_positions: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 def plan_extend(
@@ -146,13 +148,15 @@ def plan_extend(
     begin = shift + jnp.maximum(-done, 0)
     end = jnp.where(tile < ends[-1], shift + jnp.minimum(q_lens[row] - done, tile_tokens), begin)
     kv_lens = jnp.append(kv_lens.astype(jnp.int32), 0)
+    has_positions = first_positions is not None
     first_positions = kv_lens - q_lens if first_positions is None else jnp.append(first_positions.astype(jnp.int32), 0)
     kv_lens, position = kv_lens[row], first_positions[row] + done - shift
     source, lead = _sources(jnp.minimum(row, num_rows - 1), cu_kv_lens)
     kv_lens, position = jnp.where(kv_lens > 0, kv_lens + lead, 0), position + lead
     cost = jnp.where(end > begin, jnp.clip(position + end, 0, kv_lens), -1)
     tiles = jnp.stack([source, first_token, position, begin, end, kv_lens, lead], axis=1)[jnp.argsort(-cost)]
-    return ExtendPlan(tiles, ends, tile_tokens, _places(tiles, tile_tokens, num_tokens) if with_log_sums else None)
+    places = _places(tiles, tile_tokens, num_tokens) if with_log_sums else None
+    return ExtendPlan(tiles, ends, tile_tokens, places, has_positions)
 
 
 def _places(tiles: jax.Array, tile_tokens: int, num_tokens: int) -> jax.Array:

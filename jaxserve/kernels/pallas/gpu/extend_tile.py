@@ -41,6 +41,7 @@ class Shape:
     scoring: softmax.Scoring
     sliding_window: int | None
     has_sinks: bool
+    has_positions: bool  # of the plan: a row's keys may end before its queries do
     has_log_sums: bool
     is_interpreted: bool
     config: ExtendConfig
@@ -182,6 +183,8 @@ class Tile:
             first = jnp.maximum(first, position + end - s.sliding_window)
         first_full = jnp.clip(lax.div(first + (s.block_kv - 1), s.block_kv), kv_begin, kv_end)
         full_end = jnp.minimum(lax.div(jnp.maximum(position + begin + 1, 0), s.block_kv), kv_end)
+        if s.has_positions and s.sliding_window is not None:  # the last KV tile is not always the last step
+            full_end = jnp.minimum(full_end, lax.div(kv_len, s.block_kv))
         return Tile(
             source=tiles[index, SOURCE],
             first_token=pl.multiple_of(tiles[index, TOKEN], ROW_GROUP),

@@ -187,6 +187,8 @@ def _wrong_shape(spec: AttentionSpec) -> str | None:
     assert spec.page_size is not None and spec.latent_dim is not None
     if spec.windows != (None,) or spec.uses_soft_cap or spec.uses_sinks:
         return "of latents it takes no window, soft cap or sinks."
+    if not spec.is_causal:
+        return "attention over latents is causal."
     if spec.kv_dtype != spec.dtype:
         return f"it keeps latents in the model's type, {spec.dtype}, not {spec.kv_dtype}."
     reason = mla.unsupported(

@@ -14,6 +14,7 @@ from jaxserve.kernels.latent import LatentBackend, part_table
 from jaxserve.kernels.latent_parts import ExpandedPart
 from jaxserve.kernels.metadata import AttentionMetadata
 from jaxserve.kernels.pages import PageArray
+from jaxserve.kernels.pallas import both_ways
 from jaxserve.kernels.pallas.tpu.attention import decode_attention, extend_attention, paged_attention
 from jaxserve.kernels.pallas.tpu.layout import RowLayout
 from jaxserve.kernels.pallas.tpu.mla import write_latents
@@ -100,6 +101,7 @@ class PallasTpuAttention(_PallasTpu):
     """AttentionBackend."""
 
     def plan(self, step: AttentionMetadata) -> AttentionMetadata:
+        assert self.spec.is_causal or step.decode_q_len in (None, 1), "whole texts have any number of queries"
         return self._plan(step)
 
     def rope_and_write(
@@ -133,11 +135,15 @@ class PallasTpuAttention(_PallasTpu):
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
     ) -> jax.Array:
+        work = metadata.work
+        if not self.spec.is_causal:
+            work = work.with_positions(both_ways.first_positions(metadata.kv_lens, sliding_window))
+            sliding_window = both_ways.causal_window(sliding_window)
         with jax.named_scope("attention"):
             return paged_attention(
                 q,
                 *kv_cache,
-                metadata.work,
+                work,
                 page_offset,
                 scale=scale,
                 sliding_window=sliding_window,

@@ -64,6 +64,12 @@ class TpuPlan:
     decode_tokens: jax.Array | None  # [R * n] the step's token that is token r * n + i of the decode pass; any if there is none
     decode_place: jax.Array | None  # [T] the inverse: a token's place in the decode pass, -1 for those of no decode row
 
+    def with_positions(self, positions: jax.Array) -> TpuPlan:
+        """The same with each row's first query at `positions` [R], of which none is negative."""
+        decode = dataclasses.replace(self.decode, position=positions)
+        extend = None if self.extend is None else dataclasses.replace(self.extend, position=positions)
+        return dataclasses.replace(self, decode=decode, extend=extend)
+
 
 def plan_pass(
     q_start: jax.Array,

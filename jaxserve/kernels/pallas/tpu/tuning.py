@@ -120,6 +120,8 @@ def unsupported(spec: AttentionSpec) -> str | None:
         return f"it runs on TPUs, not on platform {spec.chip.platform!r}."
     if spec.chip.kind not in CHIPS:
         return f"device kind must be one of {', '.join(CHIPS)}; got {spec.chip.kind!r}."
+    if spec.latent_dim is not None and not spec.is_causal:
+        return "attention over latents is causal."
     if spec.num_heads % spec.num_kv_heads:
         return f"{spec.num_heads} query heads are not a multiple of {spec.num_kv_heads} KV heads."
     if spec.dtype not in ("bfloat16", "float32"):

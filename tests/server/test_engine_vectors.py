@@ -1,0 +1,103 @@
+"""Engine.encode, classify, rerank and score, over a fake scheduler whose model makes vectors and generates nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_scheduler
+import numpy as np
+import pytest
+from bert_tokenizers import CLS, SEP, bert_folder, word_id
+
+from jaxserve import Engine
+from jaxserve.demo import demo_model_path
+from jaxserve.server.requests import RequestError
+
+LABELS = ["A", "B", "C", "D", "E"]
+
+
+def engine(monkeypatch: pytest.MonkeyPatch, folder: Path, vectors: dict[str, Any]) -> Engine:
+    spec = {"generates": False, "num_token_ids": 2 * fake_scheduler.VOCAB_SIZE, "vectors": {"needs_whole": True, **vectors}}
+    monkeypatch.setenv("FAKE_SPEC", json.dumps(spec))
+    commands = fake_scheduler.commands()
+    return Engine(demo_model_path(), worker_commands=commands, tokenizer_path=str(bert_folder(folder)))
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with pytest.MonkeyPatch.context() as patch, engine(patch, tmp_path_factory.mktemp("bert"), {}) as ready:
+        yield ready
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    vectors = {"gives": "scores", "labels": LABELS, "activation": "softmax"}
+    with pytest.MonkeyPatch.context() as patch, engine(patch, tmp_path_factory.mktemp("bert"), vectors) as ready:
+        yield ready
+
+
+def test_encode(embedder: Engine) -> None:
+    fox = word_id("fox")
+    one = embedder.encode("fox", rid="r")
+    assert isinstance(one, dict) and one["embedding"][1:4] == [3.0, CLS, SEP]
+    assert one["meta_info"]["id"] == "r" and one["meta_info"]["prompt_tokens"] == 3
+    several = embedder.encode(["fox", "the fox"], dimensions=2)
+    assert [reply["embedding"][1] for reply in several] == [3.0, 4.0] and len(several[0]["embedding"]) == 2
+    for ids in ([CLS, fox, SEP], np.array([CLS, fox, SEP]), [np.array([CLS, fox, SEP])]):
+        reply = embedder.encode(input_ids=ids)
+        assert (reply if isinstance(reply, dict) else reply[0])["embedding"] == one["embedding"]
+    assert embedder.encode("fox", None, None, None, 2)["embedding"] == one["embedding"][:2]  # at SGLang's place
+    assert asyncio.run(embedder.async_encode("fox"))["embedding"] == one["embedding"]
+
+
+def test_what_encode_refuses(embedder: Engine) -> None:
+    with pytest.raises(RequestError, match="text must not hold an empty string"):
+        embedder.encode("")
+    with pytest.raises(RequestError, match="image_data is not supported yet"):
+        embedder.encode("fox", "a picture")
+    with pytest.raises(RequestError, match="colour is not a field this server knows"):
+        embedder.encode("fox", colour="red")
+    with pytest.raises(TypeError, match="encode got dimensions twice"):
+        embedder.encode("fox", None, None, None, 2, dimensions=2)
+    with pytest.raises(TypeError, match="encode takes at most 10 positions, got 11"):
+        embedder.encode("fox", *[None] * 10)
+    with pytest.raises(RequestError, match="does not generate text"):
+        embedder.generate("fox")
+    with pytest.raises(RequestError, match="gives no scores: it makes embeddings"):
+        embedder.classify("fox")
+    with pytest.raises(RequestError, match="gives no scores: it makes embeddings"):
+        embedder.score("fox", ["dog"])
+
+
+def test_rerank_by_embeddings(embedder: Engine) -> None:
+    best = embedder.rerank("the fox", ["a lazy dog", "the fox"], top_n=1)
+    assert best == [{"index": 1, "relevance_score": pytest.approx(1.0), "document": {"text": "the fox"}}]
+    assert asyncio.run(embedder.async_rerank("the fox", ["a lazy dog", "the fox"], top_n=1)) == best
+    of_pairs = embedder.rerank([["the fox", "the fox"], ["the fox", "a lazy dog"]])
+    assert of_pairs[0]["embedding"] == pytest.approx(1.0) and of_pairs[1]["embedding"] < of_pairs[0]["embedding"]
+    for arguments, words in (
+        (("the fox", []), "documents must hold at least one text"),
+        (([],), "documents must hold at least one text"),
+        (("the fox",), "query must hold pairs"),
+        (([["the fox", "a dog"]], ["x"]), "query must be one text"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            embedder.rerank(*arguments)
+
+
+def test_scores_and_classes(classifier: Engine) -> None:
+    alone = classifier.classify("the fox")
+    assert alone["embedding"][1:4] == [4.0, CLS, SEP]
+    assert asyncio.run(classifier.async_classify(["the fox"]))[0]["embedding"] == alone["embedding"]
+    result = classifier.score("the fox", ["dog", "a dog"])
+    assert [row[1:3] for row in result.scores] == [[6.0, CLS], [7.0, CLS]] and result.prompt_tokens == 13
+    assert [row[3] for row in result.scores] == [SEP + fake_scheduler.VOCAB_SIZE] * 2  # the second of a pair
+    softened = asyncio.run(classifier.async_score("the fox", ["dog"], apply_softmax=True))
+    assert sum(softened.scores[0]) == pytest.approx(1.0)
+    with pytest.raises(RequestError, match="scores of 5 labels"):
+        classifier.rerank("the fox", ["dog"])
+    assert classifier.get_model_info()["vectors"] == {"gives": "scores", "labels": LABELS, "activation": "softmax"}
