@@ -59,7 +59,7 @@ class Demand:
         except ValueError:
             return False
         return all(
-            self.weight_bytes(stage, tp_size) + stage.has_head * self.row_table_bytes + self.request_bytes(stage, tp_size)
+            self.weight_bytes(stage, tp_size) + stage.makes_logits * self.row_table_bytes + self.request_bytes(stage, tp_size)
             <= self.budget(chip)
             for stage in stages
         )

@@ -138,13 +138,13 @@ class StepWork:
 
 def step_work(shard: ModelShard, step: StepShape) -> StepWork:
     cfg, tp_size, arrays = shard.config, shard.tp_size, shard.arrays()
-    tokens, lines = step.tokens, step.num_rows * step.sampled_tokens * step.num_shards * cfg.has_head
+    tokens, lines = step.tokens, step.num_rows * step.sampled_tokens * step.num_shards * cfg.makes_logits
     layers = [(cfg.layers[index], arrays["layers"][index]) for index in cfg.own_layers]
     own_params = sum(_matrix_params(tree, shard, of_all=False) for _, tree in layers)
     all_params = sum(_matrix_params(tree, shard) + _chosen_params(layer, tree, tp_size) for layer, tree in layers)
     idle_bytes = sum(_idle_expert_bytes(layer, tree, step.all_tokens, shard) for layer, tree in layers)
-    pairs, keys = _attended(shard.windows, step)
-    head_params = _matrix_params(arrays.get("lm_head", arrays.get("embed")), shard) if cfg.has_head else 0
+    pairs, keys = (_attended if cfg.is_causal else _attended_both_ways)(shard.windows, step)
+    head_params = _matrix_params(arrays.get("lm_head", arrays.get("embed")), shard) if cfg.makes_logits else 0
     width = cfg.hidden_size * shard.itemsize
     return StepWork(
         weight_bytes=shard.weight_bytes - _unread_table_bytes(shard, step) - idle_bytes,
@@ -162,7 +162,7 @@ def step_work(shard: ModelShard, step: StepShape) -> StepWork:
 def _unread_table_bytes(shard: ModelShard, step: StepShape) -> int:
     """Of the embedding, of which rows are looked up; as the output head, too, it is read whole."""
     cfg, table = shard.config, shard.arrays().get("embed")
-    if table is None or (cfg.has_head and "lm_head" not in shard.arrays()):
+    if table is None or (cfg.makes_logits and "lm_head" not in shard.arrays()):
         return 0
     looked_up = step.all_tokens * cfg.hidden_size * shard.itemsize
     return _shard(table, table.num_bytes, shard.tp_size, cfg.attn_dp_size) - looked_up
@@ -250,6 +250,13 @@ def _attended(windows: Iterable[int | None], step: StepShape) -> tuple[int, int]
         pairs += growing * (first + limit) // 2 + (step.new_tokens - growing) * limit
         keys += min(last, limit + step.new_tokens - 1)
     return pairs, keys
+
+
+def _attended_both_ways(windows: Iterable[int | None], step: StepShape) -> tuple[int, int]:
+    """The same of an encoder, whose steps bring whole texts."""
+    length = step.context_len
+    seen = [length if window is None else min(2 * window - 1, length) for window in windows]
+    return sum(seen) * step.new_tokens, len(seen) * length
 
 
 @dataclasses.dataclass(frozen=True)

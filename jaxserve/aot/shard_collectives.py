@@ -17,7 +17,7 @@ def expected_in_stage(config: ModelConfig, tp_size: int, *, packs_tokens: bool =
         return {}
     if config.attn_dp_size > 1:
         return expected_with_shards(config, tp_size, packs_tokens=packs_tokens)
-    return _present({"all-reduce": 2 * len(config.own_layers) + config.embeds, "all-gather": int(config.has_head)})
+    return _present({"all-reduce": 2 * len(config.own_layers) + config.embeds, "all-gather": int(config.makes_logits)})
 
 
 def expected_with_shards(config: ModelConfig, tp_size: int, *, packs_tokens: bool) -> Mapping[str, int]:
@@ -26,7 +26,7 @@ def expected_with_shards(config: ModelConfig, tp_size: int, *, packs_tokens: boo
     and MLPs made."""
     mixers = len(config.own_layers)
     mlps = mixers + config.embeds
-    of_logits = 2 * config.has_head
+    of_logits = 2 * config.makes_logits
     shares_shard = tp_size > config.attn_dp_size
     if packs_tokens:
         return _present({"all-reduce": (1 + shares_shard) * mixers + mlps, "all-gather": of_logits})

@@ -288,7 +288,7 @@ class StepPrograms:
     def state_shapes(self) -> tuple[ForwardState, SamplingState | None]:
         """ShapeDtypeStructs with shardings in place of arrays; the latter where tokens are sampled."""
         config = self._step.decoder.config
-        return self._forward_state(), self._sampling_state() if config.has_head and config.generates else None
+        return self._forward_state(), self._sampling_state() if config.makes_logits else None
 
     def continuation(self) -> Continuation:
         """Of shapes with shardings."""

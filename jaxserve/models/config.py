@@ -141,8 +141,12 @@ class ModelConfig:
 
     @property
     def has_head(self) -> bool:
-        """Logits are computed here."""
+        """Logits are computed here, or vectors where there are no logits."""
         return self.stage is None or self.stage.is_last
+
+    @property
+    def makes_logits(self) -> bool:
+        return self.has_head and self.generates
 
     @property
     def own_sparse_layers(self) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class Ends(nnx.Module):
 
     def __init__(self, config: ModelConfig, declare: Declare) -> None:
         is_last, is_tied, vocab_size = config.has_head, config.tie_word_embeddings, config.vocab_size
-        has_head = is_last and config.generates
+        has_head = config.makes_logits
         self.embed = declare_embedding(declare, vocab_size) if config.embeds or (has_head and is_tied) else None
         has_sum = config.embeds and config.embedding != EmbeddingSpec()
         self.embed_sum = EmbeddingSum(config.embedding, declare) if has_sum else None

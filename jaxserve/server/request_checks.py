@@ -106,7 +106,8 @@ class ModelLimits:
 
     def check_generates(self) -> None:
         if not self.generates:
-            message = f"This server's model does not generate text: it {_what_for(self.vectors)}."
+            what_for = _WHAT_FOR[self.vectors.gives if self.vectors is not None else "embedding"]
+            message = f"This server's model does not generate text: it {what_for}."
             raise RequestError(message, param="model", code="unsupported_operation")
 
     def check_vectors(self, gives: Collection[str]) -> Vectors:
@@ -115,7 +116,7 @@ class ModelLimits:
             message = "This server makes no vectors of texts: its model generates."
         elif self.vectors.gives not in gives:
             wanted = "embeddings" if "embedding" in gives else "scores"
-            message = f"This server's model gives no {wanted}: it {_what_for(self.vectors)}."
+            message = f"This server's model gives no {wanted}: it {_WHAT_FOR[self.vectors.gives]}."
         else:
             return self.vectors
         raise RequestError(message, param="model", code="unsupported_operation")
@@ -148,10 +149,11 @@ def _vectors(info: Vectors | dict[str, Any] | None) -> Vectors | None:
     return Vectors(**{**info, "labels": tuple(info["labels"])}) if isinstance(info, dict) else info
 
 
-def _what_for(vectors: Vectors | None) -> str:
-    if vectors is not None and vectors.gives == "embedding":
-        return "makes embeddings of texts (POST /v1/embeddings)"
-    return "scores texts (POST /classify, /rerank)"
+_WHAT_FOR = {
+    "embedding": "makes embeddings of texts (POST /v1/embeddings)",
+    "scores": "scores texts (POST /classify, /rerank)",
+    "token_scores": "scores each token of a text (POST /classify)",
+}
 
 
 def check_shape(req: GenerateReqInput, limits: ModelLimits) -> None:

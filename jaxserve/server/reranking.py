@@ -22,7 +22,7 @@ from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestErr
 from jaxserve.server.scoring import one_token_request, score
 from jaxserve.server.text_lanes import TextLanes
 from jaxserve.server.tokenizer import TextTokenizer
-from jaxserve.server.vectors import Generate, cosines, finished, pooled, pooling_request, probabilities
+from jaxserve.server.vectors import ANY, Generate, check_of_texts, cosines, finished, pooled, pooling_request, probabilities
 
 ANSWERS = ("yes", "no")
 # What the template of a reranker by chat holds.
@@ -102,7 +102,8 @@ async def relevances(service: Reranks, job: RerankJob) -> Relevances:
         raise RequestError(message, param="truncate_prompt_tokens")
     if limits.generates:
         return await _by_answers(service, job)
-    vectors = limits.check_vectors(("embedding", "scores"))
+    vectors = limits.check_vectors(ANY)
+    check_of_texts(vectors)
     if vectors.gives == "embedding":
         return await _by_embeddings(service, job, vectors)
     if vectors.size != 1:

@@ -112,6 +112,12 @@ def chars_of(num_numbers: int, *, is_base64: bool = False) -> int:
     return num_numbers // (_BASE64_NUMBERS_PER_CHAR if is_base64 else _NUMBERS_PER_CHAR)
 
 
+def check_of_texts(vectors: Vectors) -> None:
+    if vectors.of_tokens:
+        message = "This server's model makes a vector of each token, not of a text: POST /encode or /classify."
+        raise RequestError(message, param="model")
+
+
 def check_dimensions(dimensions: int | None, vectors: Vectors) -> None:
     if dimensions is None:
         return

@@ -109,7 +109,7 @@ def test_a_nan_stays_with_its_text(bind: Bind) -> None:
 @pytest.mark.parametrize("bind", BINDS)
 def test_a_text_gets_the_same_alone_and_among_others(bind: Bind, window: int | None) -> None:
     heads = Heads(12, 12, 64)
-    together = make_step(texts(37, 290, 1, 128, 7), heads, page_size=16, num_tokens=512)
+    together = make_step(texts(37, 150, 1, 90, 7), heads, page_size=16, num_tokens=288)
     # A static window for all backends, as models give it.
     out = run(not_causal(bind), together, static_window=window)
     for row, (length, _) in enumerate(together.rows):

@@ -160,6 +160,8 @@ async def test_models_that_cannot_rerank() -> None:
     assert "its chat template is not a reranker's" in error_message(reply)
     reply = await post("/v1/rerank", BODY, serving(CLASSIFIER))
     assert "it gives scores of 3 labels (POST /v1/classify), not one" in error_message(reply)
+    reply = await post("/v1/rerank", BODY, serving(dataclasses.replace(EMBEDDING, of_tokens=True)))
+    assert "makes a vector of each token" in error_message(reply)
     reply = await post("/v1/rerank", BODY, asked_in_words())
     assert "no single tokens for yes and no" in error_message(reply)
     reply = await post("/v1/rerank", {**BODY, "truncate_prompt_tokens": 9}, asked_in_words())
@@ -271,6 +273,6 @@ async def test_what_classify_refuses() -> None:
     reply = await post("/v1/classify", {"input": "a"}, embedding())
     assert error_message(reply).startswith("This server's model gives no scores: it makes embeddings of texts")
     reply = await post("/v1/classify", {"input": "a"}, serving(Vectors(size=2, gives="token_scores", of_tokens=True)))
-    assert "classifies each token" in error_message(reply)
+    assert "makes a vector of each token, not of a text: POST /encode or /classify." in error_message(reply)
     reply = await post("/v1/classify", {"input": []}, serving(CLASSIFIER))
     assert reply.json()["error"]["param"] == "input"

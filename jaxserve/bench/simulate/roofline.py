@@ -201,7 +201,7 @@ class _Room:
         available = bytes_for_pools(
             DeviceMemory(hbm, hbm - demand.weight_bytes(stage, shard.tp_size)),
             mem_fraction=demand.mem_fraction,
-            table_bytes=stage.has_head * demand.row_table_bytes + states,
+            table_bytes=stage.makes_logits * demand.row_table_bytes + states,
             step_bytes=0,
             page_bytes=sum(page_bytes),
             page_size=spec.page_size,

@@ -116,15 +116,13 @@ class EncodeJob:
 
     def shape(self, got: Pooled, pack: Callable[[Any], Any] = lambda value: value) -> Reply | list[Reply]:
         """`pack`: what becomes of a list of numbers."""
+        parts = got.parts if self.vectors.of_tokens else [got.matrix()]
+        values = [finished(part, self.vectors, self.dimensions) for part in parts]
         replies = [
-            {"embedding": pack(self._values(part).tolist()), "meta_info": meta_info(chunk, self.weight_version)}
-            for part, chunk in zip(got.parts, got.chunks, strict=True)
+            {"embedding": pack(value.tolist()), "meta_info": meta_info(chunk, self.weight_version)}
+            for value, chunk in zip(values if self.vectors.of_tokens else values[0], got.chunks, strict=True)
         ]
         return replies if self.is_list else replies[0]
-
-    def _values(self, part: np.ndarray) -> np.ndarray:
-        values = finished(part, self.vectors, self.dimensions)
-        return values if self.vectors.of_tokens else values[0]
 
 
 def _read(given: Mapping[str, Any]) -> EncodeRequest:

@@ -16,8 +16,8 @@ from jaxserve.server.http.docs import json_body
 from jaxserve.server.long_json import json_blocks
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.embeddings import WITHOUT_EFFECT, TextsRequest, about_texts, usage_of
-from jaxserve.server.requests import RequestError, new_rid
-from jaxserve.server.vectors import SCORES, chars_of, labels_of, pooled, probabilities
+from jaxserve.server.requests import new_rid
+from jaxserve.server.vectors import SCORES, chars_of, check_of_texts, labels_of, pooled, probabilities
 
 
 class ClassifyRequest(TextsRequest, kw_only=True):
@@ -43,8 +43,7 @@ async def _reply(body: ClassifyRequest, context: OpenAIContext) -> list[bytes]:
     service = context.service
     model, req = about_texts(body, context)
     vectors = service.limits.check_vectors(SCORES)
-    if vectors.of_tokens:
-        raise RequestError("This server's model classifies each token, not a text: POST /classify.", param="model")
+    check_of_texts(vectors)
     got = await pooled(service.generate, req)
     labels = labels_of(vectors)
 

@@ -21,12 +21,13 @@ from jaxserve.server.long_json import json_blocks, packed
 from jaxserve.server.openai.context import OpenAIContext, context_of
 from jaxserve.server.openai.params import adapters_of, count_prompts, served_model, texts_or_ids
 from jaxserve.server.openai.protocol import Int32
-from jaxserve.server.requests import GenerateReqInput, RequestError, expanded_rids
+from jaxserve.server.requests import GenerateReqInput, expanded_rids
 from jaxserve.server.routed_rank import rank_of_fields
 from jaxserve.server.vectors import (
     Pooled,
     chars_of,
     check_dimensions,
+    check_of_texts,
     finished,
     options_of,
     pooled,
@@ -77,8 +78,7 @@ async def _reply(body: EmbeddingRequest, context: OpenAIContext) -> list[bytes]:
     service = context.service
     model, req = about_texts(body, context)
     vectors = service.limits.check_vectors(("embedding",))
-    if vectors.of_tokens:
-        raise RequestError("This server's model makes a vector of each token, not of a text: POST /encode.", param="model")
+    check_of_texts(vectors)
     check_dimensions(body.dimensions, vectors)
     got = await pooled(service.generate, req)
     is_base64 = body.encoding_format == "base64"
