@@ -3,11 +3,11 @@
     python -m benchmarks.encoder_throughput [--rounds 5] [--texts 1024] [--layers 6] [--hidden-size 384] [--pairs]
 
 The model has the shape of all-MiniLM-L6 (or of ms-marco-MiniLM-L6, a cross-encoder, with --pairs) and random weights: what they
-are makes no difference to the time. Texts are of random words, of lengths as questions and passages have them. Both get all texts in one
-call, in turns within each round: sentence-transformers sorts them by length and pads batches of 32, its default, of 8 and of 128;
-jaxserve gets them through its Engine (tokenizing, scheduling and detokenizing processes included) and, with --http, as one request of
-the openai package. Prints tokens per second (those of the texts, padding not counted), medians of the rounds, and medians of ratios
-within a round to the best of sentence-transformers. Vectors are compared.
+are makes no difference to the time. Texts are of random words, half of them as short as questions, half as long as passages.
+Both get all texts in one call, in turns within each round: sentence-transformers sorts them by length and pads batches of 32,
+its default, of 8 and of 128; jaxserve gets them through its Engine, with processes that tokenize, schedule and pass on. Prints
+tokens per second (those of the texts, padding not counted), medians of the rounds, and of ratios within a round to the best of
+sentence-transformers. Vectors are compared.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def write_model(folder: Path, *, layers: int, hidden_size: int, pairs: bool) -> 
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        modules = [models.Transformer(str(folder), max_seq_length=2 * LONGEST), models.Pooling(hidden_size, pooling_mode="mean")]
+        modules = [
+            models.Transformer(str(folder), max_seq_length=2 * LONGEST),
+            models.Pooling(hidden_size, pooling_mode="mean"),
+        ]
         SentenceTransformer(modules=[*modules, models.Normalize()], device="cpu").save(str(folder), create_model_card=False)
 
 
@@ -84,7 +87,9 @@ def main() -> None:
         reference, batch_sizes = _reference(folder, pairs=args.pairs), (8, 32, 128)
         with Engine(model_path=folder, warmup="full", log_level="error") as engine:
             ways: dict[str, Callable[[list[str]], np.ndarray]] = {
-                "jaxserve Engine": (lambda texts: _scores(engine, texts)) if args.pairs else (lambda texts: _embeddings(engine, texts))
+                "jaxserve Engine": (lambda texts: _scores(engine, texts))
+                if args.pairs
+                else (lambda texts: _embeddings(engine, texts))
             }
             for size in batch_sizes:
                 ways[f"sentence-transformers, batches of {size}"] = lambda texts, size=size: reference(texts, size)

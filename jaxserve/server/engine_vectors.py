@@ -45,11 +45,11 @@ class VectorMethods(abc.ABC):
 
     def classify(self, prompt: Any = None, **fields: Any) -> Reply | list[Reply]:
         """As `encode`, of a model that gives scores: they come as its head gives them."""
-        return self._call(self._encode({"text": prompt, **fields}, SCORES))
+        return self._call(self._encode(encode_body(prompt, (), fields), SCORES))
 
     async def async_classify(self, prompt: Any = None, **fields: Any) -> Reply | list[Reply]:
         """As `classify`, from any event loop."""
-        return await self._wait(self._encode({"text": prompt, **fields}, SCORES))
+        return await self._wait(self._encode(encode_body(prompt, (), fields), SCORES))
 
     def rerank(
         self, query: str | Sequence[Sequence[str]], documents: Sequence[str] | None = None, **fields: Any

@@ -159,7 +159,7 @@ class _Server:
                 logger.info("%s while starting: ending now.", self._signal_name)
                 return 0
             await ready
-            if terminal_columns() and not self._args.skip_tokenizer_init:
+            if terminal_columns() and not self._args.skip_tokenizer_init and self._pipeline.manager.limits.generates:
                 self._say_how_to_try_it()
             settle_garbage_collector(collect_first=False)  # it would take a tenth of a second, and requests come now
             return await self._serve_until_stop(stop)

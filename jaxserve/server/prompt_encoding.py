@@ -30,7 +30,7 @@ def encode_within(encode: Encode, text: str, most_tokens: int, longest_token_cha
     """The ids of a text that may have `most_tokens`, or somewhat more of them. A text with far more raises TooManyTokensError,
     or with `cut` is shortened, not quite to `most_tokens`."""
     text = _within_characters(text, most_tokens, longest_token_chars, cut=cut)
-    if len(text) <= most_tokens * _USUAL_TOKEN_CHARS + _PIECE_CHARS:
+    if len(text) <= _usual_chars(most_tokens):
         return encode(text)
     num_tokens = start = 0
     while start < len(text):
@@ -43,6 +43,15 @@ def encode_within(encode: Encode, text: str, most_tokens: int, longest_token_cha
             return encode(text[:end])
         start = end
     return encode(text)
+
+
+def chars_at_once(most_tokens: int, longest_token_chars: int) -> int:
+    """A text of no more characters than this is encoded as it is."""
+    return min(_usual_chars(most_tokens), most_tokens * longest_token_chars)
+
+
+def _usual_chars(most_tokens: int) -> int:
+    return most_tokens * _USUAL_TOKEN_CHARS + _PIECE_CHARS
 
 
 def _within_characters(text: str, most_tokens: int, longest_token_chars: int, *, cut: bool) -> str:

@@ -17,7 +17,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +25,7 @@ import msgspec
 from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.registry import control_of
 from jaxserve.server.control.engine_methods import add_control_methods
-from jaxserve.server.native.positions import generate_body
+from jaxserve.server.native.positions import encode_body, generate_body
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.requests import RequestError
 
@@ -82,6 +82,32 @@ class RemoteEngine:
         if body.get("stream"):
             return _in_thread(self._events("/generate", body))
         return json.loads(await asyncio.to_thread(self._ask, "POST", "/generate", body))
+
+    def encode(self, prompt: Any = None, *others: Any, **fields: Any) -> Reply | list[Reply]:
+        """As Engine.encode."""
+        return json.loads(self._ask("POST", "/encode", encode_body(prompt, others, fields)))
+
+    async def async_encode(self, prompt: Any = None, *others: Any, **fields: Any) -> Reply | list[Reply]:
+        """As `encode`, in a thread."""
+        return await asyncio.to_thread(self.encode, prompt, *others, **fields)
+
+    def classify(self, prompt: Any = None, **fields: Any) -> Reply | list[Reply]:
+        """As Engine.classify."""
+        return json.loads(self._ask("POST", "/classify", encode_body(prompt, (), fields)))
+
+    async def async_classify(self, prompt: Any = None, **fields: Any) -> Reply | list[Reply]:
+        """As `classify`, in a thread."""
+        return await asyncio.to_thread(self.classify, prompt, **fields)
+
+    def rerank(self, query: str, documents: Sequence[str], **fields: Any) -> list[dict[str, Any]]:
+        """As Engine.rerank of a query and documents."""
+        reply = json.loads(self._ask("POST", "/rerank", {"query": query, "documents": list(documents), **fields}))
+        results: list[dict[str, Any]] = reply["results"]
+        return results
+
+    async def async_rerank(self, query: str, documents: Sequence[str], **fields: Any) -> list[dict[str, Any]]:
+        """As `rerank`, in a thread."""
+        return await asyncio.to_thread(self.rerank, query, documents, **fields)
 
     # --- control
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxserve.config import ServerArgs
 from jaxserve.parsers.base import ReasoningFormat
 from jaxserve.runner import Vectors
-from jaxserve.server.prompt_encoding import TooManyTokensError
+from jaxserve.server.prompt_encoding import TooManyTokensError, chars_at_once
 from jaxserve.server.reply_limits import NO_REPLY_LIMITS, ReplyLimits
 from jaxserve.server.requests import GenerateReqInput, PromptEmbeds, PromptOptions, RequestError
 from jaxserve.server.tokenizer import Tokenizer
@@ -362,7 +362,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, limits: ModelLimits, *, add_s
 
 def encode_prompts(tokenizer: Tokenizer, texts: list[str], limits: ModelLimits) -> list[list[int]]:
     """The same for several texts, together if none of them needs to be looked at on its own."""
-    if max(map(len, texts)) <= limits.longest_prompt_len:
+    if max(map(len, texts)) <= chars_at_once(limits.longest_prompt_len, tokenizer.longest_token_chars):
         return tokenizer.encode_batch(texts)
     return [encode_prompt(tokenizer, text, limits) for text in texts]
 

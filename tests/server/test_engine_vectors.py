@@ -12,9 +12,11 @@ import fake_scheduler
 import numpy as np
 import pytest
 from bert_tokenizers import CLS, SEP, bert_folder, word_id
+from server_process import serving
 
 from jaxserve import Engine
 from jaxserve.demo import demo_model_path
+from jaxserve.server.remote import RemoteEngine
 from jaxserve.server.requests import RequestError
 
 LABELS = ["A", "B", "C", "D", "E"]
@@ -101,3 +103,26 @@ def test_scores_and_classes(classifier: Engine) -> None:
     with pytest.raises(RequestError, match="scores of 5 labels"):
         classifier.rerank("the fox", ["dog"])
     assert classifier.get_model_info()["vectors"] == {"gives": "scores", "labels": LABELS, "activation": "softmax"}
+
+
+def test_a_server_of_several_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked by a RemoteEngine, which says what an Engine does."""
+    spec = {"generates": False, "num_token_ids": 2 * fake_scheduler.VOCAB_SIZE, "vectors": {"needs_whole": True}}
+    monkeypatch.setenv("FAKE_SPEC", json.dumps(spec))
+    tokenizer = str(bert_folder(folder / "bert"))
+    with serving(folder, tokenizer_path=tokenizer, tokenizer_worker_num=2, detokenizer_worker_num=2, dp_size=2) as server:
+        server.wait_for("/ready", 200)
+        assert server.status("/health_generate") == 200
+        remote = RemoteEngine(server.url)
+        assert remote.encode("fox", dimensions=4)["embedding"][1:] == [3.0, CLS, SEP]
+        assert len(asyncio.run(remote.async_encode(["the fox", "a dog"]))) == 2
+        assert remote.rerank("the fox", ["a dog", "the fox"], top_n=1)[0]["index"] == 1
+        assert asyncio.run(remote.async_rerank("the fox", ["a dog", "the fox"]))[0]["index"] == 1
+        for refused in (lambda: remote.classify("fox"), lambda: asyncio.run(remote.async_classify("fox"))):
+            with pytest.raises(RequestError, match="gives no scores"):
+                refused()
+        with pytest.raises(RequestError, match="does not generate text"):
+            remote.generate("fox")
+        assert remote.get_model_info()["is_generation"] is False
+        server.stop()
+    assert "Traceback" not in server.log
