@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,12 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from checkpoints import make_tokenizer
 from crowd import check_crowd
 from live_server import LiveServer, running
 from parity import Oracle
+from peft_adapters import load_adapted, make_adapter
+from transformers import AutoTokenizer
 from vector_checkpoints import CASES, MAX_LEN, VectorOracle, check, texts
 
 from jaxserve import Engine
@@ -275,32 +279,71 @@ class TestCrossEncoder:
         assert reply.status_code == 400 and said in reply.json()["error"]["message"], reply.text
 
 
-def test_a_generating_server_answers_embeddings_between_tokens(
-    checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
+RERANKER_TEMPLATE = (
+    '<|turn|>The answer can only be "yes" or "no".<|end|><Instruct>: {{ instruct }}\n<Query>: {{ messages[0].content }}\n'
+    "<Document>: {{ messages[1].content }}<|end|><|turn|>"
+)
+
+
+@pytest.fixture(scope="module")
+def reranker(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generating model whose tokenizer has words for yes and no, and a template that asks for them, as Qwen3-Reranker's."""
+    folder = tmp_path_factory.mktemp("reranker") / "model"
+    shutil.copytree(checkpoint("qwen3"), folder)
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["yes", "no"])
+    tokenizer.chat_template = RERANKER_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_one_server_generates_embeds_and_reranks_with_and_without_an_adapter(
+    reranker: Path, tmp_path: Path, compilation_cache: str
 ) -> None:
-    """The hidden state behind the last token, of length 1; in steps with tokens of others."""
-    folder = checkpoint("qwen3")
-    oracle = Oracle(folder)
+    """Embeddings are the hidden state behind the last token, of length 1: in steps with tokens of others, chunk by chunk, and
+    from where the cache ends."""
+    oracle = Oracle(reranker)
+    adapter = make_adapter(reranker, tmp_path / "adapter", seed=3, r=8, target_modules=["q_proj", "v_proj", "down_proj"])
+    adapted = Oracle(reranker)
+    adapted.model = load_adapted(reranker, adapter)
     options = ("--chunked-prefill-size", "64", "--enable-mixed-chunk", "--decode-row-buckets", "32", "--context-length", "256")
-    own = ("--model-path", str(folder), "--compilation-cache-dir", compilation_cache)
+    own = ("--model-path", str(reranker), "--compilation-cache-dir", compilation_cache, "--lora-paths", f"a={adapter}")
     with running(tmp_path / "log", *own, *OPTIONS, *options) as server:
         rng = np.random.default_rng(1)
-        prompts = [rng.integers(3, oracle.config.vocab_size, int(rng.integers(1, 200))).tolist() for _ in range(CLIENTS)]
+        prompts = [rng.integers(3, 300, int(rng.integers(1, 200))).tolist() for _ in range(CLIENTS)]
 
-        def embed(prompt: list[int]) -> np.ndarray:
-            reply = httpx.post(f"{server.url}/v1/embeddings", json={"input": prompt}, timeout=120).json()
+        def embed(i: int) -> np.ndarray:
+            body = {"input": prompts[i % CLIENTS], "lora_path": "a" if i % 2 else None}
+            reply = httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=120).json()
             return np.array(reply["data"][0]["embedding"], np.float32)
 
         with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
-            found = pool.map(embed, prompts * 2)
+            found = pool.map(embed, range(2 * CLIENTS))
             check_crowd(server, oracle, seed=4)
             vectors = list(found)
-        for prompt, first, second in zip(prompts, vectors, vectors[CLIENTS:], strict=True):
-            expected = np.asarray(oracle.hidden_states(prompt)[-1], np.float32)
+        for i, vector in enumerate(vectors):
+            expected = np.asarray((adapted if i % 2 else oracle).hidden_states(prompts[i % CLIENTS])[-1], np.float32)
             expected /= np.linalg.norm(expected)
-            for vector in (first, second):
-                np.testing.assert_allclose(vector, expected, atol=1e-3)
-                assert vector @ expected > 1 - 1e-4
+            np.testing.assert_allclose(vector, expected, atol=1e-3)
+            assert vector @ expected > 1 - 1e-4
+        _check_answers_in_words(server, oracle, reranker)
+
+
+def _check_answers_in_words(server: LiveServer, oracle: Oracle, folder: Path) -> None:
+    """How likely yes is, of yes and no."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
+    query, *documents = (text[:60] for text in texts(6, longest=8, seed=12))
+    expected = []
+    for document in documents:
+        messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        ids = tokenizer.apply_chat_template(messages, tokenize=True, instruct="Judge", return_dict=False)
+        logprobs = oracle.logprobs(ids)[-1]
+        expected.append(float(1 / (1 + np.exp(float(logprobs[no] - logprobs[yes])))))
+    body = {"query": query, "documents": documents, "instruct": "Judge"}
+    results = server.post("/v1/rerank", body).json()["results"]
+    assert [one["index"] for one in results] == np.argsort([-value for value in expected]).tolist()
+    np.testing.assert_allclose([one["relevance_score"] for one in results], sorted(expected, reverse=True), atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["bert-labels", "llama-reward", "qwen3-tokens"])

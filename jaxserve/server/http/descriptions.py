@@ -232,7 +232,6 @@ FIELDS: dict[str, str] = {
     "dimensions": "Only the first so many components of each embedding, of Matryoshka models; default: all.",
     "truncate_prompt_tokens": "Cut texts to so many tokens; -1: to as many as the model takes. Default: too long is an error.",
     "use_activation": "false: scores as the model's head gives them, in place of probabilities.",
-    "is_cross_encoder_request": "The texts are pairs; lists of two texts are pairs without it, too.",
     "external_trace_header": "traceparent and tracestate of the caller's trace.",
     "documents": "Texts, or objects with a text.",
     "texts": "Texts in place of documents; the reply is then that of text-embeddings-inference.",

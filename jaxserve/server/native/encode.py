@@ -48,7 +48,6 @@ class EncodeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     text: str | list[str | list[str]] | None = None
     input_ids: list[int | list[int]] | None = None
-    is_cross_encoder_request: bool = False
     rid: str | list[str] | None = None
     dimensions: int | None = None
     priority: int | None = None
@@ -70,6 +69,7 @@ _ENCODE = ForeignFields(
     ),
     {
         "sampling_params": "there is nothing to sample",
+        "is_cross_encoder_request": "lists of two texts are pairs without it",
         "log_metrics": "what SGLang counts",
         "model": "for routers before the server, which serves one; requests in OpenAI's form have it checked",
         "routing_key": "for routers before the server",
