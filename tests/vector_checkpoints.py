@@ -146,21 +146,21 @@ def tokenizer_of(case: Case) -> Any:
     return tokenizer
 
 
-def make_vectors(name: str, folder: Path, *, dtype: str = "float32") -> Path:
+def make_vectors(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Writes the model of CASES[name] and its tokenizer, and returns the folder."""
     import torch
     import transformers
 
     case = CASES[name]
     torch.set_num_threads(1)
-    torch.manual_seed(len(name))
+    torch.manual_seed(seed)
     tokenizer = tokenizer_of(case)
     kwargs = {**case.kwargs, "vocab_size": max(case.kwargs["vocab_size"], len(tokenizer))}
     kwargs.setdefault("pad_token_id", tokenizer.pad_token_id)
     config = getattr(transformers, f"{case.config}Config")(**kwargs)
     config._attn_implementation = "eager"
     model_class = case.model or f"{case.config}Model"
-    model = getattr(transformers, model_class)(config).eval().to(getattr(torch, dtype))
+    model = getattr(transformers, model_class)(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.ndim == 1:

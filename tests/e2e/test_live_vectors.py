@@ -23,7 +23,7 @@ from live_server import LiveServer, running
 from parity import Oracle
 from peft_adapters import load_adapted, make_adapter
 from transformers import AutoTokenizer
-from vector_checkpoints import CASES, MAX_LEN, VectorOracle, check, texts
+from vector_checkpoints import CASES, MAX_LEN, VectorOracle, check, make_vectors, texts
 
 from jaxserve import Engine
 from jaxserve.server.requests import RequestError
@@ -262,6 +262,19 @@ class TestCrossEncoder:
         by_place = sorted((one["index"], one["relevance_score"]) for one in results)
         np.testing.assert_allclose([score for _, score in by_place], expected[np.arange(3000) % len(documents)], atol=1e-4)
 
+    def test_other_weights_with_their_head(self, cross_encoder: Served, tmp_path: Path) -> None:
+        query, documents = self._pairs()
+        shutil.copytree(cross_encoder.oracle.folder, tmp_path, dirs_exist_ok=True)
+        other = VectorOracle("bert-cross", make_vectors("bert-cross", tmp_path, seed=1))
+        other.tokenizer = cross_encoder.oracle.tokenizer
+        body = {"model": "m", "text_1": query, "text_2": documents[0]}
+        for oracle in (other, cross_encoder.oracle):
+            asked = {"model_path": str(oracle.folder)}
+            assert cross_encoder.server.post("/update_weights_from_disk", asked).json()["success"]
+            score = cross_encoder.server.post("/v1/score", body).json()["data"][0]["score"]
+            expected = 1 / (1 + np.exp(-oracle.vectors(query, documents[0])[0, 0]))
+            np.testing.assert_allclose(score, expected, atol=1e-4)
+
     @pytest.mark.parametrize(
         ("path", "body", "said"),
         [
@@ -277,6 +290,40 @@ class TestCrossEncoder:
     def test_what_is_wrong_is_said(self, cross_encoder: Served, path: str, body: dict[str, Any], said: str) -> None:
         reply = cross_encoder.server.post(path, {"model": "m", **body})
         assert reply.status_code == 400 and said in reply.json()["error"]["message"], reply.text
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "options", "num_hosts"),
+    [
+        ("bert-joined", "--tp-size 2", 2),
+        ("bert-joined", "--tp-size 2 --pp-size 2", 1),
+        ("modern-bert-mean", "--dp-size 2 --tokenizer-worker-num 2 --detokenizer-worker-num 2", 1),
+        ("qwen3-last", "--tp-size 2 --attn-dp-size 2 --chunked-prefill-size 64", 2),
+        ("qwen2-mean", "--pp-size 2 --chunked-prefill-size 64", 2),
+    ],
+)
+def test_a_crowd_before_servers_of_every_layout(
+    name: str,
+    options: str,
+    num_hosts: int,
+    vector_checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    compilation_cache: str,
+) -> None:
+    folder = vector_checkpoint(name)
+    oracle, longest = VectorOracle(name, folder), 40 if CASES[name].is_decoder else 180
+    crowd = texts(CLIENTS, seed=3, longest=longest)
+    own = ("--model-path", str(folder), "--compilation-cache-dir", compilation_cache)
+    with running(tmp_path / "log", *own, *OPTIONS, *options.split(), num_hosts=num_hosts) as server:
+
+        def ask(text: str) -> np.ndarray:
+            return np.array([server.post("/encode", {"text": text}).json()["embedding"]], np.float32)
+
+        with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+            found = list(pool.map(ask, crowd * 2))
+    for text, vectors in zip(crowd * 2, found, strict=True):
+        check(vectors, oracle.vectors(text), CASES[name])
 
 
 RERANKER_TEMPLATE = (

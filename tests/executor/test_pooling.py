@@ -1,4 +1,4 @@
-"""The programs that make vectors of hidden states, by hand: every kind, in parts, over shards, with states that are no numbers."""
+"""The programs that make vectors of hidden states, by hand: every kind, in parts, over shards, with states of no numbers."""
 
 from __future__ import annotations
 

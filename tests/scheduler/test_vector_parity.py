@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parity import Oracle
 from scheduler_harness import Harness
 from vector_checkpoints import CASES, MAX_LEN, VectorOracle, check
 
@@ -68,6 +69,26 @@ def test_vectors_equal_those_of_the_reference(
             check(_vectors(harness, rid), vectors, case)
     state = harness.scheduler.internal_state()
     assert state["runner"]["compiles_after_ready_total"] == 0 and state["num_used_tokens"] == 0
+
+
+def test_a_model_that_could_generate_is_served_without_its_head(
+    checkpoint: Callable[[str], Path], compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--is-embedding: the last token's state, of length 1; the folder says nothing of vectors."""
+    monkeypatch.setattr(build, "select_devices", lambda device, tp_size: None)
+    folder = checkpoint("llama")
+    oracle = Oracle(folder)
+    args = ServerArgs(model_path=str(folder), compilation_cache_dir=compiled, is_embedding=True, **OPTIONS)
+    built = build_runner(args, show_progress=False)
+    assert not built.runner.spec.generates and "lm_head" not in built.runner.params[0]
+    harness = Harness(runner=built.runner, server_args=built.args)
+    prompts = oracle.prompts()[:12]
+    rids = [harness.pool(prompt) for prompt in prompts]
+    harness.run()
+    for prompt, rid in zip(prompts, rids, strict=True):
+        expected = np.asarray(oracle.hidden_states(prompt)[-1:])
+        expected = expected / np.linalg.norm(expected)
+        np.testing.assert_allclose(_vectors(harness, rid), expected, atol=1e-4)
 
 
 def _vectors(harness: Harness, rid: str) -> np.ndarray:
