@@ -25,8 +25,8 @@ from jaxserve.server.tokenizer import TextTokenizer
 from jaxserve.server.vectors import ANY, Generate, check_of_texts, cosines, finished, pooled, pooling_request, probabilities
 
 ANSWERS = ("yes", "no")
-# What the template of a reranker by chat holds.
-_MARKS = ("<Document>", 'only be "yes" or "no"')
+# What the template of a reranker by chat holds, in small letters.
+_MARKS = ("<document>", 'only be "yes" or "no"')
 
 
 class Reranks(Protocol):
@@ -117,7 +117,10 @@ async def relevances(service: Reranks, job: RerankJob) -> Relevances:
 
 def asks_in_words(chat_template: str | None) -> bool:
     """The template is that of a reranker, not of conversations."""
-    return chat_template is not None and all(mark in chat_template for mark in _MARKS)
+    if chat_template is None:
+        return False
+    text = chat_template.replace("\\", "").lower()  # the quotes may stand in a quoted text
+    return all(mark in text for mark in _MARKS)
 
 
 async def _by_embeddings(service: Reranks, job: RerankJob, vectors: Vectors) -> Relevances:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from fake_service import LIMITS, FakeService
 from http_harness import app_client, error_message, live_server
-from langchain_community.document_compressors import JinaRerank as LangChainRerank
+from langchain_cohere import CohereRerank
 from langchain_core.documents import Document
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.postprocessor.jinaai_rerank import JinaRerank as LlamaIndexRerank
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
+from pydantic import SecretStr
 
 from jaxserve.runner import Vectors
 from jaxserve.server.requests import TextPair
@@ -178,10 +179,9 @@ async def test_coheres_client() -> None:
         assert [(result.index, result.relevance_score) for result in reply.results] == [(1, pytest.approx(sigmoid(2)))]
 
 
-async def test_langchains_client(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_langchains_client() -> None:
     async with live_server(serving(CROSS_ENCODER)) as url:
-        monkeypatch.setattr("langchain_community.document_compressors.jina_rerank.JINA_API_URL", f"{url}/v1/rerank")
-        client = LangChainRerank(jina_api_key="k", model="default", top_n=2)
+        client = CohereRerank(base_url=url, cohere_api_key=SecretStr("k"), model="default", top_n=2)
         documents = [Document(page_content=text) for text in ("a", "abc", "ab")]
         best = await asyncio.to_thread(client.compress_documents, documents, "q")
         assert [document.page_content for document in best] == ["abc", "ab"]
@@ -189,7 +189,7 @@ async def test_langchains_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_llama_indexs_client() -> None:
     async with live_server(embedding()) as url:
-        client = LlamaIndexRerank(top_n=2, model="default", base_url=f"{url}/v1", api_key="k")
+        client = JinaRerank(top_n=2, model="default", base_url=f"{url}/v1", api_key="k")
         nodes = [NodeWithScore(node=TextNode(text=text)) for text in ("abc", "a", "ab")]
         best = await asyncio.to_thread(client.postprocess_nodes, nodes, QueryBundle("q"))
         assert [node.node.get_content() for node in best] == ["a", "ab"]

@@ -48,7 +48,12 @@ def engine(folder: Path, template: str) -> Engine:
 
 @TEMPLATES
 def test_a_model_is_asked_in_the_words_of_its_template(template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert asks_in_words(template) and not asks_in_words("{{ messages }}") and not asks_in_words(None)
+    assert (
+        asks_in_words(template)
+        and asks_in_words(template.replace('"yes"', r"\"yes\""))
+        and not asks_in_words("{{ messages }}")
+        and not asks_in_words(None)
+    )
     rendered: list[str] = []
     real = Tokenizer.render_chat
 
