@@ -15,6 +15,7 @@ from jaxserve.aot.capacity_plan import CapacityPlan, PlanOptions
 from jaxserve.aot.planner import plan_capacity
 from jaxserve.aot.report import plan_json, plan_text, table
 from jaxserve.config import ServerArgs
+from jaxserve.executor import pooling
 from jaxserve.executor.sampler import SamplingMode
 from jaxserve.executor.scoring import LINE_COUNTS
 
@@ -40,7 +41,7 @@ def test_every_program_of_a_server_is_compiled(tmp_path: Path) -> None:
     buckets = [step.bucket.name for step in made.steps]
     assert buckets == ["extend T=64 R=4", "decode R=4"]
     names = [program.name for program in made.others]
-    assert len(names) == len(SamplingMode) + len(LINE_COUNTS) + 5
+    assert len(names) == len(SamplingMode) + len(LINE_COUNTS) + len(pooling.LINE_COUNTS) + 5
     assert {"sample greedy R=4", "sample everything R=4", "page table", "row tables", "input embeds", "kv pool"} <= set(names)
     for step in made.steps:
         (program,) = step.programs

@@ -18,6 +18,7 @@ from jaxserve.executor import ModelRunner
 from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.forward_batch import Bucket
 from jaxserve.executor.mesh import make_meshes
+from jaxserve.executor.pooling import PoolingKey
 from jaxserve.executor.programs import SamplingKey
 from jaxserve.models import ModelConfig
 
@@ -71,10 +72,10 @@ def test_what_programs_give_is_known_to_those_who_do_not_run_them(checkpoint: Ca
             if isinstance(key, str) and key != "hidden_states":
                 continue
             lowered = programs.lower(key, blueprint.abstract_params())
-            given = lowered.out_info[1] if isinstance(key, Bucket | SamplingKey) else lowered.out_info
+            given = lowered.out_info[1] if isinstance(key, Bucket | SamplingKey | PoolingKey) else lowered.out_info
             expected, tree = jax.tree.flatten(programs.outputs(key))
             found, found_tree = jax.tree.flatten(given)
             assert tree == found_tree, key
             assert [(leaf.shape, leaf.dtype) for leaf in expected] == [(leaf.shape, leaf.dtype) for leaf in found], key
             compared.add(type(key))
-    assert len(compared) == 5, "forward, sampling, logits, scoring, hidden states"
+    assert len(compared) == 6, "forward, sampling, logits, scoring, pooling, hidden states"
