@@ -29,6 +29,9 @@ from jaxserve.scheduler.waiting import WaitingQueue
 DEFAULT_CHUNK_TOKENS = 4096
 # One pass looks at no more requests than this that only wait for a prefix being computed.
 MAX_DEFERRED = 128
+# An encoder's texts cannot be split, and leave room behind them: a step is filled up with shorter ones, past so many that do not
+# fit. These are the first of the next step.
+MAX_PASSED_OVER = 64
 # A queue whose first request did not fit is tried again when something was released, and each time this many decode steps ran
 # (new_token_ratio falls meanwhile).
 RETRY_DECODE_STEPS = 16
@@ -52,6 +55,7 @@ def prefill_limits(args: ServerArgs, spec: RunnerSpec) -> PrefillLimits:
     return PrefillLimits(
         step_tokens=step_tokens,
         splits_prompts=splits_prompts,
+        fills_up=not spec.keeps_kv,
         max_step_tokens=spec.max_step_tokens,
         max_running=min(args.max_running_requests or spec.max_rows, spec.max_rows),
         max_requests=args.prefill_max_requests,
@@ -96,6 +100,7 @@ class PrefillPlanner:
         # One plan tries no more than this, so a policy that keeps the order of arrival need not see the whole queue.
         self._most_tried = None if policy.looks_at_all else limits.max_running + MAX_DEFERRED + 1
         self._mixes = args.enable_mixed_chunk
+        self._most_passed_over = MAX_PASSED_OVER if limits.fills_up else 0
         preempts = policy.by_urgency and not args.disable_priority_preemption
         self._preemption = Preemption(
             cache,
@@ -188,6 +193,7 @@ class PrefillPlanner:
         ready = self._adapters.choose(self._waiting.all_admissible(), self._most_tried)
         if not ready:
             self._held_at = self._arrivals()
+        num_passed_over = 0
         for req in self._policy.order(ready):
             result = adder.add(req)
             if result is AddResult.NO_ADAPTER:  # another one of this step took the last slot
@@ -200,6 +206,8 @@ class PrefillPlanner:
                 result = self._preempt_for(req, victims, adder)
             if result is AddResult.DEFERRED and len(self.deferred) < MAX_DEFERRED:
                 self.deferred.append(req)
+            elif result is AddResult.STEP_FULL and adder.has_room and num_passed_over < self._most_passed_over:
+                num_passed_over += 1
             elif result is not AddResult.ADDED:
                 if result in (AddResult.NO_TOKENS, AddResult.NO_ROW):
                     self._blocked_at = self._world()

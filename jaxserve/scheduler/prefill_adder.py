@@ -62,6 +62,7 @@ class PrefillLimits:
     max_step_tokens: int  # the runner's, decode rows included
     max_running: int
     max_requests: int | None  # in one prefill step
+    fills_up: bool  # a prompt that has no room left in a step does not keep shorter ones behind it out
     shard_tokens: int  # of a step that several shards share: each one's part, decode rows included
     chunk_times: ChunkTimes | None = None  # chunks get shorter as a prompt goes on
 
@@ -97,6 +98,15 @@ class PrefillAdder:
         return all(room.is_closed for room in self._rooms)
 
     @property
+    def has_room(self) -> bool:
+        """A short prompt might still be added."""
+        return self._step_left > 0 and not self._is_at_most_requests
+
+    @property
+    def _is_at_most_requests(self) -> bool:
+        return self._limits.max_requests is not None and len(self.items) >= self._limits.max_requests
+
+    @property
     def chunked_reqs(self) -> list[Req]:
         """The requests whose prompts are not complete after this step."""
         return [room.chunked_req for room in self._rooms if room.chunked_req is not None]
@@ -120,7 +130,7 @@ class PrefillAdder:
 
     def add(self, req: Req) -> AddResult:
         """Admits a waiting request to the cheapest shard that has room for it, or says why not; then nothing is held."""
-        if self._step_left <= 0 or (self._limits.max_requests is not None and len(self.items) >= self._limits.max_requests):
+        if not self.has_room:
             return AddResult.STEP_FULL
         if not self._adapters.may_run(req):
             return AddResult.NO_ADAPTER

@@ -336,3 +336,14 @@ def test_ids_with_types_go_through(make_harness: MakeHarness) -> None:
     harness.run()
     harness.assert_as_expected()
     assert harness.answer(rid).prompt_tail == []
+
+
+def test_steps_of_an_encoder_are_filled_up_with_short_texts(make_harness: MakeHarness) -> None:
+    """What has no room left in a step is the first of the next."""
+    options = {"chunked_prefill_size": -1, "disable_radix_cache": True}
+    harness = make_harness(options, vectors=KINDS["whole"], keeps_kv=False, **ENCODER)
+    for i, length in enumerate((40, 30, 20, 50, 4, 64, 10)):
+        harness.pool(prompt_of(length, i))
+    harness.run()
+    harness.assert_as_expected()
+    assert harness.prefill_lens() == [[40, 20, 4], [30, 10], [50], [64]]
