@@ -29,8 +29,8 @@ from jaxserve.scheduler.waiting import WaitingQueue
 DEFAULT_CHUNK_TOKENS = 4096
 # One pass looks at no more requests than this that only wait for a prefix being computed.
 MAX_DEFERRED = 128
-# An encoder's texts cannot be split, and leave room behind them: a step is filled up with shorter ones, past so many that do not
-# fit. These are the first of the next step.
+# An encoder's texts cannot be split, and leave room behind them: a step is filled up with shorter ones, past so many that do
+# not fit. These are the first of the next step.
 MAX_PASSED_OVER = 64
 # A queue whose first request did not fit is tried again when something was released, and each time this many decode steps ran
 # (new_token_ratio falls meanwhile).
