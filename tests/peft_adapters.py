@@ -11,15 +11,17 @@ from typing import Any
 from checkpoints import load_model
 
 
-def make_adapter(model: Path, folder: Path, *, seed: int, std: float = 0.1, **config: Any) -> Path:
+def make_adapter(
+    model: Path, folder: Path, *, seed: int, std: float = 0.1, base: Any = None, task: str = "CAUSAL_LM", **config: Any
+) -> Path:
     """Writes an adapter with these fields of PEFT's LoraConfig into `folder` and returns it. Neither A nor B is zero, and the
-    larger `std`, the more it changes."""
+    larger `std`, the more it changes. `base`: the torch model, if it is not one that generates; it is changed."""
     import torch
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
     with _quiet_peft():
-        adapted = get_peft_model(load_model(model), LoraConfig(task_type="CAUSAL_LM", **config))
+        adapted = get_peft_model(base or load_model(model), LoraConfig(task_type=task, **config))
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
                 if ".lora_" in name:

@@ -218,6 +218,11 @@ class VectorOracle:
         model_class = getattr(transformers, self.case.model)
         return model_class.from_pretrained(self.folder, dtype=torch.float32, attn_implementation="eager").eval()
 
+    @property
+    def transformer(self) -> Any:
+        """Of an embedder: Transformers' model inside, for whoever changes it."""
+        return self._model[0].auto_model
+
     def encode(self, text: str, second: str | None = None) -> Any:
         """The tokenizer's arrays: input_ids and, of models with types, token_type_ids."""
         return self.tokenizer(text, second) if second is not None else self.tokenizer(text)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxserve.models.adapters.layout import AdapterLayout, check
+from jaxserve.models.adapters.layout import AdapterLayout, as_named_here, check
 from jaxserve.models.adapters.peft_files import read_adapter
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class AdapterStore:
     def read(self, adapter_id: int, path: str) -> None:
         """ValueError or OSError with a sentence if it is no adapter of this model, or too large for a slot."""
         started_s = time.monotonic()
-        adapter = read_adapter(path)
+        adapter = as_named_here(read_adapter(path), self._modules)
         check(adapter, self._modules, self._layouts[0].rank, path)
         self._filled[adapter_id] = [layout.filled(adapter) for layout in self._layouts]
         logger.info("Adapter %s: rank %d, read in %.2f s", path, adapter.rank, time.monotonic() - started_s)

@@ -108,7 +108,7 @@ class SafetensorsCheckpoint:
 
     def _name_in_file(self, name: str) -> str:
         """Of the tensor that is called `name` in a checkpoint of nothing but the language model and its head."""
-        return next((other for other in _spellings(name) if other in self._file_of), name)
+        return next((other for other in spellings(name) if other in self._file_of), name)
 
     def _open(self, path: Path) -> Any:
         with self._lock:
@@ -146,7 +146,7 @@ class SafetensorsCheckpoint:
         return file_of
 
 
-def _spellings(name: str) -> Iterator[str]:
+def spellings(name: str) -> Iterator[str]:
     """What a tensor may be called, its own name first."""
     names = [name]
     names += [name.removesuffix(ending) + other for ending, other in _OTHER_ENDINGS.items() if name.endswith(ending)]

@@ -408,3 +408,25 @@ def test_an_engine_scores(name: str, vector_checkpoint: Callable[[str], Path], c
             assert classified
         with pytest.raises(RequestError, match="scores"):
             engine.generate("a fox")
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"), [("qwen3-last", ["q_proj", "down_proj"]), ("bert-mean", ["query", "output.dense"])]
+)
+def test_an_adapter_of_a_model_without_a_head(
+    name: str, targets: list[str], vector_checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
+) -> None:
+    """Its names are those of its base, which sentence-transformers keeps inside."""
+    folder = vector_checkpoint(name)
+    oracle, adapted = VectorOracle(name, folder), VectorOracle(name, folder)
+    base = adapted.transformer
+    adapter = make_adapter(folder, tmp_path, seed=3, base=base, task="FEATURE_EXTRACTION", r=8, target_modules=targets)
+    options: dict[str, Any] = {"max_running_requests": 16, "prefill_token_buckets": (512,), "max_total_tokens": 8192}
+    options |= {"compilation_cache_dir": compilation_cache, "log_level": "error"}
+    with Engine(model_path=str(folder), lora_paths={"a": str(adapter)}, **options) as engine:
+        some = [text for text, _ in oracle.prompts(8)]
+        replies = engine.encode(some, lora_path=["a", None] * 4)
+        for i, (text, reply) in enumerate(zip(some, replies, strict=True)):
+            expected = (oracle if i % 2 else adapted).vectors(text)
+            check(np.array([reply["embedding"]], np.float32), expected, CASES[name])
+            assert abs(adapted.vectors(text) - oracle.vectors(text)).max() > 0.01, "the test is void"

@@ -20,6 +20,7 @@ from jaxserve.models.adapters.low_rank import AdapterSlots, LowRank
 from jaxserve.models.arrays import LOGICAL_TO_MESH, ArrayInfo, Derived, Rows, Source
 from jaxserve.models.decoder import ParamTree
 from jaxserve.models.quantized_weight import Int8Weight
+from jaxserve.models.safetensors_files import spellings
 from jaxserve.models.weight import PlainWeight
 
 ALL_MODULES = "all"  # among the targets: every module that adapters can change
@@ -196,6 +197,12 @@ def write_slot(pool: Any, slot: jax.Array, filled: Any) -> Any:
         return LowRank(into.a.at[:, slot].set(one.a), b, into.widths)
 
     return jax.tree.map(write, pool, filled, is_leaf=lambda leaf: isinstance(leaf, LowRank))
+
+
+def as_named_here(adapter: peft_files.PeftAdapter, modules: Collection[str]) -> peft_files.PeftAdapter:
+    """With the names of `modules`. PEFT takes those of the base, which was saved without a head, perhaps, or as an encoder."""
+    names = {spelling: name for name in modules for spelling in spellings(name)} | {name: name for name in modules}
+    return dataclasses.replace(adapter, modules={names.get(name, name): change for name, change in adapter.modules.items()})
 
 
 def check(adapter: peft_files.PeftAdapter, modules: Mapping[str, tuple[int, int]], rank: int, path: str) -> None:
