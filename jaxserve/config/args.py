@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxserve.config.checks import check, flag
 from jaxserve.config.kv_events import KVEventsConfig, read_kv_events_config
-from jaxserve.config.lora_options import lora_paths_of
+from jaxserve.config.lora import lora_paths_of
 from jaxserve.config.names import (
     ALIASES,
     ATTENTION_BACKENDS,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.config.addresses import split_address
-from jaxserve.config.lora_options import check_lora
+from jaxserve.config.lora import check_lora
 from jaxserve.config.names import LARGEST_PAGE_SIZE, METRIC_BUCKETS, MOST_WORKERS
 
 if TYPE_CHECKING:
