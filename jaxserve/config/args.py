@@ -194,8 +194,8 @@ class ServerArgs:
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
     max_reply_numbers: int | None = arg(
         4 * 1024 * 1024,
-        "Most logprobs, of tokens and their alternatives, and components of hidden states or embeddings in the reply to one request. "
-        "Engine: no limit.",
+        "Most logprobs, of tokens and their alternatives, and components of hidden states or embeddings in the reply to one "
+        "request. Engine: no limit.",
     )
     logprobs_after_temperature: bool = arg(
         False,
