@@ -43,10 +43,11 @@ class Pipeline:
         self._back = _Way(self.last.mesh, self.first.mesh)
         self._made_here: Any = None  # by the newest step, if other hosts have other stages
         self._continuations = _Continuations(self.first, spec.max_rows, len(stages) + 1) if len(stages) > 1 else None
+        self._nothing = None if spec.generates else self.first.no_continuation()  # made before anybody waits for it
 
     def forward(self, bucket: Bucket, decode_rows: np.ndarray, packed: np.ndarray) -> Forwarded | None:
         """`decode_rows`: the request rows that go on from what was sampled for them last. None: the model has no logits."""
-        start = None if self._continuations is None else self._continuations.of(decode_rows)
+        start = self._nothing if self._continuations is None else self._continuations.of(decode_rows)
         made = self.first.forward(bucket, start, packed)
         for sender, way, receiver in zip(self.stages, self._ways, self.stages[1:], strict=False):
             self._note(sender, made)

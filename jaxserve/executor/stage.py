@@ -106,8 +106,7 @@ class RunningStage:
 
     def forward(self, bucket: Bucket, start: Any, packed: np.ndarray) -> HandedOn | Forwarded | None:
         made: HandedOn | Forwarded | None
-        if start is None:
-            start = self._nothing_sampled if self.sampling is None else self.sampling.continuation
+        start = self._sampling.continuation if start is None else start
         self.state, made = self.programs[bucket](self._params(adapts=bucket.adapts), self.state, start, packed)
         return made
 
@@ -195,10 +194,6 @@ class RunningStage:
         if num_lines not in self._no_masks:
             allowed = np.full((num_lines, mask_words), -1, np.int32)
             self._no_masks[num_lines] = jax.device_put(allowed, NamedSharding(self.mesh, PartitionSpec()))
-
-    @functools.cached_property
-    def _nothing_sampled(self) -> Continuation:
-        return self.no_continuation()
 
     def no_continuation(self) -> Continuation:
         nothing: Continuation = jax.tree.map(
