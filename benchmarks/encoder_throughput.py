@@ -132,9 +132,9 @@ def _embeddings(engine: Engine, texts: list[str]) -> np.ndarray:
 
 
 def _scores(engine: Engine, texts: list[str]) -> np.ndarray:
-    """Of each two texts."""
+    """Of each two texts, as probabilities."""
     replies: Any = engine.encode(list(zip(texts[::2], texts[1::2], strict=True)))
-    return np.array([reply["embedding"][0] for reply in replies], np.float32)
+    return np.array([1 / (1 + np.exp(-reply["embedding"][0])) for reply in replies], np.float32)
 
 
 if __name__ == "__main__":
