@@ -18,7 +18,7 @@ from jaxserve.bench.record import read_records
 from jaxserve.cli.main import run
 
 FEW = ["--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "4", "--warmup-requests", "0"]
-STEP_S = 0.05
+STEP_S = 0.1  # long against what a busy machine adds before the first event is read
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ CHAT = Reply((
     ("backend", "reply", "first_step"), [("jaxserve", NATIVE, 1), ("vllm", COMPLETIONS, 1), ("sglang-oai-chat", CHAT, 2)]
 )
 def test_events_with_several_tokens_or_none(backend: str, reply: Reply, first_step: int, tmp_path: Path) -> None:
-    """Whatever a busy machine adds, the server's pauses are seen."""
+    """Whatever a busy machine adds, the server's pauses are the least that is seen."""
     with serving(reply) as server:
         code, (record,) = bench(server, tmp_path, "--backend", backend)
     assert code == 0
@@ -67,7 +67,7 @@ def test_events_with_several_tokens_or_none(backend: str, reply: Reply, first_st
     assert record["total_input_tokens"] == 28  # as the server counts them
     assert min(record["ttfts"]) >= first_step * STEP_S
     decode_s = [e2e_s - ttft_s for e2e_s, ttft_s in zip(record["e2e_latencies"], record["ttfts"], strict=True)]
-    assert max(decode_s) > (4 - first_step - 0.5) * STEP_S  # so many pauses: the first event may be read late, too
+    assert max(decode_s) > 0.9 * (4 - first_step) * STEP_S
     assert record["mean_tpot_ms"] == pytest.approx(1e3 * sum(decode_s) / 4 / 3)
     gaps = record["itls"][0]
     if backend == "jaxserve":
