@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.device import check_write
+from benchmarks.device import adapters, check_write
 from benchmarks.device.case import Case, CompilerOptions, Measure, NotHereError, Numbers, Setting
 from benchmarks.device.compare import compare
 from benchmarks.device.kernels import config_for
@@ -166,7 +166,8 @@ def cases(setting: Setting) -> list[Case]:
     }
     shapes = _smoke_shapes() if setting.smoke else {op: make() for op, make in full.items()}
     found = [Case(name, run) for name, run in _runs(shapes, setting)]
-    found += [Case(name, functools.partial(run, setting)) for name, run in check_write.checks(setting).items()]
+    others = {**check_write.checks(setting), **adapters.checks(setting)}
+    found += [Case(name, functools.partial(run, setting)) for name, run in others.items()]
     # Kernels take turns, so that a budget that ends early has seen all of them.
     order = np.argsort([_place(case.name, found) for case in found], kind="stable")
     return [found[index] for index in order]

@@ -30,6 +30,7 @@ SECTIONS = (
     Section("extend", "benchmarks.device.extend", 2, "kernels"),
     Section("mla", "benchmarks.device.mla", 1.5, "kernels"),
     Section("write", "benchmarks.device.write", 0.5, "kernels"),
+    Section("adapters", "benchmarks.device.adapters", 0.5, "kernels"),
     Section("torch", "benchmarks.device.alternatives_torch", 2),
     Section("jax", "benchmarks.device.alternatives_jax", 2),
     Section("parity", "benchmarks.device.parity", 2),

@@ -138,7 +138,7 @@ class Step:
 
         positions, is_live, counts_experts = placement.positions, placement.is_live, self.counts_experts
         context = self.decoder.context(positions, is_live, of_all=of_all, counts_experts=counts_experts)
-        adapters = None if held is None or slots is None else StepAdapters(held, slots.own, slots.of_all)
+        adapters = None if held is None or slots is None else StepAdapters.of(held, slots.own, slots.of_all)
         x = start.x if isinstance(start, HandedOn) else self._embed(params, state, batch, token_ids, context, adapters)
         hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend, adapters)
         state = dataclasses.replace(state, kv=kv, page_table=page_table)
@@ -155,7 +155,7 @@ class Step:
             of_head = None if adapters is None else adapters.held.lm_head
             head_slots = None
             if adapters is not None and of_head is not None:
-                head_slots = gather(_sampled_tokens(adapters.slots, placement, bucket))
+                head_slots = gather(_sampled_tokens(adapters.own.slots, placement, bucket))
             logits = self.decoder.logits(params, gather(sampled), of_head, head_slots)
         of_rows = (inputs.tokens, rows, batches.seq_lens, batches.extend_lens, batches.sample, batches.row_params)
         forwarded = Forwarded(logits, *(field.reshape(-1, *field.shape[2:]) for field in of_rows))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxserve.models.adapters.low_rank import AdaptedWeight, LowRank, StepAdapters
+from jaxserve.models.adapters.low_rank import AdaptedWeight, LowRank, StepAdapters, TokenSlots
 from jaxserve.models.blocks.attend import Attend, Inputs
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.embedding import (
@@ -141,7 +141,8 @@ class Decoder:
             else:
                 lm_head = ends.lm_head.get_value()
             if adapters is not None:
-                lm_head = AdaptedWeight(lm_head, adapters, slots)
+                assert slots is not None
+                lm_head = AdaptedWeight(lm_head, adapters, TokenSlots.of(slots, adapters))
             scale, soft_cap = config.logit_scale, config.logit_soft_cap
             return logits(lm_head, ends.lm_head_bias, hidden, config.vocab_size, scale=scale, soft_cap=soft_cap)
 

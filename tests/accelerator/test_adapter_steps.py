@@ -22,9 +22,8 @@ pytestmark = pytest.mark.compile
 
 ROWS, TOKENS, NUM_PAGES, LAYERS = 64, 1024, 512, 2
 SLOTS, RANK = 8, 16
-# A product with A of all slots, and one with B of each fused matrix; then what masks, joins and adds them. No kernel of ours
-# does that yet: 4 matrices of a layer are changed, made of 7.
-MOST_LAUNCHES_PER_LAYER = 48
+# Of each of 4 matrices a product with A and one with B; and once for all layers, what sorts tokens by slot.
+LAUNCHES_PER_LAYER, MOST_TO_SORT = 8, 5
 
 
 @pytest.fixture(params=["h200:1", "h200:2", "v6e:2x2"])
@@ -51,7 +50,11 @@ def plan(request: pytest.FixtureRequest, tmp_path: Path) -> Blueprint:
 @pytest.mark.parametrize("kind", ["decode", "extend"])
 def test_a_step_with_adapters_adds_no_collective(plan: Blueprint, kind: str, prove: Callable[..., Facts]) -> None:
     bucket = plan.buckets.decode[-1] if kind == "decode" else plan.buckets.extend[-1]
-    base, adapted = (prove(plan.lower(one, plan.pages_each(NUM_PAGES))) for one in (bucket, bucket.with_adapters))
+    lowered = [plan.lower(one, plan.pages_each(NUM_PAGES)) for one in (bucket, bucket.with_adapters)]
+    if plan.mesh.devices.flat[0].platform != "tpu":  # of 4 matrices; layers are alike, so one function of the module
+        for kernel in ("low_rank_shrink", "low_rank_expand"):
+            assert lowered[1].as_text().count(f'name = "{kernel}"') == 4
+    base, adapted = map(prove, lowered)
     # An adapter is sharded as its base: what it adds is part of the sums that there are anyway.
     assert adapted.collectives == base.collectives == expected_collectives(plan.config, plan.args.tp_size)
     assert adapted.aliased_bytes == base.aliased_bytes
@@ -60,7 +63,7 @@ def test_a_step_with_adapters_adds_no_collective(plan: Blueprint, kind: str, pro
     per_token = SLOTS * RANK * 3 * 6 + LLAMA_8B["intermediate_size"] * 2 * 6
     assert adapted.temp_bytes <= base.temp_bytes + bucket.num_tokens * per_token
     if adapted.launches is not None and base.launches is not None:
-        assert adapted.launches - base.launches <= LAYERS * MOST_LAUNCHES_PER_LAYER
+        assert adapted.launches - base.launches <= LAYERS * LAUNCHES_PER_LAYER + MOST_TO_SORT
 
 
 def test_an_adapter_goes_into_its_slot_in_place(plan: Blueprint, prove: Callable[..., Facts]) -> None:

@@ -20,7 +20,7 @@ constexpr int64_t kWorthThreads = 1 << 17;      // multiplications below which o
 struct Problem {
   const float* x;                  // [T, size_in]
   const int32_t* slots;            // [T]: -1 without an adapter
-  const float* a;                  // [size_in, num_slots, P, rank]
+  const float* a;                  // [num_slots, size_in, P, rank]
   std::vector<const float*> b;     // of each of P parts [num_slots, rank, its columns]
   std::vector<int64_t> columns;    // of each part
   std::vector<int64_t> widths;     // of each part, in one of the periods that columns of `out` come in
@@ -50,13 +50,13 @@ void multiply(const float* a, int64_t lda, const float* b, int64_t ldb, float* c
 
 template <int Rows>
 void add(const Problem& p, const Item& item) {
-  const int64_t parts = p.b.size(), inner = parts * p.rank, lines = p.num_slots * inner;
+  const int64_t parts = p.b.size(), inner = parts * p.rank;
   static thread_local std::vector<float> buffer;
   const int64_t size = Rows * (p.size_in + inner + p.size_out);
   if (int64_t(buffer.size()) < size) buffer.resize(size);
   float *x = buffer.data(), *shrunk = x + Rows * p.size_in, *added = shrunk + Rows * inner;
   for (int r = 0; r < Rows; ++r) std::copy_n(p.x + item.tokens[r] * p.size_in, p.size_in, x + r * p.size_in);
-  multiply<Rows>(x, p.size_in, p.a + item.slot * inner, lines, shrunk, inner, inner, p.size_in);
+  multiply<Rows>(x, p.size_in, p.a + item.slot * p.size_in * inner, inner, shrunk, inner, inner, p.size_in);
   int64_t before = 0, period = 0;
   for (int64_t width : p.widths) period += width;
   for (int64_t part = 0; part < parts; ++part) {
@@ -88,7 +88,7 @@ ffi::Error run(ffi::ThreadPool threads, ffi::Buffer<ffi::F32> base, ffi::Buffer<
   const auto of_a = a.dimensions();
   const int64_t num_tokens = x.dimensions()[0];
   Problem p{x.typed_data(), slots.typed_data(), a.typed_data(), {}, {}, {widths.begin(), widths.end()}, out->typed_data(),
-            x.dimensions()[1], out->dimensions()[1], of_a[1], of_a[3]};
+            x.dimensions()[1], out->dimensions()[1], of_a[0], of_a[3]};
   for (size_t part = 0; part < b.size(); ++part) {
     const auto matrix = b.get<ffi::Buffer<ffi::F32>>(part);
     if (!matrix) return ffi::Error::InvalidArgument("b must be float32");

@@ -14,7 +14,7 @@ from jaxserve.kernels.native.library import LOW_RANK, target_name
 def add_low_rank(
     base: jax.Array, x: jax.Array, slots: jax.Array, a: jax.Array, b: Sequence[jax.Array], widths: Sequence[int]
 ) -> jax.Array:
-    """base [T, out] + x [T, in] times what the tokens' slots hold (`LowRank`: a [in, S, P, R], b of each part [S, R, columns],
+    """base [T, out] + x [T, in] times what the tokens' slots hold (`LowRank`: a [S, in, P, R], b of each part [S, R, columns],
     widths of the parts in a period); slots int32 [T], -1 for what stays. All others float32.
 
     A token gets the same, to the last bit, whatever the others are and however many.

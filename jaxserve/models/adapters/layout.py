@@ -91,13 +91,13 @@ class AdaptedMatrix:
     def arrays(self, num_slots: int, rank: int, dtype: np.dtype[Any]) -> LowRank:
         """Of ShapeDtypeStructs."""
         sizes = [sum(row.count for row in rows) for rows in self.columns]
-        a = jax.ShapeDtypeStruct((self.size_in, num_slots, len(sizes), rank), dtype)
+        a = jax.ShapeDtypeStruct((num_slots, self.size_in, len(sizes), rank), dtype)
         return LowRank(a, tuple(jax.ShapeDtypeStruct((num_slots, rank, size), dtype) for size in sizes), self.widths)
 
     @property
     def specs(self) -> LowRank:
         """Of PartitionSpecs."""
-        a = PartitionSpec(LOGICAL_TO_MESH[self.axis_in], None, None, None)
+        a = PartitionSpec(None, LOGICAL_TO_MESH[self.axis_in], None, None)
         return LowRank(a, (PartitionSpec(None, None, LOGICAL_TO_MESH[self.axis_out]),) * len(self.modules), self.widths)
 
     def filled(self, adapter: Mapping[str, peft_files.LowRank], rank: int, dtype: np.dtype[Any]) -> LowRank:
@@ -164,7 +164,7 @@ class AdapterLayout:
 
         def one(matrix: AdaptedMatrix) -> LowRank:
             all_slots = matrix.arrays(self.num_slots, self.rank, self.dtype)
-            a = jax.ShapeDtypeStruct((all_slots.a.shape[0], *all_slots.a.shape[2:]), self.dtype)
+            a = jax.ShapeDtypeStruct(all_slots.a.shape[1:], self.dtype)
             b = tuple(jax.ShapeDtypeStruct(array.shape[1:], self.dtype) for array in all_slots.b)
             return LowRank(a, b, all_slots.widths)
 
@@ -174,9 +174,7 @@ class AdapterLayout:
         """Of what goes into one slot."""
 
         def one(specs: LowRank) -> LowRank:
-            return LowRank(
-                PartitionSpec(specs.a[0], None, None), tuple(PartitionSpec(None, b[2]) for b in specs.b), specs.widths
-            )
+            return LowRank(PartitionSpec(*specs.a[1:]), tuple(PartitionSpec(*b[1:]) for b in specs.b), specs.widths)
 
         return self._map(lambda matrix: one(matrix.specs))
 
@@ -191,12 +189,7 @@ class AdapterLayout:
 
 def write_slot(pool: Any, slot: jax.Array, filled: Any) -> Any:
     """The arrays of all slots with `filled` in number `slot`, int32 []."""
-
-    def write(into: LowRank, one: LowRank) -> LowRank:
-        b = tuple(b.at[slot].set(new) for b, new in zip(into.b, one.b, strict=True))
-        return LowRank(into.a.at[:, slot].set(one.a), b, into.widths)
-
-    return jax.tree.map(write, pool, filled, is_leaf=lambda leaf: isinstance(leaf, LowRank))
+    return jax.tree.map(lambda into, one: into.at[slot].set(one), pool, filled)
 
 
 def as_named_here(adapter: peft_files.PeftAdapter, modules: Collection[str]) -> peft_files.PeftAdapter:

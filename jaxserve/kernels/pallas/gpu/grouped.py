@@ -58,7 +58,7 @@ def grouped_matmul(
     (num_rows, size_in), size_out = x.shape, matrices.shape[2]
     config = config.for_sizes(size_in, size_out)
     tile = config.many_rows if num_rows >= config.many else config.rows
-    groups, firsts, ends = _tiles(sizes, num_rows, tile)
+    groups, firsts, ends = tiles_of_groups(sizes, num_rows, tile)
     out = pl.pallas_call(
         functools.partial(_tile, rows=tile, size_in=size_in, config=config),
         grid=(size_out // config.columns, len(groups)),
@@ -71,7 +71,7 @@ def grouped_matmul(
     return jnp.where(has_group[:, None], out, 0)
 
 
-def _tiles(sizes: jax.Array, num_rows: int, tile: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+def tiles_of_groups(sizes: jax.Array, num_rows: int, tile: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of as many tiles as there can be, int32 [tiles]: the group, its first row of the tile, and where the group's rows end.
     Those that are not needed have no rows."""
     most = min(num_rows, min(num_rows, len(sizes)) + num_rows // tile)
