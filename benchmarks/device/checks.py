@@ -67,6 +67,8 @@ def decode_rows(page_size: int = 64, q_len: int = 1) -> tuple[tuple[int, int], .
 DRAFT_ROWS = ((8, 8), (1, 65), (0, 0), (3, 64), (8, 129), (5, 1000), (2, 1500))
 # The same: fresh prompts, chunks on prefixes, single queries, rows without tokens between them.
 EXTEND_ROWS = ((1, 1), (70, 70), (0, 0), (64, 64), (129, 300), (1, 513), (333, 333), (17, 1040), (256, 1280))
+# Whole ones.
+TEXTS = tuple((length, length) for length in (2, 64, 0, 300, 129, 65, 33, 1000))
 
 
 def decode_shapes() -> Shapes:
@@ -126,6 +128,9 @@ def extend_shapes() -> Shapes:
     add("soft cap, sinks, window 77, pages of 16", soft_cap=20.0, uses_sinks=True, sliding_window=77, page_size=16)
     for kv_dtype in ("float8_e4m3fn", "int8"):
         add(f"{kv_dtype} KV", kv_dtype=kv_dtype)
+    for window in (None, 64, 1024):
+        add(f"texts both ways, window {window}", TEXTS, sliding_window=window, is_causal=False)
+    add("texts both ways, 12/12 heads, D 64", TEXTS, num_heads=12, num_kv_heads=12, head_dim=64, head_dim_v=64, is_causal=False)
     add("one row of 3000", ((3000, 3000),))
     add("chunk of 100 on 6000", ((100, 6100),))
     return shapes
@@ -154,7 +159,8 @@ def mla_shapes() -> Shapes:
 def _smoke_shapes() -> dict[str, Shapes]:
     """What the canary leaves out."""
     ragged = AttentionCase(((5, 20), (9, 9)), 1, 1, head_dim=64, head_dim_v=64, page_size=16)
-    return {"ragged extend": {"ragged small": ragged}}
+    texts = AttentionCase(((9, 9), (2, 2)), 2, 1, head_dim=64, head_dim_v=64, page_size=16, is_causal=False)
+    return {"ragged extend": {"ragged small": ragged}, "extend": {"texts small": texts}}
 
 
 def cases(setting: Setting) -> list[Case]:

@@ -106,35 +106,36 @@ def expected(step: CheckStep) -> np.ndarray:
     starts = np.asarray(inputs.cu_q_lens)[:-1]
     token = np.minimum(starts[:, None] + in_row, max(case.num_tokens - 1, 0))
     q = np.asarray(inputs.q.astype(jnp.float32))[token]  # [R, longest, Hq, Dk]
-    positions = np.asarray(inputs.kv_lens)[:, None] - q_lens[:, None] + in_row
+    kv_lens = np.asarray(inputs.kv_lens)
+    positions = kv_lens[:, None] - q_lens[:, None] + in_row
     sinks = inputs.sinks if inputs.sinks is not None else jnp.full(case.num_heads, -jnp.inf, jnp.float32)
-    result = np.asarray(_attend(q, step.keys, step.values, positions, sinks, case))
+    result = np.asarray(_attend(q, step.keys, step.values, positions, kv_lens, sinks, case))
     out = np.zeros((inputs.q.shape[0], case.num_heads, case.head_dim_v), np.float32)
     for row, (q_len, _) in enumerate(case.rows):
         out[starts[row] : starts[row] + q_len] = result[row, :q_len]
     return out
 
 
-@functools.partial(jax.jit, static_argnums=5)
-def _attend(q: Any, keys: Any, values: Any, positions: Any, sinks: jax.Array, case: AttentionCase) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=6)
+def _attend(q: Any, keys: Any, values: Any, positions: Any, kv_lens: Any, sinks: jax.Array, case: AttentionCase) -> jax.Array:
     """Row after row: [R, Q, Hq, Dv]. `sinks` of -inf are none."""
     group = case.num_heads // case.num_kv_heads
 
     def row(one: tuple[jax.Array, ...]) -> jax.Array:
-        q, keys, values, positions = one  # [Q, Hq, Dk], [S, Hkv, Dk], [S, Hkv, Dv], [Q]
+        q, keys, values, positions, kv_len = one  # [Q, Hq, Dk], [S, Hkv, Dk], [S, Hkv, Dv], [Q], []
         Q, S = q.shape[0], keys.shape[0]
         grouped = q.reshape(Q, case.num_kv_heads, group, -1)
         scores = jnp.einsum("qhgd,shd->hgqs", grouped, keys, precision=_HIGHEST) * case.scale
         if case.soft_cap is not None:
             scores = case.soft_cap * jnp.tanh(scores / case.soft_cap)
         key_pos = jnp.arange(S)
-        visible = key_pos <= positions[:, None]
+        visible = key_pos <= (positions[:, None] if case.is_causal else kv_len - 1)
         if case.sliding_window is not None:
-            visible &= key_pos > positions[:, None] - case.sliding_window
+            visible &= abs(key_pos - positions[:, None]) < case.sliding_window
         scores = jnp.where(visible, scores, -jnp.inf)
         sink = jnp.broadcast_to(sinks.reshape(case.num_kv_heads, group, 1, 1), (*scores.shape[:3], 1))
         weights = jax.nn.softmax(jnp.concatenate([scores, sink], axis=-1), axis=-1)[..., :-1]
         weights = jnp.where(visible, weights, 0.0)
         return jnp.einsum("hgqs,shd->qhgd", weights, values, precision=_HIGHEST).reshape(Q, case.num_heads, -1)
 
-    return jax.lax.map(row, (q, keys, values, positions))
+    return jax.lax.map(row, (q, keys, values, positions, kv_lens))

@@ -13,6 +13,7 @@ import numpy as np
 from jaxserve.bench.inputs import AttentionCase, AttentionInputs
 from jaxserve.bench.runnable import Runnable, compile_runnable
 from jaxserve.bench.timing import Plan, Rotation, Timing
+from jaxserve.kernels.pallas import both_ways
 from jaxserve.kernels.pallas.gpu import decode as gpu_decode
 from jaxserve.kernels.pallas.gpu import extend as gpu_extend
 from jaxserve.kernels.pallas.gpu import mla as gpu_mla
@@ -22,7 +23,7 @@ def _options(case: AttentionCase, config: Any, interpret: Any) -> dict[str, Any]
     """What all kernels take."""
     return {
         "scale": case.scale,
-        "sliding_window": case.sliding_window,
+        "sliding_window": case.sliding_window if case.is_causal else both_ways.causal_window(case.sliding_window),
         "soft_cap": case.soft_cap,
         "config": config,
         "interpret": interpret,
@@ -64,6 +65,7 @@ def extend_plan(case: AttentionCase, inputs: AttentionInputs, config: gpu_extend
         inputs.cu_q_lens,
         inputs.q.shape[0],
         group=case.num_heads // case.num_kv_heads,
+        first_positions=None if case.is_causal else both_ways.first_positions(inputs.kv_lens, case.sliding_window),
         config=config,
     )
 

@@ -43,6 +43,7 @@ class AttentionCase:
     soft_cap: float | None = None
     uses_sinks: bool = False
     value_in_key: bool = False  # MLA: a row is the key, the value its first head_dim_v numbers
+    is_causal: bool = True  # else rows are whole texts; within a window a query sees as many keys behind it as before it
 
     @property
     def num_rows(self) -> int:
@@ -110,8 +111,11 @@ class AttentionCase:
         return kv_len if self.sliding_window is None else min(kv_len, q_len + self.sliding_window - 1)
 
     def _pairs(self, q_len: int, kv_len: int) -> int:
-        seen = np.arange(kv_len - q_len, kv_len, dtype=np.int64) + 1
-        return int(np.sum(seen if self.sliding_window is None else np.minimum(seen, self.sliding_window)))
+        before = np.arange(kv_len - q_len, kv_len, dtype=np.int64)  # of each query
+        behind = kv_len - 1 - before if not self.is_causal else np.zeros_like(before)
+        if self.sliding_window is not None:
+            before, behind = (np.minimum(keys, self.sliding_window - 1) for keys in (before, behind))
+        return int(np.sum(before + 1 + behind))
 
 
 def decode_case(batch: int, context: int, q_len: int = 1, **shape: Any) -> AttentionCase:

@@ -132,6 +132,9 @@ def test_bytes_and_operations_of_a_case() -> None:
     assert quantized.kv_bytes == 2 * 100 * 2 * (16 + 8)
     prompt = dataclasses.replace(case, rows=((4, 6),))
     assert prompt.flop == 2 * (3 + 4 + 5 + 6) * 4 * 16
+    text = dataclasses.replace(case, rows=((4, 4),), is_causal=False)
+    assert text.flop == 2 * 4 * 4 * 4 * 16
+    assert dataclasses.replace(text, sliding_window=2).flop == 2 * (2 + 3 + 3 + 2) * 4 * 16
     latent = dataclasses.replace(case, value_in_key=True, head_dim=12)
     assert latent.kv_bytes == 2 * 100 * 2 * 12 * 2
 
