@@ -69,24 +69,33 @@ class VectorMethods(abc.ABC):
         self,
         query: str | list[int] | None = None,
         items: str | list[str] | list[list[int]] | None = None,
-        label_token_ids: list[int] | None = None,
+        label_token_ids: list[int] | list[list[int]] | None = None,
         apply_softmax: bool = False,
         item_first: bool = False,
+        *,
+        temperature: float = 1.0,
+        return_token_logprobs: bool = False,
     ) -> ScoreResult:
         """The probabilities of `label_token_ids` behind the query and each of the items; of a model that gives scores, its
-        labels' scores. Raises RequestError."""
-        return self._call(self._score(query, items, label_token_ids, apply_softmax, item_first))
+        labels' scores. `temperature`, with apply_softmax, divides the labels' logits; `return_token_logprobs` asks for the
+        result's `token_logprobs`. Raises RequestError."""
+        given = (query, items, label_token_ids, apply_softmax, item_first)
+        return self._call(self._score(*given, temperature=temperature, return_token_logprobs=return_token_logprobs))
 
     async def async_score(
         self,
         query: str | list[int] | None = None,
         items: str | list[str] | list[list[int]] | None = None,
-        label_token_ids: list[int] | None = None,
+        label_token_ids: list[int] | list[list[int]] | None = None,
         apply_softmax: bool = False,
         item_first: bool = False,
+        *,
+        temperature: float = 1.0,
+        return_token_logprobs: bool = False,
     ) -> ScoreResult:
         """As `score`, from any event loop."""
-        return await self._wait(self._score(query, items, label_token_ids, apply_softmax, item_first))
+        given = (query, items, label_token_ids, apply_softmax, item_first)
+        return await self._wait(self._score(*given, temperature=temperature, return_token_logprobs=return_token_logprobs))
 
     async def _encode(self, body: Mapping[str, Any], gives: Collection[str]) -> Reply | list[Reply]:
         manager = self._pipeline.manager
@@ -132,8 +141,8 @@ class VectorMethods(abc.ABC):
         ]
 
     async def _score(
-        self, query: Any, items: Any, label_token_ids: list[int] | None, apply_softmax: bool, item_first: bool
+        self, query: Any, items: Any, label_token_ids: Any, apply_softmax: bool, item_first: bool, **fields: Any
     ) -> ScoreResult:
         return await score_items(
-            self._pipeline.manager, query, items, label_token_ids, apply_softmax=apply_softmax, item_first=item_first
+            self._pipeline.manager, query, items, label_token_ids, apply_softmax=apply_softmax, item_first=item_first, **fields
         )

@@ -137,7 +137,7 @@ async def _by_answers(service: Reranks, job: RerankJob) -> Relevances:
         message = "This server's model cannot rerank: its tokenizer has no single tokens for yes and no."
         raise RequestError(message, param="model")
     req = one_token_request(
-        [ids[0] for ids in answers],
+        [tuple(ids[0] for ids in answers)] * len(job.documents),
         job.options,
         input_ids=await _asked(service, job),
         data_parallel_rank=job.data_parallel_rank,

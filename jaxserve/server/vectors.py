@@ -149,8 +149,11 @@ def probabilities(scores: np.ndarray, vectors: Vectors) -> np.ndarray:
     return scores
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+def softmax(scores: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """Of each row, divided by `temperature` first. Float32 [n, labels]"""
+    below = scores - scores.max(axis=-1, keepdims=True)
+    with np.errstate(over="ignore"):  # to -inf, at temperatures near 0
+        weights = np.exp(below / np.float64(temperature))
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True), np.float32)
 
 

@@ -38,8 +38,10 @@ MIXED = [(1, 70), (20, 60), (0, 0), (1, 1), (33, 33), (2, 17)]
         (MANY, SIXTEEN, 11, None),
         (MANY, SIXTEEN, 11, 40),
         (MIXED, HEADS, None, None),
+        (VERIFY, Heads(4, 2, 32), 8, 20),
+        (MIXED, Heads(4, 2, 72), None, None),
     ],
-    ids=["decode", "verify", "verify in a window", "many queries", "many queries in a window", "mixed"],
+    ids=["decode", "verify", "verify in a window", "many queries", "many queries in a window", "mixed", "heads of 32", "of 72"],
 )
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_steps(
@@ -65,8 +67,9 @@ TEXTS = [(n, n) for n in (70, 1, 16, 0, 2, 131)]
         (Heads(2, 2, 64), (None,), 64),
         (HEADS, (None, 20), 16),
         (SIXTEEN, (1, 60), 16),
+        (Heads(2, 2, 32), (None,), 64),
     ],
-    ids=["all", "all and a window", "windows"],
+    ids=["all", "all and a window", "windows", "heads of 32"],
 )
 def test_texts_of_an_encoder(heads: Heads, windows: tuple[int | None, ...], page_size: int, interpret: Any) -> None:
     step = rounded(make_step(TEXTS, heads, page_size=page_size, num_tokens=232), jnp.bfloat16)
@@ -88,6 +91,7 @@ def supported(**changes: Any) -> AttentionSpec:
 def test_auto_takes_it_on_hopper() -> None:
     assert choose_backend("auto", supported()).name == "pallas"
     assert choose_backend("auto", supported(is_causal=False, windows=(None, 65))).name == "pallas"
+    assert choose_backend("auto", dataclasses.replace(supported(), head_dim=32)).name == "pallas"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_auto_takes_it_on_hopper() -> None:
         ({"chip": Chip("gpu", "NVIDIA A100", (8, 0), 108)}, "A100 has compute capability 8.0.*wgmma"),
         ({"chip": Chip("gpu", "NVIDIA B200", (10, 0), 148)}, "B200 has compute capability 10.0.*tcgen05"),
         ({"page_size": 4}, "page"),
-        ({"head_dim": 72}, "head_dim"),
+        ({"head_dim": 264}, "head_dim"),
         ({"dtype": "float32", "kv_dtype": "float32"}, "float32"),
         ({"num_heads": 9}, "not a multiple"),
     ],

@@ -140,5 +140,8 @@ def test_scores_are_the_probabilities_of_the_next_token(demo_server: LiveServer)
         assert found == pytest.approx(expected, rel=1e-3)
     shares = demo_server.post("/v1/score", {**body, "apply_softmax": True}).json()["scores"]
     assert [sum(share) for share in shares] == pytest.approx([1, 1])
+    of_each = demo_server.post("/v1/score", {**body, "label_token_ids": [labels, labels[1:]], "return_token_logprobs": True})
+    expected = [[math.log(score) for score in found] for found in (scores[0], scores[1][1:])]
+    assert of_each.json()["token_logprobs"] == [pytest.approx(logprobs, rel=1e-3) for logprobs in expected]
     wrong = demo_server.post("/v1/score", {**body, "label_token_ids": [10**6]})
     assert wrong.status_code == 400 and "an out-of-vocabulary token id" in wrong.json()["error"]["message"]

@@ -154,6 +154,7 @@ class FakeService:
         self.fail_after: tuple[int, FinishReason] | None = None  # end every sequence so after that many tokens
         self.crash: Exception | None = None
         self.steps = 0
+        self.logprob_of: Callable[[int], float] = lambda token: -2.0  # of each token of token_ids_logprob
         # Of requests for vectors: what the model makes of a prompt's tokens.
         self.vectors_of: Callable[[list[int]], Any] = lambda ids: [len(ids), ids[1], ids[-1]]
 
@@ -260,7 +261,7 @@ class FakeService:
         meta = {"e2e_latency": 0.25} if reason else {}
         chunk = GenerationChunk(index, rid, text, [ord(letter)], logprobs, len(prompt), step, 3, reason, meta)
         if options.return_logprob and options.token_ids_logprob:
-            logprobs[0].id_logprobs = [-2.0] * len(options.token_ids_logprob)
+            logprobs[0].id_logprobs = [self.logprob_of(token) for token in options.token_ids_logprob]
         if options.return_logprob and options.logprob_start_len >= 0 and step == 1:
             chunk.input_logprobs = _input_logprobs(prompt[options.logprob_start_len :], options)
         if options.return_hidden_states:

@@ -100,6 +100,15 @@ def test_scores_and_classes(classifier: Engine) -> None:
     assert [row[3] for row in result.scores] == [SEP + fake_scheduler.VOCAB_SIZE] * 2  # the second of a pair
     softened = asyncio.run(classifier.async_score("the fox", ["dog"], apply_softmax=True))
     assert sum(softened.scores[0]) == pytest.approx(1.0)
+    raw = np.array(classifier.score("the fox", ["dog"]).scores[0])
+    hot = asyncio.run(classifier.async_score("the fox", ["dog"], apply_softmax=True, temperature=1000.0))
+    weights = np.exp((raw - raw.max()) / 1000)
+    np.testing.assert_allclose(hot.scores[0], weights / weights.sum(), rtol=1e-5)
+    assert hot.token_logprobs is None
+    for wrong in ({"return_token_logprobs": True}, {"temperature": float("nan"), "apply_softmax": True}, {"temperature": 2.0}):
+        with pytest.raises(RequestError) as caught:
+            classifier.score("the fox", ["dog"], **wrong)
+        assert caught.value.param == next(iter(wrong))
     with pytest.raises(RequestError, match="scores of 5 labels"):
         classifier.rerank("the fox", ["dog"])
     assert classifier.get_model_info()["vectors"] == {"gives": "scores", "labels": LABELS, "activation": "softmax"}

@@ -223,6 +223,10 @@ async def test_scores_of_labels() -> None:
     assert service.requests[-1].prompts == ["qx", "qyz"] and service.requests[-1].pools
     (row,) = (await post("/v1/score", {"query": [1], "items": [[2]], "apply_softmax": True}, service)).json()["scores"]
     assert row == pytest.approx([math.exp(x) / sum(map(math.exp, (0, 1, 2))) for x in (0, 1, 2)], rel=1e-6)
+    cooler = {"query": [1], "items": [[2]], "apply_softmax": True, "temperature": 0.5}
+    (row,) = (await post("/v1/score", cooler, service)).json()["scores"]
+    assert row == pytest.approx([math.exp(x) / sum(map(math.exp, (0, 2, 4))) for x in (0, 2, 4)], rel=1e-6)
+    assert (await post("/v1/score", {**cooler, "temperature": 1e-310}, service)).json()["scores"] == [[0, 0, 1]]
     service.tokenizer.separates_pairs = True
     await post("/v1/score", {**body, "item_first": True}, service)
     assert service.requests[-1].pairs == [TextPair("x", "q"), TextPair("yz", "q")]
@@ -238,6 +242,9 @@ async def test_scores_of_labels() -> None:
         ({"text_1": "a", "text_2": "b", "items": ["c"]}, "items does not go with text_1 and text_2."),
         ({"query": "a", "items": "b", "use_activation": True}, "use_activation does not go with query and items."),
         ({"query": "a", "items": "b", "label_token_ids": [1]}, "does not generate text: it scores texts"),
+        ({"text_1": "a", "text_2": "b", "temperature": 0.5}, "temperature does not go with text_1 and text_2."),
+        ({"query": "a", "items": "b", "return_token_logprobs": True}, "return_token_logprobs needs a model that generates"),
+        ({"query": "a", "items": "b", "temperature": 2}, "temperature needs apply_softmax: true."),
         ({"query": "a"}, "items must be given."),
         ({}, "query must be given."),
     ],

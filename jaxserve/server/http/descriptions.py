@@ -68,6 +68,7 @@ LIMITS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "CompletionRequest": {**_OPENAI_LIMITS, "max_tokens": {"minimum": 0}},
     "ChatCompletionRequest": _OPENAI_LIMITS,
+    "ScoreRequest": {"temperature": {"exclusiveMinimum": 0}},
 }
 
 # A field means the same wherever it stands, under whichever of its names.
@@ -222,8 +223,9 @@ FIELDS: dict[str, str] = {
     # scores
     "query": "A text, or token ids.",
     "items": "What follows the query, one after the other: texts, or lists of token ids.",
-    "label_token_ids": "The tokens whose probability is asked for; none for a model that scores labels of its own.",
+    "label_token_ids": "The tokens whose probability is asked for; lists: for each item. None for models of scores.",
     "apply_softmax": "Let the scores of one item add up to 1.",
+    "return_token_logprobs": "Tell also the logprobs of each item's labels, over the whole vocabulary.",
     "item_first": "The items stand before the query.",
     "text_1": "A text, or one for each of text_2.",
     "text_2": "Texts of which each is compared with text_1.",
@@ -343,7 +345,10 @@ FIELDS_OF: dict[str, dict[str, str]] = {
     **dict.fromkeys(("EmbeddingRequest", "ClassifyRequest"), _TEXTS),
     "EncodeRequest": {"text": "A text, or a list of texts or of pairs; exactly one of text and input_ids."},
     "RerankRequest": {"query": "What the documents are to answer.", "lora_path": "The name of a LoRA adapter."},
-    "ScoreRequest": {"lora_path": "The name of a LoRA adapter."},
+    "ScoreRequest": {
+        "lora_path": "The name of a LoRA adapter.",
+        "temperature": "With apply_softmax: divides the labels' logits first; above 1 brings the scores closer together.",
+    },
     "CompletionRequest": {"logprobs": "Tell each token's logprob and so many alternatives, up to --max-top-logprobs."},
     "ChatCompletionRequest": {"logprobs": "Tell each token's logprob."},
 }

@@ -26,9 +26,11 @@ class ScoreRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     query: str | list[Int32] | None = None
     items: str | list[str | list[Int32]] | None = None
-    label_token_ids: list[Int32] | None = None
+    label_token_ids: list[Int32 | list[Int32]] | None = None
     apply_softmax: bool = False
     item_first: bool = False
+    temperature: float = 1.0
+    return_token_logprobs: bool = False
     model: str | None = None
     lora_path: str | None = None
     # vLLM's
@@ -46,7 +48,8 @@ SCORE = ForeignFields(
     WITHOUT_EFFECT,
 )
 _OF_PAIRS = ("text_1", "text_2", "use_activation", "truncate_prompt_tokens", "priority")
-_OF_ITEMS = ("query", "items", "label_token_ids", "apply_softmax", "item_first")
+_OF_ITEMS = ("query", "items", "label_token_ids", "apply_softmax", "item_first", "temperature", "return_token_logprobs")
+_DEFAULTS = ScoreRequest()
 router = APIRouter(tags=["openai"])
 _decoder = msgspec.json.Decoder(ScoreRequest)
 
@@ -68,7 +71,8 @@ async def v1_score(request: Request) -> Response:
 
 def _check_one_form(body: ScoreRequest, is_pairs: bool) -> None:
     others, those = (_OF_ITEMS, "text_1 and text_2") if is_pairs else (_OF_PAIRS, "query and items")
-    wrong = next((name for name in others if getattr(body, name)), None)
+    given = (name for name in others if getattr(body, name) != getattr(_DEFAULTS, name))
+    wrong = next((name for name in given if getattr(body, name)), None)
     if wrong is not None:
         raise RequestError(f"{wrong} does not go with {those}.", param=wrong)
 
@@ -83,14 +87,17 @@ async def _of_items(body: ScoreRequest, model: ServedModel, context: OpenAIConte
         body.label_token_ids,
         apply_softmax=body.apply_softmax,
         item_first=body.item_first,
+        temperature=body.temperature,
+        return_token_logprobs=body.return_token_logprobs,
         lora_path=adapters_of(body.lora_path, model, 1)[0],
     )
-    return {
+    reply = {
         "scores": result.scores,
         "model": model.name,
         "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": 0, "total_tokens": result.prompt_tokens},
         "object": "scoring",
     }
+    return reply if result.token_logprobs is None else reply | {"token_logprobs": result.token_logprobs}
 
 
 async def _of_pairs(body: ScoreRequest, model: ServedModel, context: OpenAIContext) -> dict[str, Any]:

@@ -4,8 +4,9 @@ write hold.
 A row with one query goes through the decode kernel, which splits its keys over the whole chip, as do all rows of a step that
 says how few queries each has; others go through the extend kernel. Both lists of work are made once per step and shared by
 all layers. Where attention is not causal, a row with one query has one key, so only the extend kernel's queries have to be
-moved (both_ways). The kernels are imported where they are used: a server on a CPU should not pay a second of start-up for a
-compiler it never calls.
+moved (both_ways). Heads of a size that the kernels do not have are normed and rotated by XLA and filled up with zeros to the
+next one, in pages, too. The kernels are imported where they are used: a server on a CPU should not pay a second of start-up for
+a compiler it never calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens
 from jaxserve.kernels.pages import PageArray
 from jaxserve.kernels.pallas import both_ways
 from jaxserve.kernels.pallas.gpu.query_parts import QueryParts
-from jaxserve.kernels.rotary import Rotary
+from jaxserve.kernels.rotary import Rotary, split_and_rotate
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, AttentionSpec
 
 OLDEST_JAX = (0, 11, 2)
@@ -65,7 +66,7 @@ class PallasGpuAttention:
     def kv_pages(self) -> GpuKV:
         spec = self.spec
         assert spec.page_size is not None
-        pool = PageArray((spec.num_kv_heads, spec.page_size, 2 * spec.head_dim), jnp.dtype(spec.kv_dtype), 0)
+        pool = PageArray((spec.num_kv_heads, spec.page_size, 2 * kernel_dim(spec)), jnp.dtype(spec.kv_dtype), 0)
         scales = PageArray((spec.num_kv_heads, 2, spec.page_size), jnp.dtype(jnp.float32), 0)
         return GpuKV(pool, scales if spec.kv_dtype in QUANTIZED_DTYPES else None)  # type: ignore[arg-type]
 
@@ -103,6 +104,8 @@ class PallasGpuAttention:
         from jaxserve.kernels.pallas.gpu import write
 
         with jax.named_scope("rope_and_write"):
+            if self._fills_up:
+                qkv, rotary = _filled_up(qkv, rotary, kernel_dim(self.spec)), None
             q, pool, scales = write.rope_and_write(
                 qkv,
                 rotary,
@@ -131,7 +134,7 @@ class PallasGpuAttention:
         window = self.spec.windows.index(sliding_window)
         work: GpuWork = metadata.work
         options: dict[str, Any] = {
-            "head_dim_v": self.spec.head_dim,
+            "head_dim_v": kernel_dim(self.spec),
             "scale": scale,
             "sliding_window": sliding_window,
             "soft_cap": soft_cap,
@@ -152,7 +155,7 @@ class PallasGpuAttention:
             )
             decoded = parts.join(decoded)
         if work.decode_tokens is None:
-            return decoded
+            return self._own_columns(decoded)
         if not self.spec.is_causal:
             options["sliding_window"] = both_ways.causal_window(sliding_window)
         with jax.named_scope("extend_attention"):
@@ -165,7 +168,14 @@ class PallasGpuAttention:
                 config=self._extend_config(),
                 **options,
             )
-            return out.at[work.decode_tokens].set(decoded, mode="drop", unique_indices=False)
+            return self._own_columns(out.at[work.decode_tokens].set(decoded, mode="drop", unique_indices=False))
+
+    @property
+    def _fills_up(self) -> bool:
+        return kernel_dim(self.spec) != self.spec.head_dim
+
+    def _own_columns(self, out: jax.Array) -> jax.Array:
+        return out[..., : self.spec.head_dim] if self._fills_up else out
 
     def _parts(self, row_q_len: int) -> QueryParts:
         from jaxserve.kernels.pallas.gpu import decode
@@ -206,11 +216,24 @@ class PallasGpuAttention:
         return dataclasses.replace(tuning.extend_config(chip.kind, self._shape()), num_sms=chip.num_cores)
 
     def _shape(self) -> tuning.KernelShape:
-        spec = self.spec
+        spec, dim = self.spec, kernel_dim(self.spec)
         assert spec.page_size is not None
-        return tuning.KernelShape(
-            spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim, spec.page_size, spec.kv_dtype
-        )
+        return tuning.KernelShape(spec.num_heads, spec.num_kv_heads, dim, dim, spec.page_size, spec.kv_dtype)
+
+
+def kernel_dim(spec: AttentionSpec) -> int:
+    """Of a head as the kernels get it: of their sizes the next one, if there is one."""
+    from jaxserve.kernels.pallas.gpu.decode import HEAD_DIMS
+
+    sizes = (keys for keys, values in HEAD_DIMS if keys == values >= spec.head_dim)
+    return min(sizes, default=spec.head_dim)
+
+
+def _filled_up(qkv: jax.Array, rotary: Rotary | None, head_dim: int) -> jax.Array:
+    """qkv [T, Hkv, G + 2, D], normed and rotated, with zeros up to [T, Hkv, G + 2, head_dim]."""
+    (T, Hkv, _, D), (q, k, v) = qkv.shape, split_and_rotate(qkv, rotary)
+    rotated = jnp.concatenate([q.reshape(T, Hkv, -1, D), k[:, :, None], v[:, :, None]], axis=2)
+    return jnp.pad(rotated, ((0, 0), (0, 0), (0, 0), (0, head_dim - D)))
 
 
 def wrong_chip(spec: AttentionSpec) -> str | None:
@@ -242,7 +265,7 @@ def _wrong_shape(spec: AttentionSpec) -> str | None:
     asked: dict[str, Any] = {
         "num_heads": spec.num_heads,
         "num_kv_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
+        "head_dim": kernel_dim(spec),
         "page_size": spec.page_size,
         "dtype": spec.dtype,
         "kv_dtype": spec.kv_dtype,
@@ -250,5 +273,5 @@ def _wrong_shape(spec: AttentionSpec) -> str | None:
     return (
         decode.unsupported(**asked)
         or extend.unsupported(**asked)
-        or write.unsupported(head_dim=spec.head_dim, group=spec.group, dtype=spec.dtype, pool_dtype=spec.kv_dtype)
+        or write.unsupported(head_dim=kernel_dim(spec), group=spec.group, dtype=spec.dtype, pool_dtype=spec.kv_dtype)
     )
