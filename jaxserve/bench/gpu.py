@@ -12,7 +12,7 @@ from jaxserve.bench.inputs import AttentionCase
 from jaxserve.bench.shapes import Shape
 from jaxserve.bench.timing import Plan
 from jaxserve.kernels import tuning
-from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
+from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention, kernel_dim
 from jaxserve.kernels.spec import QUANTIZED_DTYPES, Chip
 
 # Fields and the values that are tried. What needs too many registers fails to compile and drops out.
@@ -30,7 +30,12 @@ class GpuKernels:
     chip: Chip
 
     def unsupported(self, shape: Shape) -> str | None:
-        return PallasGpuAttention.supports(shape.spec(self.chip))
+        spec = shape.spec(self.chip)
+        if reason := PallasGpuAttention.supports(spec):
+            return reason
+        if kernel_dim(spec) != spec.head_dim:
+            return f"no kernel has heads of {spec.head_dim}; a server fills them up: time them as heads of {kernel_dim(spec)}."
+        return None
 
     def default_config(self, op: str, shape: Shape) -> Any:
         make = tuning.decode_config if op == "decode" else tuning.extend_config
