@@ -71,10 +71,10 @@ async def v1_score(request: Request) -> Response:
 
 def _check_one_form(body: ScoreRequest, is_pairs: bool) -> None:
     others, those = (_OF_ITEMS, "text_1 and text_2") if is_pairs else (_OF_PAIRS, "query and items")
-    given = (name for name in others if getattr(body, name) != getattr(_DEFAULTS, name))
-    wrong = next((name for name in given if getattr(body, name)), None)
-    if wrong is not None:
-        raise RequestError(f"{wrong} does not go with {those}.", param=wrong)
+    for name in others:
+        value = getattr(body, name)
+        if value and value != getattr(_DEFAULTS, name):
+            raise RequestError(f"{name} does not go with {those}.", param=name)
 
 
 async def _of_items(body: ScoreRequest, model: ServedModel, context: OpenAIContext) -> dict[str, Any]:
