@@ -32,9 +32,9 @@ from jaxserve.messages import DETOKENIZER, SCHEDULER
 from jaxserve.runner import KVGroup, RunnerSpec, StepInput, StepOutput
 from jaxserve.server.decoder_handover import wait_for_decoder
 from jaxserve.server.launch import launch_server
+from jaxserve.server.process_worker import WorkerCommand
 from jaxserve.server.scheduler_process import TailDecoder, open_publisher, serve
 from jaxserve.server.worker_process import WorkerContext, run_worker
-from jaxserve.server.workers import WorkerCommand
 
 MAX_ROWS = 256
 CONTEXT_LEN = 4096
@@ -107,7 +107,7 @@ def work(context: WorkerContext) -> None:
     args, times = context.args, step_times(os.environ)
     spec = timed_spec(args, times, int(os.environ.get("TIMED_POOL_TOKENS", MAX_ROWS * CONTEXT_LEN)))
     runner = TimedRunner(spec, evenly(times, args.pp_size))
-    decoder = TailDecoder(wait_for_decoder(context.paths.folder, args))
+    decoder = TailDecoder(wait_for_decoder(context))
     serve(context, args, runner, decoder, publisher=publisher)
 
 

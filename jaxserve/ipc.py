@@ -1,8 +1,9 @@
-"""The sockets between the processes: where they lie, how a message is sent, and how it reaches its handler.
+"""How messages get from one worker of an engine to another: `Channels`, and those over sockets between processes.
 
 A ZMQ PULL socket per receiving process, in a folder that only this user can open. Senders connect with PUSH and
 never block: there is no high-water mark, because a sender that waits for its receiver could wait for itself. The contents of
-messages are none of this module's business; it only knows `jaxserve.messages.encode` and `decoder`.
+messages are none of this module's business; it only knows `jaxserve.messages.encode` and `decoder`. Workers that are threads of
+one process have `jaxserve.mailboxes`.
 
 Whoever made a folder holds a lock in it as long as it lives. So a folder whose process was killed is told from one in use,
 whatever process has that number now, and the next start removes it.
@@ -10,6 +11,7 @@ whatever process has that number now, and the next start removes it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import fcntl
@@ -18,8 +20,9 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -37,6 +40,62 @@ LINGER_MS = 2000
 _LONGEST_NAMES = (WorkerAddress(DETOKENIZER, 99), WorkerAddress(SCHEDULER, 99, 999))
 _PREFIX = "jaxserve-"
 _LOCK = "lock"
+
+
+class Inbox(Protocol):
+    """The receiving end of one worker."""
+
+    left_some: bool  # the last `receive` took as many as it may
+
+    def receive(self, most: int = 1024) -> list[Any]:
+        """Messages that are waiting, the first of them if they are many. Never blocks."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Blocks until a message is waiting, or the time is over."""
+        ...
+
+    def watch(self, loop: asyncio.AbstractEventLoop, read: Callable[[], None]) -> None:
+        """From now on `read` is called on the loop whenever messages may be waiting; after a `receive` that left some it must
+        be called again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Outbox(Protocol):
+    """The sending end towards one worker. Messages wait for one that is not there yet."""
+
+    def send(self, message: Message) -> None:
+        """Never blocks."""
+        ...
+
+    def close(self, linger_ms: int | None = None) -> None:
+        """`linger_ms`: how long what was sent may take to leave."""
+        ...
+
+
+class Channels(Protocol):
+    """Between the workers of one engine, as one of them has them."""
+
+    @property
+    def folder(self) -> Path:
+        """The private folder of the engine."""
+        ...
+
+    def inbox(self, worker: WorkerAddress, kinds: Any) -> Inbox:
+        """Of that worker, which is the caller, for messages of those kinds."""
+        ...
+
+    def outbox(self, worker: WorkerAddress) -> Outbox: ...
+
+    def send_once(self, worker: WorkerAddress, message: Message) -> None:
+        """From a thread that owns no end, such as a watchdog."""
+        ...
+
+    def close(self) -> None:
+        """All ends are closed."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +133,16 @@ class IpcPaths:
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.lock is not None:
             os.close(self.lock)
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[IpcPaths]:
+    """As `IpcPaths.create` makes it, as long as it is needed."""
+    paths = IpcPaths.create()
+    try:
+        yield paths
+    finally:
+        paths.remove()
 
 
 def _lock(folder: Path) -> int:
@@ -116,12 +185,18 @@ class Receiver:
         self._socket.bind(address)
         self._decoder = decoder(kinds)
         self._name = address.rsplit("/", 1)[-1]
+        self._loop: asyncio.AbstractEventLoop | None = None  # that watches
         self.left_some = False  # the last `receive` read as much as it may
 
     @property
     def fd(self) -> int:
         """Readable when messages may be waiting; edge-triggered, so read on while `receive` may have left some."""
         return int(self._socket.getsockopt(zmq.FD))
+
+    def watch(self, loop: asyncio.AbstractEventLoop, read: Callable[[], None]) -> None:
+        self._loop = loop
+        loop.add_reader(self.fd, read)
+        loop.call_soon(read)  # the descriptor only tells of changes
 
     def receive(self, most: int = 1024) -> list[Any]:
         """All messages that are waiting, up to `most` and MOST_BYTES_TOGETHER. Never blocks."""
@@ -145,6 +220,8 @@ class Receiver:
         return bool(self._socket.poll(max(0, round(timeout_s * 1000)), zmq.POLLIN))
 
     def close(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self.fd)
         self._socket.close()
 
 
@@ -171,3 +248,27 @@ def send_once(address: str, message: Message) -> None:
         sender = Sender(context, address)
         sender.send(message)
         sender.close()
+
+
+class SocketChannels:
+    """Of a process. Their ends belong to the thread that asked for them."""
+
+    def __init__(self, paths: IpcPaths) -> None:
+        self._paths = paths
+        self._context: zmq.Context[Any] = zmq.Context()
+
+    @property
+    def folder(self) -> Path:
+        return self._paths.folder
+
+    def inbox(self, worker: WorkerAddress, kinds: Any) -> Receiver:
+        return Receiver(self._context, self._paths.of(worker), kinds)
+
+    def outbox(self, worker: WorkerAddress) -> Sender:
+        return Sender(self._context, self._paths.of(worker))
+
+    def send_once(self, worker: WorkerAddress, message: Message) -> None:
+        send_once(self._paths.of(worker), message)
+
+    def close(self) -> None:
+        self._context.term()

@@ -20,9 +20,9 @@ from fake_vectors import fake_vectors
 
 from jaxserve.messages import DETOKENIZER, SCHEDULER
 from jaxserve.server.decoder_handover import wait_for_decoder
+from jaxserve.server.process_worker import WorkerCommand
 from jaxserve.server.scheduler_process import TailDecoder, open_publisher, serve
 from jaxserve.server.worker_process import UserError, WorkerContext, run_worker
-from jaxserve.server.workers import WorkerCommand
 
 VOCAB_SIZE = 2048  # of the demo tokenizer
 CONTEXT_LEN = 512
@@ -42,6 +42,15 @@ class _HangingRunner(FakeRunner):
     def fetch(self, handle: Any) -> Any:
         if len(self.steps) > 2:
             threading.Event().wait()
+        return super().fetch(handle)
+
+
+class _LateRunner(FakeRunner):
+    """Hangs for some seconds, as a test's process cannot end its threads."""
+
+    def fetch(self, handle: Any) -> Any:
+        if len(self.steps) > 2:
+            time.sleep(4.0)
         return super().fetch(handle)
 
 
@@ -69,9 +78,9 @@ def work(context: WorkerContext) -> None:
         vocab_size=VOCAB_SIZE, context_len=CONTEXT_LEN, num_pages=1 << 15, max_rows=256, max_step_tokens=4096,
         eos_token_ids=(EOS,), **_changes(),
     )  # fmt: skip
-    make = {"hang_step": _HangingRunner, "exit_step": _DyingRunner}.get(kind, FakeRunner)
+    make = {"hang_step": _HangingRunner, "hang_in_step": _LateRunner, "exit_step": _DyingRunner}.get(kind, FakeRunner)
     runner = make(spec, step_delay_s=float(os.environ.get("FAKE_STEP_S", "0")))
-    decoder = TailDecoder(wait_for_decoder(context.paths.folder, context.args))
+    decoder = TailDecoder(wait_for_decoder(context))
     serve(context, context.args, runner, decoder, publisher=publisher)
     runner.close()
 

@@ -20,19 +20,15 @@ from jaxserve.progress import for_workers, progress_bar, terminal_columns
 MAIN = """
 import asyncio, sys
 from jaxserve.config import ServerArgs
-from jaxserve.ipc import IpcPaths
-from jaxserve.messages import WorkerAddress
 from jaxserve.server.logs import configure_logging
-from jaxserve.server.worker_process import write_args
-from jaxserve.server.workers import WorkerCommand, WorkerGroup
+from jaxserve.server.process_worker import WorkerCommand
+from jaxserve.server.workers import WorkerGroup, between_processes
 async def main():
-    paths = IpcPaths.create()
-    write_args(paths.folder, ServerArgs(model_path="m"))
-    group = WorkerGroup([WorkerCommand("w", (sys.executable, sys.argv[1]))])
-    group.start(paths)
-    await group.watch()
-    await group.kill()
-    paths.remove()
+    with between_processes(ServerArgs(model_path="m")) as channels:
+        group = WorkerGroup([WorkerCommand("w", (sys.executable, sys.argv[1]))])
+        group.start(channels)
+        await group.watch()
+        await group.kill()
 configure_logging("info")
 asyncio.run(main())
 """

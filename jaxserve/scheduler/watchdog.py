@@ -41,8 +41,10 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
+        """May be called if it was never started."""
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:

@@ -20,9 +20,11 @@ _HINT = "--compilation-cache-dir names another folder."
 def build(context: WorkerContext) -> BuiltRunner:
     """With the options that the worker was given."""
     with user_errors():
-        args = with_usable_cache(context.args, context.paths.folder)
+        args = with_usable_cache(context.args, context.folder)
         show_progress = logger.isEnabledFor(logging.WARNING)  # on a terminal; elsewhere it is INFO
-        return build_runner(args, warmup=args.warmup, show_progress=show_progress)
+        guest = context.guest
+        devices, handover = (None, None) if guest is None else (guest.devices, guest.handover)
+        return build_runner(args, warmup=args.warmup, show_progress=show_progress, devices=devices, handover=handover)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ from pathlib import Path
 import tokenizers
 
 from jaxserve.config import ServerArgs
+from jaxserve.mailboxes import MailboxClosedError
 from jaxserve.server.tokenizer import NoText, RustDecoder, TextDecoder, Tokenizer
+from jaxserve.server.worker_process import WorkerContext
 
 _FILE = "decoder.json"
 _POLL_S = 0.01
@@ -27,22 +29,27 @@ def hand_over(tokenizer: Tokenizer | None, folder: Path) -> None:
     unfinished.replace(folder / _FILE)
 
 
-def wait_for_tokenizer_json(folder: Path) -> str | None:
+def wait_for_tokenizer_json(context: WorkerContext) -> str | None:
     """Blocks until it is there. None: only transformers can decode this tokenizer."""
-    path = folder / _FILE
+    path = context.folder / _FILE
     while not path.exists():
+        if context.is_told_to_end:
+            raise MailboxClosedError
         time.sleep(_POLL_S)
     return path.read_text(encoding="utf-8") or None
 
 
-def make_decoder(tokenizer_json: str | None, args: ServerArgs) -> TextDecoder:
+def make_decoder(tokenizer_json: str | None, args: ServerArgs, *, hide_torch: bool = True) -> TextDecoder:
+    """`hide_torch`: this process is all ours."""
     if args.skip_tokenizer_init:
         return NoText()
     if tokenizer_json is not None:
         return RustDecoder(tokenizers.Tokenizer.from_str(tokenizer_json))
-    return Tokenizer.load(args.effective_tokenizer_path, trust_remote_code=args.trust_remote_code, hide_torch=True).decoder
+    return Tokenizer.load(
+        args.effective_tokenizer_path, trust_remote_code=args.trust_remote_code, hide_torch=hide_torch
+    ).decoder
 
 
-def wait_for_decoder(folder: Path, args: ServerArgs) -> TextDecoder:
+def wait_for_decoder(context: WorkerContext) -> TextDecoder:
     """Blocks until the tokenizer is there."""
-    return make_decoder(wait_for_tokenizer_json(folder), args)
+    return make_decoder(wait_for_tokenizer_json(context), context.args, hide_torch=context.guest is None)

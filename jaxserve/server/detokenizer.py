@@ -19,10 +19,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import zmq
-
 from jaxserve.config import ServerArgs
-from jaxserve.ipc import Receiver, Sender
+from jaxserve.ipc import Inbox, Outbox
 from jaxserve.messages import (
     DETOKENIZER,
     NO_STOP_TRIM,
@@ -289,20 +287,20 @@ def _last_text(text: str, stops: StopFilter | None, reason: FinishReason, *, tri
 
 
 def work(context: WorkerContext) -> None:
-    detokenizer = Detokenizer(wait_for_decoder(context.paths.folder, context.args))
-    with zmq.Context() as zmq_context:
-        receiver = Receiver(zmq_context, context.paths.of(context.address), DetokenizerInput)
-        senders = {other: Sender(zmq_context, context.paths.of(other)) for other in receivers_of(context.address, context.args)}
-        to_main = senders[WorkerAddress(TOKENIZER)]
-        try:
-            to_main.send(WorkerReady(worker=context.address))
+    detokenizer = Detokenizer(wait_for_decoder(context))
+    inbox = context.channels.inbox(context.address, DetokenizerInput)
+    outboxes = {other: context.channels.outbox(other) for other in receivers_of(context.address, context.args)}
+    to_main = outboxes[WorkerAddress(TOKENIZER)]
+    try:
+        to_main.send(WorkerReady(worker=context.address))
+        if context.guest is None:
             settle_garbage_collector()
-            control = ControlDesk(detokenizer, context.address, to_main.send)
-            serve(context.address, context.args, detokenizer, receiver, senders, control)
-        finally:
-            receiver.close()
-            for sender in senders.values():
-                sender.close()
+        control = ControlDesk(detokenizer, context.address, to_main.send)
+        serve(context.address, context.args, detokenizer, inbox, outboxes, control)
+    finally:
+        inbox.close()
+        for outbox in outboxes.values():
+            outbox.close()
 
 
 def receivers_of(worker: WorkerAddress, args: ServerArgs) -> set[WorkerAddress]:
@@ -314,15 +312,15 @@ def serve(
     worker: WorkerAddress,
     args: ServerArgs,
     detokenizer: Detokenizer,
-    receiver: Receiver,
-    senders: Mapping[WorkerAddress, Sender],
+    inbox: Inbox,
+    outboxes: Mapping[WorkerAddress, Outbox],
     control: ControlDesk,
 ) -> None:
-    """Until of every replica it was said that it ends. `senders`: to the `receivers_of` this worker."""
-    num_ended, spans, next_told = 0, HostSpans(), senders[next_in_chain(worker, args)]
+    """Until of every replica it was said that it ends. `outboxes`: to the `receivers_of` this worker."""
+    num_ended, spans, next_told = 0, HostSpans(), outboxes[next_in_chain(worker, args)]
     while num_ended < args.dp_size:
-        receiver.wait(timeout_s=WAITING_CONTROL_POLL_S if control else 60.0)
-        for message in receiver.receive():
+        inbox.wait(timeout_s=WAITING_CONTROL_POLL_S if control else 60.0)
+        for message in inbox.receive():
             if isinstance(message, ShutdownReq):
                 num_ended += 1
             elif isinstance(message, ControlRequest):
@@ -335,7 +333,7 @@ def serve(
                 next_told.send(message)
             else:
                 with spans("detokenize", len(message.rids)):
-                    senders[message.route.reader].send(detokenizer.process(message))
+                    outboxes[message.route.reader].send(detokenizer.process(message))
         control.serve()
 
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
-from jaxserve.config import ServerArgs
+from jaxserve.config import ServerArgs, by_field
+from jaxserve.handover import Handover
 from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.control.engine_methods import add_control_methods
 from jaxserve.server.engine_manager import EngineTokenizerManager
+from jaxserve.server.engine_rollouts import RolloutMethods
 from jaxserve.server.engine_vectors import VectorMethods
 from jaxserve.server.following import Following
 from jaxserve.server.located import located
@@ -36,8 +38,12 @@ from jaxserve.server.sinks import WaitingChunks
 from jaxserve.server.thinking_tokens import counter_of
 from jaxserve.server.token_texts import TokenTexts
 from jaxserve.server.version import package_version
-from jaxserve.server.workers import WorkerCommand, WorkerDiedError
+from jaxserve.server.worker import Launchable, WorkerDiedError
 from jaxserve.types import SamplingParams
+
+if TYPE_CHECKING:
+    from jax import Device
+    from jax.sharding import Mesh
 
 T = TypeVar("T")
 
@@ -59,7 +65,7 @@ def _engine_args(model_path: str, server_args: ServerArgs | None, options: Mappi
     return server_args
 
 
-class Engine(VectorMethods):
+class Engine(RolloutMethods, VectorMethods):
     """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
     context manager; `shutdown` also runs at exit.
 
@@ -71,10 +77,16 @@ class Engine(VectorMethods):
         model_path: str = "",
         *,
         server_args: ServerArgs | None = None,
-        worker_commands: Sequence[WorkerCommand] | None = None,
+        in_process: bool = False,
+        mesh: Mesh | None = None,
+        devices: Sequence[Device] | None = None,
+        worker_commands: Sequence[Launchable] | None = None,
         **options: Any,
     ) -> None:
-        """`worker_commands`: other worker processes than jaxserve's own, for tests."""
+        """in_process: all of it on threads of this process and on devices that it holds, those of a `mesh`, or `devices`, in
+        their order, or the first there are; tp_size is their number unless it is given. Signals, logging and JAX's
+        configuration stay as they are. `worker_commands`: other workers than jaxserve's own, for tests."""
+        tp_size_follows = server_args is None and "tp_size" not in by_field(options)
         server_args = _engine_args(model_path, server_args, options)
         if server_args.node_rank:
             raise ValueError(
@@ -86,15 +98,25 @@ class Engine(VectorMethods):
                 f"tokenizer_worker_num is of servers, whose port several processes share; an Engine has no port. Got "
                 f"{server_args.tokenizer_worker_num}."
             )
-        self.server_args = located(server_args)
-        self._pipeline = Pipeline(self.server_args, worker_commands)
+        if not in_process and (mesh is not None or devices is not None):
+            raise ValueError("mesh and devices are of an Engine with in_process=True; others start processes of their own.")
+        self._handover = Handover()
+        args = located(server_args)
+        if in_process:
+            # Here and not above: it imports JAX, which other Engines leave to their workers.
+            from jaxserve.server.in_process import make_pipeline
+
+            self._pipeline = make_pipeline(args, self._handover, mesh=mesh, devices=devices, tp_size_follows=tp_size_follows)
+        else:
+            self._pipeline = Pipeline(args, worker_commands)
+        self.server_args = self._pipeline.args
         manager = self._pipeline.manager
         self._token_texts = TokenTexts(manager.decode, manager.token_bytes)
         self._loop = uvloop.new_event_loop()
         self._watch: asyncio.Task[Any] | None = None
         self._closed = False
         self._close_lock = threading.Lock()
-        # The workers are started on this thread and end with it: it lives until shutdown.
+        # Worker processes are started on this thread and end with it: it lives until shutdown.
         self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="jaxserve-engine", daemon=True)
         self._thread.start()
         atexit.register(self.shutdown)

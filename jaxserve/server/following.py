@@ -12,14 +12,15 @@ import signal
 import threading
 
 import uvloop
-import zmq
 
 from jaxserve.config import ServerArgs
-from jaxserve.ipc import IpcPaths, Receiver
-from jaxserve.messages import HOST, WorkerFailed, WorkerReady
+from jaxserve.ipc import Inbox
+from jaxserve.messages import HOST, TOKENIZER, WorkerAddress, WorkerFailed, WorkerReady
 from jaxserve.server.logs import configure_logging, log_lines
-from jaxserve.server.worker_process import SHOW_STACKS, write_args
-from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup
+from jaxserve.server.process_worker import WorkerCommand
+from jaxserve.server.worker import WorkerDiedError
+from jaxserve.server.worker_process import SHOW_STACKS
+from jaxserve.server.workers import WorkerGroup, between_processes
 
 logger = logging.getLogger(__name__)
 
@@ -54,19 +55,16 @@ class Following:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal, number)
             loop.add_signal_handler(SHOW_STACKS, self._workers.show_stacks)
-        paths = IpcPaths.create()
-        with zmq.Context() as context:
-            receiver = Receiver(context, paths.tokenizer, WorkerReady | WorkerFailed)
-            reading = asyncio.create_task(self._read(receiver))
+        with between_processes(self._args) as channels:
+            inbox = channels.inbox(WorkerAddress(TOKENIZER), WorkerReady | WorkerFailed)
+            reading = asyncio.create_task(self._read(inbox))
             try:
-                write_args(paths.folder, self._args)
-                self._workers.start(paths)
+                self._workers.start(channels)
                 return await self._until_the_end()
             finally:
                 await self._workers.kill()
                 reading.cancel()
-                receiver.close()
-                paths.remove()
+                inbox.close()
 
     async def _until_the_end(self) -> WorkerDiedError | None:
         ready = asyncio.create_task(self._workers.wait_ready())
@@ -84,9 +82,9 @@ class Following:
             for task in (ready, death, hurry):
                 task.cancel()
 
-    async def _read(self, receiver: Receiver) -> None:
+    async def _read(self, inbox: Inbox) -> None:
         while True:
-            for message in receiver.receive():
+            for message in inbox.receive():
                 self._workers.receive(message)
             await asyncio.sleep(_POLL_S)
 

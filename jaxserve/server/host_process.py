@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 from jaxserve.hosts import Replay
-from jaxserve.ipc import send_once
-from jaxserve.messages import HOST, WorkerReady
+from jaxserve.messages import HOST, TOKENIZER, WorkerAddress, WorkerReady
 from jaxserve.server.garbage import importing, settle_garbage_collector
 from jaxserve.server.worker_process import WorkerContext, exit_now, run_worker
 
@@ -20,7 +19,7 @@ def work(context: WorkerContext) -> None:
     args = context.args
     with following(args, os.environ, lambda reason: _end(context, reason)) as follower:
         built = build(context)
-        send_once(context.paths.tokenizer, WorkerReady(worker=context.address))
+        context.channels.send_once(WorkerAddress(TOKENIZER), WorkerReady(worker=context.address))
         settle_garbage_collector()
         follower.start_steps()
         Replay(built.runner, follower, args.node_rank, model_path=args.model_path, load_format=args.load_format).run()

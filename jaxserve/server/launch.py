@@ -33,8 +33,10 @@ from jaxserve.server.http.keys import with_keys
 from jaxserve.server.located import located
 from jaxserve.server.logs import configure_logging, log_lines
 from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.process_worker import WorkerCommand
+from jaxserve.server.worker import WorkerDiedError
 from jaxserve.server.worker_process import SHOW_STACKS
-from jaxserve.server.workers import WorkerCommand, WorkerDiedError, default_commands, front_commands
+from jaxserve.server.workers import default_commands, front_commands
 
 logger = logging.getLogger(__name__)
 

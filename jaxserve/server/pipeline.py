@@ -1,4 +1,4 @@
-"""One running engine: the private folder, the worker processes and the TokenizerManager, from start to end.
+"""One running engine: the channels, the workers and the TokenizerManager, from start to end.
 
     start -> wait_ready -> (serve) -> drain -> close
                   \\-> WorkerDiedError at any time after start
@@ -14,11 +14,12 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from jaxserve.config import ServerArgs
-from jaxserve.ipc import IpcPaths
+from jaxserve.ipc import Channels
 from jaxserve.messages import FRONT, SCHEDULER, WorkerAddress
 from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput
 from jaxserve.server.decoder_handover import hand_over
@@ -27,8 +28,8 @@ from jaxserve.server.probes import probe_replica
 from jaxserve.server.requests import RequestError
 from jaxserve.server.restarts import Restarts
 from jaxserve.server.tokenizer_manager import TokenizerManager
-from jaxserve.server.worker_process import write_args
-from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup, default_commands
+from jaxserve.server.worker import Launchable, WorkerDiedError
+from jaxserve.server.workers import WorkerGroup, between_processes, default_commands
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,16 @@ _POLL_S = 0.02
 
 
 class Pipeline:
-    def __init__(self, args: ServerArgs, commands: Sequence[WorkerCommand] | None = None, *, hide_torch: bool = False) -> None:
-        """`commands`: other workers than jaxserve's own, for tests. `hide_torch`: this process is all ours."""
+    def __init__(
+        self,
+        args: ServerArgs,
+        commands: Sequence[Launchable] | None = None,
+        *,
+        hide_torch: bool = False,
+        open_channels: Callable[[ServerArgs], AbstractContextManager[Channels]] = between_processes,
+    ) -> None:
+        """`commands`: other workers than the default's processes, which `open_channels` may suit better. `hide_torch`: this
+        process is all ours."""
         self.args = args
         self.workers = WorkerGroup(commands if commands is not None else default_commands(args))
         has_fronts = any(worker.kind == FRONT for worker in self.workers.addresses)
@@ -52,14 +61,16 @@ class Pipeline:
         self.death: WorkerDiedError | None = None  # of the worker that ended too early
         self._restarts = Restarts(self.workers, self.manager, is_on=args.restart_workers)
         self._hide_torch = hide_torch
-        self._paths: IpcPaths | None = None
+        self._open_channels = open_channels
+        self._open = contextlib.ExitStack()
+        self._channels: Channels | None = None
         self._info: dict[WorkerAddress, dict[str, Any]] = {}
 
     @property
     def folder(self) -> Path:
         """The private folder of this engine."""
-        assert self._paths is not None, "start comes first"
-        return self._paths.folder
+        assert self._channels is not None, "start comes first"
+        return self._channels.folder
 
     @property
     def worker_info(self) -> dict[str, dict[str, Any]]:
@@ -67,13 +78,12 @@ class Pipeline:
         return {str(worker): info for worker, info in self._info.items()}
 
     async def start(self, before_workers: Callable[[Path], None] = lambda folder: None) -> None:
-        """Starts the processes; `before_workers` is given the private folder before it does. Raises ValueError for what a user
+        """Starts the workers; `before_workers` is given the private folder before it does. Raises ValueError for what a user
         can mend."""
-        self._paths = IpcPaths.create()
-        write_args(self._paths.folder, self.args)
-        self.manager.open(self._paths)
-        before_workers(self._paths.folder)
-        self.workers.start(self._paths)
+        self._channels = self._open.enter_context(self._open_channels(self.args))
+        self.manager.open(self._channels)
+        before_workers(self.folder)
+        self.workers.start(self._channels)
 
     async def wait_ready(self) -> None:
         """Returns when requests are taken. Raises WorkerDiedError or ValueError if that will never be."""
@@ -96,8 +106,7 @@ class Pipeline:
             logger.info("Ready after %.1f s.", took_s)
 
     def _load_tokenizer(self) -> None:
-        assert self._paths is not None, "start comes first"
-        hand_over(self.manager.load_tokenizer(hide_torch=self._hide_torch), self._paths.folder)
+        hand_over(self.manager.load_tokenizer(hide_torch=self._hide_torch), self.folder)
 
     async def _warm_up(self) -> None:
         """One token through every process, before anybody is told that they work."""
@@ -197,5 +206,4 @@ class Pipeline:
             await self.workers.wait_exits(fronts, FRONT_GRACE_S)
         await self.workers.kill()
         self.manager.close()
-        if self._paths is not None:
-            self._paths.remove()
+        self._open.close()

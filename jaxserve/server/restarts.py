@@ -18,7 +18,8 @@ from jaxserve.messages import SCHEDULER, WorkerAddress
 from jaxserve.server.logs import log_lines
 from jaxserve.server.requests import RequestError
 from jaxserve.server.tokenizer_manager import TokenizerManager
-from jaxserve.server.workers import WorkerDiedError, WorkerGroup
+from jaxserve.server.worker import WorkerDiedError
+from jaxserve.server.workers import WorkerGroup
 
 logger = logging.getLogger(__name__)
 

@@ -1,12 +1,14 @@
-"""The scheduler process: builds the runner, says it is ready, and runs the scheduler's loop over the sockets.
+"""The scheduler process: builds the runner, says it is ready, and runs the scheduler's loop over its channels.
 
-The only process that imports JAX. While the model loads and compiles, a thread gets the decoder, which the scheduler needs for
-stop strings alone. A step that hangs ends the process through the watchdog, with every thread's stack on stderr.
+The only process of a server that imports JAX. While the model loads and compiles, a thread gets the decoder, which the
+scheduler needs for stop strings alone. A step that hangs ends the process through the watchdog, with every thread's stack on
+stderr.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import faulthandler
 import logging
@@ -15,17 +17,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import zmq
 
 from jaxserve.config import ServerArgs
 from jaxserve.grammar import GrammarCompiler, JsonStyle
 from jaxserve.hosts import BroadcastRunner
-from jaxserve.ipc import Receiver, Sender
+from jaxserve.ipc import Inbox, Outbox
 from jaxserve.logit_processors import ProcessorHost
 from jaxserve.logit_processors.base import load_dill
 from jaxserve.messages import (
     DETOKENIZER,
     SCHEDULER,
+    TOKENIZER,
     BatchTokenIDOut,
     DetokenizerInput,
     Message,
@@ -50,22 +52,23 @@ logger = logging.getLogger(__name__)
 
 # A wait without end would still have to look for signals now and then.
 _LONGEST_WAIT_S = 60.0
+_MAIN = WorkerAddress(TOKENIZER)
 
 
-class IpcTransport:
-    """The scheduler's Transport over the sockets."""
+class ChannelTransport:
+    """The scheduler's Transport over its channels."""
 
-    def __init__(self, receiver: Receiver, to_detokenizers: Sequence[Sender], to_tokenizer: Sender) -> None:
+    def __init__(self, inbox: Inbox, to_detokenizers: Sequence[Outbox], to_tokenizer: Outbox) -> None:
         """`to_detokenizers`: by rank."""
-        self._receiver = receiver
+        self._inbox = inbox
         self._to_detokenizers = to_detokenizers
         self._to_tokenizer = to_tokenizer
 
     def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
-        messages = self._receiver.receive()
+        messages = self._inbox.receive()
         while not messages and timeout_s != 0:
-            arrived = self._receiver.wait(_LONGEST_WAIT_S if timeout_s is None else timeout_s)
-            messages = self._receiver.receive()
+            arrived = self._inbox.wait(_LONGEST_WAIT_S if timeout_s is None else timeout_s)
+            messages = self._inbox.receive()
             if not arrived and timeout_s is not None:
                 break
         return messages
@@ -74,8 +77,8 @@ class IpcTransport:
         if isinstance(message, BatchTokenIDOut):
             self._to_detokenizers[message.route.detokenizer].send(message)
         elif isinstance(message, ShutdownReq):
-            for sender in self._to_detokenizers:
-                sender.send(message)
+            for outbox in self._to_detokenizers:
+                outbox.send(message)
         else:
             self._to_detokenizers[0].send(message)  # which passes it on: see `host_spans`
 
@@ -101,26 +104,30 @@ def work(context: WorkerContext) -> None:
             raise UserError(str(error)) from error
     publisher = open_publisher(context)
     # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
-    with importing():
+    with importing() if context.guest is None else contextlib.nullcontext():
         from jaxserve.server.building import build, user_errors
         from jaxserve.server.hosts import leading
 
     args = context.args
 
     with (
-        leading(args, os.environ, lambda reason: _end(context, reason)) as leader,
+        leading(args, os.environ, context.give_up) as leader,
         concurrent.futures.ThreadPoolExecutor(1, "tokenizer") as pool,
     ):
-        waiting = pool.submit(wait_for_tokenizer_json, context.paths.folder)
+        waiting = pool.submit(wait_for_tokenizer_json, context)
         built = build(context)
         with user_errors():
             tokenizer_json = waiting.result()
-            decoder = TailDecoder(make_decoder(tokenizer_json, args))
+            decoder = TailDecoder(make_decoder(tokenizer_json, args, hide_torch=context.guest is None))
         runner: Runner = built.runner
         if leader is not None:
             leader.wait_joined()
             runner = BroadcastRunner(runner, leader, model_path=args.model_path, load_format=args.load_format)
-        serve(context, built.args, runner, decoder, tokenizer_json, publisher)
+        try:
+            serve(context, built.args, runner, decoder, tokenizer_json, publisher)
+        finally:
+            if context.guest is not None:  # whose process goes on
+                built.runner.close()
 
 
 def open_publisher(context: WorkerContext) -> KVEventPublisher | None:
@@ -142,12 +149,18 @@ def serve(
     publisher: KVEventPublisher | None = None,
 ) -> None:
     """Until a ShutdownReq. `args` are the resolved options. The publisher is closed at the end."""
-    with zmq.Context() as zmq_context:
-        receiver = Receiver(zmq_context, context.paths.of(context.address), SchedulerInput)
-        detokenizers = [WorkerAddress(DETOKENIZER, rank) for rank in range(args.detokenizer_worker_num)]
-        to_detokenizers = [Sender(zmq_context, context.paths.of(worker)) for worker in detokenizers]
-        to_tokenizer = Sender(zmq_context, context.paths.tokenizer)
-        transport = IpcTransport(receiver, to_detokenizers, to_tokenizer)
+    channels = context.channels
+    with contextlib.ExitStack() as closing:
+        inbox = channels.inbox(context.address, SchedulerInput)
+        closing.callback(inbox.close)
+        outboxes = [
+            channels.outbox(worker)
+            for worker in (*(WorkerAddress(DETOKENIZER, rank) for rank in range(args.detokenizer_worker_num)), _MAIN)
+        ]
+        for outbox in outboxes:
+            closing.callback(outbox.close)
+        *to_detokenizers, to_tokenizer = outboxes
+        transport = ChannelTransport(inbox, to_detokenizers, to_tokenizer)
         watchdog = Watchdog(
             args.watchdog_timeout,
             lambda reason: _give_up(context, reason),
@@ -174,20 +187,18 @@ def serve(
             _load_adapters(scheduler, args)
             scheduler.tend_runner()  # how many programs are missing is known before anybody hears "ready"
             to_tokenizer.send(WorkerReady(worker=context.address, info=_info(args, runner)))
-            settle_garbage_collector()
+            if context.guest is None:
+                settle_garbage_collector()
             watchdog.start()
             loop.run()
-            watchdog.stop()
         finally:
+            watchdog.stop()
             if grammars is not None:
                 grammars.close()
             if processors is not None:
                 processors.close()
             if publisher is not None:
                 publisher.close()
-            receiver.close()
-            for sender in (*to_detokenizers, to_tokenizer):
-                sender.close()
 
 
 def _load_adapters(scheduler: Scheduler, args: ServerArgs) -> None:
@@ -215,15 +226,9 @@ def _info(args: ServerArgs, runner: Runner) -> dict[str, Any]:
 
 
 def _give_up(context: WorkerContext, reason: str) -> None:
-    """Called by the watchdog while the main thread hangs, so nothing here may wait for it."""
+    """Called by the watchdog while the loop's thread hangs, so nothing here may wait for it."""
     faulthandler.dump_traceback(all_threads=True)
-    _end(context, reason)
-
-
-def _end(context: WorkerContext, reason: str) -> None:
-    """Called in a thread, while the main one may wait for devices that are gone."""
-    context.last_words(reason)
-    os._exit(1)
+    context.give_up(reason)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The TokenizerManager: what the front doors talk to. It knows whether the server takes requests, and who serves which.
 
     stream    -> `jaxserve.server.generation`         control -> `jaxserve.server.control.client`
-    sockets   -> `jaxserve.server.worker_link`        text    -> `jaxserve.server.tokenizer`
+    channels  -> `jaxserve.server.worker_link`        text    -> `jaxserve.server.tokenizer`
 
 Runs on one asyncio loop, in the main process of a server or on the background thread of an Engine; `open` binds it to that
 loop. It never imports JAX. It does not start or watch processes (`jaxserve.server.workers`) and decides nothing about the
@@ -25,7 +25,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.config.lora import split_lora_path
 from jaxserve.data_parallel import Prompt
 from jaxserve.dispatcher import Dispatcher
-from jaxserve.ipc import IpcPaths
+from jaxserve.ipc import Channels
 from jaxserve.messages import (
     DETOKENIZER,
     FRONT,
@@ -147,14 +147,14 @@ class TokenizerManager:
 
     # --- life
 
-    def open(self, paths: IpcPaths) -> None:
-        """Opens the sockets and reads them on the running loop."""
+    def open(self, channels: Channels) -> None:
+        """Opens its ends of the channels and reads on the running loop."""
         if self._shared is not None:
-            self._shared.open(paths.folder)
-        self._link.open(paths)
+            self._shared.open(channels.folder)
+        self._link.open(channels)
 
     def close(self) -> None:
-        """Ends the sockets; what the workers have not read by now is dropped."""
+        """Closes them; what the workers have not read by now is dropped."""
         self._link.close()
         if self._shared is not None:
             self._shared.close()

@@ -3,6 +3,9 @@
 A worker is started as `python -m <module> <ipc folder> <parent pid> <rank> <start>`. It ignores SIGINT and SIGTERM, because
 only its parent decides when requests are drained; it dies with its parent, so that nothing is orphaned whatever happens; and
 if it fails, it says why in a WorkerFailed before it exits with 1. What the worker does is a function it passes in.
+
+The same function may be carried out in a thread of a program that is not ours (`jaxserve.server.threads`): a guest, who leaves
+the process as it is.
 """
 
 from __future__ import annotations
@@ -16,15 +19,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from jaxserve.config import ServerArgs
-from jaxserve.ipc import IpcPaths, send_once
-from jaxserve.messages import WorkerAddress, WorkerFailed
+from jaxserve.handover import Handover
+from jaxserve.ipc import Channels, IpcPaths, SocketChannels
+from jaxserve.mailboxes import MailboxClosedError
+from jaxserve.messages import TOKENIZER, WorkerAddress, WorkerFailed
 from jaxserve.server.logs import configure_logging
 
 SHOW_STACKS = signal.SIGQUIT  # of all threads, on stderr; the process goes on
@@ -52,16 +57,45 @@ class UserError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Guest:
+    """What a worker that is a thread of somebody else's program is given beside."""
+
+    devices: Sequence[Any]  # jax.Device: those that it may use
+    handover: Handover
+    leave: Callable[[], None]  # its thread hangs, and counts as ended
+    is_told_to_end: Callable[[], bool]
+
+
+@dataclasses.dataclass(frozen=True)
 class WorkerContext:
     """What a worker is given."""
 
     address: WorkerAddress
     args: ServerArgs
-    paths: IpcPaths
+    channels: Channels
+    guest: Guest | None = None  # None: its process is its own
+
+    @property
+    def folder(self) -> Path:
+        """The engine's private folder."""
+        return self.channels.folder
+
+    @property
+    def is_told_to_end(self) -> bool:
+        """A process is killed instead."""
+        return self.guest is not None and self.guest.is_told_to_end()
 
     def last_words(self, error: str, *, is_user_error: bool = False) -> None:
-        """Tells the main process why this one is about to end. May be called from any thread."""
-        send_once(self.paths.tokenizer, WorkerFailed(worker=self.address, error=error, is_user_error=is_user_error))
+        """Tells whoever started it why this worker is about to end. May be called from any thread."""
+        failed = WorkerFailed(worker=self.address, error=error, is_user_error=is_user_error)
+        self.channels.send_once(WorkerAddress(TOKENIZER), failed)
+
+    def give_up(self, reason: str) -> None:
+        """Ends the worker from another thread, while its own may wait for devices that are gone."""
+        self.last_words(reason)
+        if self.guest is None:
+            os._exit(1)
+        self.guest.leave()
 
 
 def run_worker(kind: str, work: Callable[[WorkerContext], None], argv: list[str] | None = None) -> int:
@@ -72,11 +106,21 @@ def run_worker(kind: str, work: Callable[[WorkerContext], None], argv: list[str]
     faulthandler.register(SHOW_STACKS, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {SHOW_STACKS})
     die_with_parent(int(parent_pid))
-    paths = IpcPaths(Path(folder))
-    context = WorkerContext(WorkerAddress(kind, int(rank), int(start)), read_args(paths.folder), paths)
+    channels = SocketChannels(IpcPaths(Path(folder)))
+    context = WorkerContext(WorkerAddress(kind, int(rank), int(start)), read_args(channels.folder), channels)
     configure_logging(context.args.log_level, str(context.address))
     try:
+        return carry_out(work, context)
+    finally:
+        channels.close()  # when everything has left
+
+
+def carry_out(work: Callable[[WorkerContext], None], context: WorkerContext) -> int:
+    """Does the work; returns the exit status. If that is not 0 the last words have been said."""
+    try:
         work(context)
+    except MailboxClosedError:
+        return 0  # it was told to end
     except UserError as error:
         context.last_words(str(error), is_user_error=True)
         return 1

@@ -1,9 +1,12 @@
-"""A pipeline over real processes (a FakeRunner behind the real scheduler, the real detokenizer), and what tests ask of it."""
+"""A pipeline over real processes, or over threads, and what tests ask of it: a FakeRunner behind the real scheduler, the real
+detokenizer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import threading
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,9 +17,11 @@ import pytest
 
 from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
+from jaxserve.handover import Handover
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import GenerateReqInput, GenerationChunk, PromptOptions, RequestError
+from jaxserve.server.threads import between_threads, thread_commands
 from jaxserve.types import SamplingParams
 
 
@@ -24,16 +29,33 @@ from jaxserve.types import SamplingParams
 async def running(**options: Any) -> AsyncIterator[Pipeline]:
     """A ready pipeline; at the end nothing of it may be left."""
     args = ServerArgs(**{"model_path": demo_model_path(), **options})
-    pipeline = Pipeline(args, fake_scheduler.commands(args.dp_size, args.detokenizer_worker_num))
+    async with _running(Pipeline(args, fake_scheduler.commands(args.dp_size, args.detokenizer_worker_num))) as pipeline:
+        yield pipeline
+
+
+@contextlib.asynccontextmanager
+async def running_on_threads(**options: Any) -> AsyncIterator[Pipeline]:
+    """The same with threads of this process as workers."""
+    before = set(threading.enumerate())
+    args = ServerArgs(**{"model_path": demo_model_path(), **options})
+    commands = thread_commands(args, [None] * args.dp_size, Handover(), schedule=fake_scheduler.work)
+    async with _running(Pipeline(args, commands, open_channels=between_threads)) as pipeline:
+        yield pipeline
+    # One that hung needs a while.
+    await until(lambda: not ({thread for thread in threading.enumerate() if thread.name.startswith("jaxserve")} - before))
+
+
+@contextlib.asynccontextmanager
+async def _running(pipeline: Pipeline) -> AsyncIterator[Pipeline]:
     try:
         await pipeline.start()
         await asyncio.wait_for(pipeline.wait_ready(), 120)
         yield pipeline
     finally:
         pids = pipeline.workers.pids()
-        folder = pipeline._paths.folder if pipeline._paths else None
+        folder = pipeline._channels.folder if pipeline._channels else None
         await pipeline.close()
-        assert not [name for name, pid in pids.items() if psutil.pid_exists(pid)], "a worker is left"
+        assert not [name for name, pid in pids.items() if pid != os.getpid() and psutil.pid_exists(pid)], "a worker is left"
         assert folder is None or not folder.exists()
 
 

@@ -315,7 +315,7 @@ def test_a_program_that_just_ends_leaves_nothing(tmp_path: Path) -> None:
             sys.path.insert(0, {str(Path(__file__).parents[1])!r})
             import fake_scheduler, jaxserve
             engine = jaxserve.Engine({demo_model_path()!r}, worker_commands=fake_scheduler.commands())
-            print(*engine._pipeline.workers.pids().values(), engine._pipeline._paths.folder, flush=True)
+            print(*engine._pipeline.workers.pids().values(), engine._pipeline.folder, flush=True)
             engine.generate("Hello", {{"max_new_tokens": 2}})
             raise SystemExit(5)
             """

@@ -37,7 +37,7 @@ from jaxserve.messages import (
     WorkerAddress,
     WorkerFailed,
 )
-from jaxserve.server.scheduler_process import IpcTransport
+from jaxserve.server.scheduler_process import ChannelTransport
 from jaxserve.server.worker_process import read_args, write_args
 from jaxserve.types import SamplingParams
 
@@ -231,7 +231,7 @@ def test_dispatch_is_by_type_and_unknown_types_are_logged(caplog: pytest.LogCapt
 
 
 def test_the_schedulers_transport(paths: IpcPaths, context: zmq.Context[Any]) -> None:
-    transport = IpcTransport(
+    transport = ChannelTransport(
         Receiver(context, paths.of(WorkerAddress(SCHEDULER)), SchedulerInput),
         [Sender(context, paths.of(WorkerAddress(DETOKENIZER, rank))) for rank in range(3)],
         Sender(context, paths.tokenizer),

@@ -19,7 +19,7 @@ from jaxserve.messages import DETOKENIZER, WorkerAddress
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import RequestError
-from jaxserve.server.workers import WorkerDiedError
+from jaxserve.server.worker import WorkerDiedError
 
 
 async def test_drain_lets_running_requests_end() -> None:

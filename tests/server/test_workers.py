@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,24 +12,22 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from jaxserve.config import ServerArgs
-from jaxserve.ipc import IpcPaths, Receiver
-from jaxserve.messages import DETOKENIZER, SCHEDULER, TokenizerInput, WorkerAddress
-from jaxserve.server.worker_process import write_args
-from jaxserve.server.workers import WorkerCommand, WorkerDiedError, WorkerGroup, default_commands, exit_text
+from jaxserve.messages import DETOKENIZER, SCHEDULER, TOKENIZER, TokenizerInput, WorkerAddress
+from jaxserve.server.process_worker import WorkerCommand, exit_text
+from jaxserve.server.worker import WorkerDiedError
+from jaxserve.server.workers import WorkerGroup, between_processes, default_commands
 
 SCRIPT = """
 import os, sys, time, signal
 from jaxserve.server.worker_process import UserError, run_worker
-from jaxserve.messages import WorkerReady
-from jaxserve.ipc import send_once
+from jaxserve.messages import TOKENIZER, WorkerAddress, WorkerReady
 def ready(context):
-    send_once(context.paths.tokenizer, WorkerReady(worker=context.address, info=dict(pid=os.getpid())))
+    context.channels.send_once(WorkerAddress(TOKENIZER), WorkerReady(worker=context.address, info=dict(pid=os.getpid())))
 def work(context):
     {body}
 sys.exit(run_worker({name!r}, work))
@@ -47,47 +46,44 @@ class Harness:
     """A group and the reading end of its messages, on the running loop."""
 
     def __init__(self, *commands: WorkerCommand) -> None:
-        import zmq
-
-        self.paths = IpcPaths.create()
-        write_args(self.paths.folder, ServerArgs(model_path="m"))
-        self.context: Any = zmq.Context()
-        self.receiver = Receiver(self.context, self.paths.tokenizer, TokenizerInput)
+        self.open = contextlib.ExitStack()
+        self.channels = self.open.enter_context(between_processes(ServerArgs(model_path="m")))
+        self.inbox = self.channels.inbox(WorkerAddress(TOKENIZER), TokenizerInput)
         self.group = WorkerGroup(commands)
 
     async def __aenter__(self) -> WorkerGroup:
-        self.group.start(self.paths)
+        self.group.start(self.channels)
         self.reader = asyncio.create_task(self._read())
         return self.group
 
     async def _read(self) -> None:
         while True:
-            for message in self.receiver.receive():
+            for message in self.inbox.receive():
                 self.group.receive(message)
             await asyncio.sleep(0.01)
 
     async def __aexit__(self, *error: object) -> None:
         await self.group.kill()
         self.reader.cancel()
-        self.context.destroy(linger=0)
-        self.paths.remove()
+        self.inbox.close()
+        self.open.close()
         for pid in self.group.pids().values():
             assert not psutil.pid_exists(pid), f"worker {pid} is still in the process table"
 
 
 async def test_ready_when_all_are_ready_and_stop_waits_for_them(tmp_path: Path) -> None:
-    body = "ready(context)\nwhile not os.path.exists(str(context.paths.folder / 'go')): time.sleep(0.01)"
+    body = "ready(context)\nwhile not os.path.exists(str(context.folder / 'go')): time.sleep(0.01)"
     async with (harness := Harness(command(tmp_path, "a", body), command(tmp_path, "b", body))) as group:
         info = await asyncio.wait_for(group.wait_ready(), 30)
         assert {worker: one["pid"] for worker, one in info.items()} == group.pids()
-        (harness.paths.folder / "go").touch()
+        (harness.channels.folder / "go").touch()
         assert await group.stop(timeout_s=20)
 
 
 async def test_workers_of_one_kind_are_told_apart(tmp_path: Path) -> None:
     body = """
         ready(context)
-        while not os.path.exists(str(context.paths.folder / 'go')): time.sleep(0.01)
+        while not os.path.exists(str(context.folder / 'go')): time.sleep(0.01)
         if context.address.rank: raise RuntimeError('no device')
         time.sleep(600)
     """
@@ -96,7 +92,7 @@ async def test_workers_of_one_kind_are_told_apart(tmp_path: Path) -> None:
         info = await asyncio.wait_for(group.wait_ready(), 30)
         assert set(info) == {WorkerAddress("w", 0), WorkerAddress("w", 1)}
         assert {worker: one["pid"] for worker, one in info.items()} == group.pids()
-        (harness.paths.folder / "go").touch()
+        (harness.channels.folder / "go").touch()
         death = await asyncio.wait_for(group.watch(), 30)
         assert str(death) == "The w 1 process failed: RuntimeError: no device"
 
@@ -169,17 +165,15 @@ def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             f"""
             import asyncio
             from jaxserve.config import ServerArgs
-            from jaxserve.ipc import IpcPaths
             from jaxserve.messages import WorkerAddress
-            from jaxserve.server.worker_process import write_args
-            from jaxserve.server.workers import WorkerCommand, WorkerGroup
+            from jaxserve.server.process_worker import WorkerCommand
+            from jaxserve.server.workers import WorkerGroup, between_processes
             async def main():
-                paths = IpcPaths.create()
-                write_args(paths.folder, ServerArgs(model_path="m"))
-                group = WorkerGroup([WorkerCommand("w", {worker.argv!r})])
-                group.start(paths)
-                print(group.pids()[WorkerAddress("w")], flush=True)
-                await asyncio.sleep(600)
+                with between_processes(ServerArgs(model_path="m")) as channels:
+                    group = WorkerGroup([WorkerCommand("w", {worker.argv!r})])
+                    group.start(channels)
+                    print(group.pids()[WorkerAddress("w")], flush=True)
+                    await asyncio.sleep(600)
             asyncio.run(main())
             """
         )

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxserve.config import ServerArgs
 from jaxserve.data_parallel import Prompt
-from jaxserve.ipc import IpcPaths
+from jaxserve.ipc import Channels
 from jaxserve.messages import (
     FRONT,
     SCHEDULER,
@@ -96,8 +96,8 @@ class MainManager(_OneOfSeveral):
     def _handlers(self) -> dict[type[Message], Callable[[Any], None]]:
         return {**super()._handlers(), MainStateTaken: lambda message: self._teller.taken(message)}
 
-    def open(self, paths: IpcPaths) -> None:
-        super().open(paths)
+    def open(self, channels: Channels) -> None:
+        super().open(channels)
         self._teller.start()
 
     def close(self) -> None:

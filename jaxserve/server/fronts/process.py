@@ -30,7 +30,7 @@ class _Front:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._rank = context.address.rank
-        self._door, welcome = connect(context.paths.folder)
+        self._door, welcome = connect(context.folder)
         self._started_s = welcome.started_s
         self._args = welcome.with_keys(context.args)
         self._shutdown = asyncio.Event()
@@ -39,7 +39,7 @@ class _Front:
     async def run(self) -> None:
         """Raises ValueError with a sentence for the user."""
         manager = FrontManager(self._args, self._rank, self._shutdown.set)
-        manager.open(self._context.paths)
+        manager.open(self._context.channels)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(SHOW_STACKS, manager.log_live_requests, SHOW_STACKS.name)
         faulthandler.register(SHOW_STACKS, all_threads=True, chain=True)  # which the loop's took the place of
@@ -53,7 +53,7 @@ class _Front:
         with importing():
             from jaxserve.server.http.uvicorn_server import make_http_server, unix_listener
 
-        place = Place(self._rank, self._args.tokenizer_worker_num, self._context.paths.folder, self._started_s)
+        place = Place(self._rank, self._args.tokenizer_worker_num, self._context.folder, self._started_s)
         http = make_http_server(manager, _with_share(self._args), place=place)
         closed = manager.board.connection_closed
 
