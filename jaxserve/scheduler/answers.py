@@ -12,21 +12,20 @@ from jaxserve.runner import Scores, Vectors
 
 
 class LogprobBuffer:
-    """Of outputs, one token after the other: each step appends to each row's, so it only keeps what it is given."""
+    """What belongs to outputs beside their own logprobs, which are in the row table. One token after the other: each step appends
+    to each row's, so it only keeps what it is given."""
 
     def __init__(self, top_num: int, token_ids: np.ndarray | None) -> None:
         """`top_num` likeliest tokens belong to each; `token_ids` int32 [I]: those whose logprobs are wanted besides."""
         self.top_num = top_num
         self.token_ids = token_ids
-        self._logprobs: list[float] = []
         self._top_ids: list[np.ndarray] = []
         self._top_logprobs: list[np.ndarray] = []
         self._id_logprobs: list[np.ndarray] = []
 
     def append(
-        self, logprob: float, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None, id_logprobs: np.ndarray | None
+        self, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None, id_logprobs: np.ndarray | None
     ) -> None:
-        self._logprobs.append(logprob)
         if self.top_num:
             assert top_ids is not None and top_logprobs is not None, f"{self.top_num} top logprobs wanted, none returned"
             self._top_ids.append(top_ids[: self.top_num])
@@ -36,18 +35,18 @@ class LogprobBuffer:
             self._id_logprobs.append(id_logprobs[: len(self.token_ids)])
 
     def drop_last(self) -> None:
-        for values in (self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs):
+        for values in (self._top_ids, self._top_logprobs, self._id_logprobs):
             del values[-1:]
 
-    def take(self) -> TokenLogprobs:
-        """Everything since the last call."""
-        out = TokenLogprobs(logprobs=np.array(self._logprobs, np.float32))
+    def take(self, logprobs: np.ndarray) -> TokenLogprobs:
+        """Everything since the last call, with the tokens' own `logprobs`."""
+        out = TokenLogprobs(logprobs=logprobs)
         if self.top_num:
             out.top_ids = _rows(self._top_ids, self.top_num, np.int32)
             out.top_logprobs = _rows(self._top_logprobs, self.top_num, np.float32)
         if self.token_ids is not None:
             out.id_logprobs = _rows(self._id_logprobs, len(self.token_ids), np.float32)
-        self._logprobs, self._top_ids, self._top_logprobs, self._id_logprobs = [], [], [], []
+        self._top_ids, self._top_logprobs, self._id_logprobs = [], [], []
         return out
 
 

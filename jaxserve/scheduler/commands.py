@@ -10,7 +10,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 
-from jaxserve.runner import MEMORY_TAGS, Command, CommandError, MemoryTag, ReleaseMemory, ReplaceWeights, ResumeMemory, Runner
+from jaxserve.runner import (
+    MEMORY_TAGS,
+    Command,
+    CommandError,
+    MemoryTag,
+    ReleaseMemory,
+    ReplaceTensors,
+    ReplaceWeights,
+    ResumeMemory,
+    Runner,
+    WeightsLost,
+)
 from jaxserve.scheduler.pace import Pace
 from jaxserve.scheduler.requests import Requests
 from jaxserve.scheduler.residents import Residents
@@ -69,9 +80,13 @@ class RunnerCommands:
         """Between two steps of whatever runs: the caller has taken in the results of all launched ones. Raises CommandError."""
         yield from self._alone(command)
 
-    def replace_weights(self, command: ReplaceWeights) -> Waiting:
+    def replace_weights(self, command: ReplaceWeights | ReplaceTensors, *, keeps_cache: bool = False) -> Waiting:
         """Lets the requests that have begun end, while no others begin. If generation is paused, those that wait or were
-        retracted go on with the new weights later. Raises CommandError."""
+        retracted go on with the new weights later. `keeps_cache`: nobody ends, and all that was computed with the old weights
+        stays, of running requests and of others. Raises CommandError."""
+        if keeps_cache:
+            yield from self._replace(command)
+            return
         self._waiting.only_begun = True
         while not self._is_unused:
             if self._pace.is_paused and len(self._residents):
@@ -80,10 +95,19 @@ class RunnerCommands:
                     "Pause with mode retract or abort first."
                 )
             yield
-        yield from self._alone(command)
+        yield from self._replace(command)
         self._flush()
-        self._released.discard("weights")
-        self._hold()
+
+    def _replace(self, command: ReplaceWeights | ReplaceTensors) -> Waiting:
+        try:
+            yield from self._alone(command)
+        except WeightsLost:
+            self._released.add("weights")
+            raise
+        else:
+            self._released.discard("weights")
+        finally:
+            self._hold()
 
     def release(self, tags: tuple[MemoryTag, ...]) -> Waiting:
         """Requests that come from now on are refused. Raises CommandError, also if something runs."""

@@ -63,9 +63,10 @@ class OutputSender:
     def add_ended(self, req: Req, reason: FinishReason) -> None:
         """The request's last message, with all tokens not sent yet. Call it before its row is released."""
         if req.lease is None:
-            output_ids, sent_len = req.output_ids, req.sent_len
+            output_ids, logprobs, sent_len = req.output_ids, req.output_logprobs, req.sent_len
         else:
-            output_ids, sent_len = self._table.output_ids(req.row), int(self._table.sent_len[req.row])
+            output_ids, logprobs = self._table.output_ids(req.row), self._table.output_logprobs(req.row)
+            sent_len = int(self._table.sent_len[req.row])
         self._ended.append(
             _Ended(
                 rid=req.rid,
@@ -77,7 +78,7 @@ class OutputSender:
                 cached_len=req.cached_len,
                 reason=reason,
                 times=self._times(req),
-                logprobs=req.logprobs.take() if req.logprobs is not None else None,
+                logprobs=req.logprobs.take(logprobs[sent_len:].copy()) if req.logprobs is not None else None,
                 hidden_states=req.hidden_states.take() if req.hidden_states is not None else None,
                 pooled=req.vectors.take() if req.vectors is not None and reason.type != "abort" else None,
                 unannounced=None if req.announced else req,
@@ -130,7 +131,8 @@ class OutputSender:
         table, rids = self._table, self._table.rids
         prompt_len, known_len = table.prompt_len[rows], table.known_len[rows]
         output_len = known_len - prompt_len
-        counts = output_len - table.sent_len[rows]
+        sent_len = table.sent_len[rows]
+        counts = output_len - sent_len
         message = BatchTokenIDOut(
             rids=[rids[row] for row in rows.tolist()],
             token_ids=_last_tokens(table.tokens, rows, known_len, counts),
@@ -152,7 +154,7 @@ class OutputSender:
                 _announce(req, i, message)
                 table.flags[rows[i]] &= ~np.uint16(RowFlag.UNANNOUNCED)
             if req.logprobs is not None:
-                message.logprobs[i] = req.logprobs.take()
+                message.logprobs[i] = req.logprobs.take(table.output_logprobs(req.row, int(sent_len[i])).copy())
             if req.hidden_states is not None and (states := req.hidden_states.take()) is not None:
                 message.hidden_states[i] = states
         return message

@@ -19,7 +19,8 @@ ever wait for itself.
 In-batch prefix sharing: a request that would compute at least SHARING_MIN_TOKENS tokens which another request of this very step
 computes too is held back (DEFERRED); in the next step it finds them in the tree. SGLang does this for prompts whose cached
 prefix is at most 32 tokens; here what counts is the part still to be computed, so it also covers a long prompt that is
-prefilled in chunks while its copies (n > 1) wait.
+prefilled in chunks while its copies (n > 1) wait. Of copies of a shorter prompt as many are computed as repeat fewer tokens
+than that together.
 
 It takes leases and pages from the cache for what it adds; the caller must launch it all.
 """
@@ -89,7 +90,8 @@ class PrefillAdder:
         self._page_size = rooms[0].cache.page_size
         self._step_left = limits.tokens_beside(num_decode_rows)
         self._hard_left = limits.max_step_tokens - num_decode_rows
-        self._shared_keys: set[tuple[str | None, bytes]] = set()
+        # Beginnings of sequences that this step computes, and how many tokens of each are computed more than once.
+        self._repeated_tokens: dict[tuple[str | None, bytes], int] = {}
         self.items: list[PrefillItem] = []
 
     @property
@@ -182,7 +184,7 @@ class PrefillAdder:
     def _reusable_prefix_len(self, room: ShardRoom, req: Req, token_ids: np.ndarray) -> int:
         """What `admit` would take from the tree: whole pages, and at least one token is left to compute."""
         matched_len = room.cache.match(token_ids[: req.recompute_from], req.extra_key).length_tokens
-        return min(matched_len, (len(token_ids) - 1) // self._page_size * self._page_size)
+        return min(matched_len, self._longest_shared(len(token_ids)))
 
     def _fits_memory(self, room: ShardRoom, req: Req, prefix_len: int) -> bool:
         """At least the pages themselves if nothing else runs there; else with room for what the request may produce."""
@@ -239,18 +241,28 @@ class PrefillAdder:
         """Whole pages of at least SHARING_MIN_TOKENS tokens."""
         return -(-SHARING_MIN_TOKENS // self._page_size) * self._page_size
 
+    def _longest_shared(self, length: int) -> int:
+        """How much of a sequence another one may find in the tree: whole pages, and a token is left to compute."""
+        return (length - 1) // self._page_size * self._page_size
+
     def _note_shareable(self, room: ShardRoom, req: Req, start: int, end: int) -> None:
-        shared_end = start + self._sharing_len()
-        if shared_end <= end and not room.cache.disable_radix:
-            self._shared_keys.add((req.extra_key, req.fill_ids[:shared_end].tobytes()))
+        if room.cache.disable_radix:
+            return
+        enough = start + self._sharing_len()
+        for shared_end in {enough, min(enough, self._longest_shared(req.fill_len))}:
+            if start < shared_end <= end:
+                key = req.extra_key, req.fill_ids[:shared_end].tobytes()
+                repeated = self._repeated_tokens.get(key)
+                self._repeated_tokens[key] = 0 if repeated is None else repeated + shared_end - start
 
     def _is_computed_in_this_step(self, req: Req, token_ids: np.ndarray, prefix_len: int) -> bool:
-        shared_end = prefix_len + self._sharing_len()
-        if not self._shared_keys or len(token_ids) <= shared_end:
+        shared_end = min(prefix_len + self._sharing_len(), self._longest_shared(len(token_ids)))
+        if not self._repeated_tokens or shared_end <= prefix_len:
             return False
         if req.recompute_from is not None and req.recompute_from < shared_end:
             return False  # it could not reuse that
-        return (req.extra_key, token_ids[:shared_end].tobytes()) in self._shared_keys
+        repeated = self._repeated_tokens.get((req.extra_key, token_ids[:shared_end].tobytes()))
+        return repeated is not None and repeated + shared_end - prefix_len >= SHARING_MIN_TOKENS
 
 
 def _expected_len(req: Req) -> int:

@@ -24,6 +24,8 @@ from jaxserve.types import FinishReason, SamplingParams, Thinking, UserProcessor
 
 NO_TOKENS = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
+NO_LOGPROBS = np.zeros(0, np.float32)
+NO_LOGPROBS.flags.writeable = False
 
 # Where a request stands among those that wait for the same thing: the least goes first.
 Place = tuple[int, int]
@@ -79,6 +81,7 @@ class Req:
     state: RequestState = RequestState.WAITING
     lease: Lease | None = None  # from admission to release
     output_ids: np.ndarray = dataclasses.field(default_factory=lambda: NO_TOKENS)  # int32: outputs so far; valid while WAITING
+    output_logprobs: np.ndarray = dataclasses.field(default_factory=lambda: NO_LOGPROBS)  # float32, theirs if `logprobs` is set
     sent_len: int = 0  # output tokens already sent; valid while WAITING
     announced: bool = False  # its first message, with what the detokenizer needs to know, is out
     cached_len: int = 0  # prompt tokens that came from the tree at the first admission

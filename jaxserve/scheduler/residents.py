@@ -70,6 +70,8 @@ class Residents:
         row = req.row
         assert not self._table.in_flight[row], f"request {req.rid} is retracted while a launched step names row {row}"
         req.output_ids = self._table.output_ids(row).copy()
+        if req.logprobs is not None:
+            req.output_logprobs = self._table.output_logprobs(row).copy()
         req.sent_len = int(self._table.sent_len[row])
         req.verify_steps, req.accepted_drafts = int(self._table.verify_steps[row]), int(self._table.accepted_drafts[row])
         req.move_to(RequestState.WAITING)

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 # Requests whose newest token is looked at one by one.
 _LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR | RowFlag.THINKING | RowFlag.RULES
-_ANSWERED = RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES  # requests to whose tokens more belongs
+# Requests to whose tokens more belongs than numbers of their own.
+_ANSWERED = RowFlag.TOP_LOGPROBS | RowFlag.SCORES | RowFlag.HIDDEN_STATES
 
 _BROKEN_LOGITS = "The model's logits were not numbers (NaN or infinite) for this request."
 _NO_CANDIDATES = (
@@ -154,7 +155,10 @@ class ResultProcessor:
         known_len += 1
         table.known_len[rows] = known_len
         flags = table.flags[rows]
-        if np.bitwise_or.reduce(flags, initial=0) & _ANSWERED:
+        flags_of_any = np.bitwise_or.reduce(flags, initial=0)
+        if flags_of_any & RowFlag.LOGPROBS:
+            self._take_logprobs(rows, flags, picked, output, place)
+        if flags_of_any & _ANSWERED:
             self._take_answers(rows, flags, picked, batch, output, place)
         ends_by_token = self._ends_by_token(rows, tokens, flags)
         ends_by_length = known_len >= table.max_len[rows]
@@ -226,6 +230,15 @@ class ResultProcessor:
         matched = req.stop_text.match(self._table.output_ids(row))
         return None if matched is None else FinishReason.stop(matched, req.stop_text.pattern_of(matched))
 
+    def _take_logprobs(
+        self, rows: np.ndarray, flags: np.ndarray, picked: np.ndarray | None, output: StepOutput, place: int
+    ) -> None:
+        """Of the tokens just booked, for those who want them."""
+        table, wanting = self._table, np.flatnonzero(flags & RowFlag.LOGPROBS)
+        assert output.logprobs is not None, f"{len(wanting)} rows want logprobs and the step returned none"
+        at = wanting if picked is None else picked[wanting]
+        table.logprobs[rows[wanting], table.known_len[rows[wanting]] - 1] = output.logprobs[at, place]
+
     def _take_answers(
         self,
         rows: np.ndarray,
@@ -235,17 +248,16 @@ class ResultProcessor:
         output: StepOutput,
         place: int,
     ) -> None:
-        """What belongs to the tokens just booked."""
+        """What else belongs to the tokens just booked."""
         plan = batch.scores
         for i in np.flatnonzero(flags & _ANSWERED).tolist():
             req = self._table.req(int(rows[i]))
             at = (i if picked is None else int(picked[i])), place
             if req.logprobs is not None:
-                assert output.logprobs is not None, f"{req.rid} wants logprobs and the step returned none"
                 top_ids = None if output.top_ids is None else output.top_ids[at]
                 top_logprobs = None if output.top_logprobs is None else output.top_logprobs[at]
                 id_logprobs = None if plan is None else plan.id_logprobs(output, *at)
-                req.logprobs.append(float(output.logprobs[at]), top_ids, top_logprobs, id_logprobs)
+                req.logprobs.append(top_ids, top_logprobs, id_logprobs)
             state = None if plan is None or req.hidden_states is None else plan.hidden_state(output, *at)
             if state is not None and req.hidden_states is not None:
                 req.hidden_states.append(state)

@@ -61,6 +61,7 @@ class RowTable:
         self._default_stream_interval = default_stream_interval
         # Not cleared: the operating system provides pages of this large table only where rows were really used.
         self.tokens = np.empty((max_rows, context_len), np.int32)
+        self.logprobs = np.empty((max_rows, context_len), np.float32)  # of outputs, by position, with RowFlag.LOGPROBS
         self.reqs: list[Req | None] = [None] * max_rows
         self.rids: list[str] = [""] * max_rows
         self.alive = np.zeros(max_rows, bool)  # the row's request wants more tokens; False: it waits for its last step
@@ -94,6 +95,8 @@ class RowTable:
         self.reqs[row], self.rids[row] = req, req.rid
         self.tokens[row, : req.prompt_len] = req.prompt_ids
         self.tokens[row, req.prompt_len : fill_len] = req.output_ids
+        if req.logprobs is not None:
+            self.logprobs[row, req.prompt_len : fill_len] = req.output_logprobs
         self.alive[row] = True
         self.is_held[row] = self.drops[row] = False
         self.kv_len[row] = req.lease.prefix_len
@@ -149,6 +152,10 @@ class RowTable:
     def output_ids(self, row: int, start: int = 0) -> np.ndarray:
         """The known outputs of a row from output `start` on; a view."""
         return self.tokens[row, int(self.prompt_len[row]) + start : int(self.known_len[row])]
+
+    def output_logprobs(self, row: int, start: int = 0) -> np.ndarray:
+        """Theirs, of a row with RowFlag.LOGPROBS; a view."""
+        return self.logprobs[row, int(self.prompt_len[row]) + start : int(self.known_len[row])]
 
 
 def decode_flags(req: Req) -> int:

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Collection, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from jaxserve.config import ServerArgs
+from jaxserve.server.engine_base import EngineBase
 from jaxserve.server.native.encode import EncodeJob, pairs_of
 from jaxserve.server.native.positions import encode_body
 from jaxserve.server.native.replies import Reply
-from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import PromptOptions, RequestError, TextPair
 from jaxserve.server.reranking import RerankJob, relevances
 from jaxserve.server.scoring import ScoreResult, score_items
 from jaxserve.server.vectors import ANY, SCORES, chars_of, pooled
 
-T = TypeVar("T")
 
-
-class VectorMethods(abc.ABC):
-    """Of an Engine."""
-
-    server_args: ServerArgs
-    _pipeline: Pipeline
-
-    @abc.abstractmethod
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work, done on the engine's loop, returns or raises."""
-
-    @abc.abstractmethod
-    async def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same, from any event loop."""
-
+class VectorMethods(EngineBase):
     def encode(self, prompt: Any = None, *others: Any, **fields: Any) -> Reply | list[Reply]:
         """What the model makes of a text, or of each of a list: {"embedding", "meta_info"}. `prompt` may also be a list of
         pairs of texts; `fields` are further fields of POST /encode (input_ids, dimensions, rid, ...); `others` some of them at

@@ -73,3 +73,4 @@ class Control:
     # What a lasting request is about: the newest about it, of whichever kind, makes those before void.
     about: Callable[[Any], Hashable] | None = None
     result: Callable[[Any], Any] = lambda reply: reply  # of the reply what the Engine's method returns
+    has_method: bool = True  # of the Engine; else it has one that does more

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from jaxserve.messages import SCHEDULER, TOKENIZER
-from jaxserve.runner import CheckWeights, CommandError, ReplaceWeights
+from jaxserve.runner import CheckTensors, CheckWeights, CommandError, ReplaceTensors, ReplaceWeights
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 if TYPE_CHECKING:
@@ -76,29 +76,62 @@ def check(manager: ShowsWeights, request: UpdateWeightFromDiskReqInput) -> Updat
     return UpdateWeightFromDiskReqOutput(True, "")
 
 
-def update(scheduler: Scheduler, request: UpdateWeightFromDiskReqInput) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:
+class Replacement(NamedTuple):
+    """What an update asks of the scheduler."""
+
+    name: str  # of the control request
+    check: CheckWeights | CheckTensors  # before anybody has to wait or to end for it
+    replace: ReplaceWeights | ReplaceTensors
+    weight_version: str | None
+    abort_all_requests: bool
+    keeps_cache: bool = False
+
+
+def carry_out(scheduler: Scheduler, replacement: Replacement) -> Generator[None, None, int]:
+    """Returns how many requests are paused and go on with the new weights. Raises CommandError."""
     commands = scheduler.commands
+    with commands.serving(replacement.name):
+        yield from commands.beside_steps(replacement.check)
+        if replacement.abort_all_requests:
+            scheduler.abort("")
+        if replacement.keeps_cache:
+            scheduler.process_results()
+        yield from commands.replace_weights(replacement.replace, keeps_cache=replacement.keeps_cache)
+    if replacement.weight_version is not None:
+        scheduler.set_args(scheduler.args.replace(weight_version=replacement.weight_version))
+    load = scheduler.load()
+    return load.num_waiting + load.num_running if scheduler.pace.is_paused else 0
+
+
+def update(scheduler: Scheduler, request: UpdateWeightFromDiskReqInput) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:
     path, load_format = request.model_path, request.load_format or "auto"
+    check, replace = CheckWeights(path, load_format), ReplaceWeights(path, load_format)
     try:
-        with commands.serving("update_weights_from_disk"):
-            yield from commands.beside_steps(CheckWeights(path, load_format))  # before anybody has to wait or to end for it
-            if request.abort_all_requests:
-                scheduler.abort("")
-            yield from commands.replace_weights(ReplaceWeights(path, load_format))
+        num_paused = yield from carry_out(
+            scheduler, Replacement(CONTROL.name, check, replace, request.weight_version, request.abort_all_requests)
+        )
     except CommandError as error:
         return UpdateWeightFromDiskReqOutput(False, str(error))
-    if request.weight_version is not None:
-        scheduler.set_args(scheduler.args.replace(weight_version=request.weight_version))
-    num_paused = scheduler.load().num_waiting if scheduler.pace.is_paused else 0
     return UpdateWeightFromDiskReqOutput(True, f"The weights are those of {path} now.", num_paused)
 
 
 def note_weights(
     manager: ShowsWeights, request: UpdateWeightFromDiskReqInput, replies: Sequence[UpdateWeightFromDiskReqOutput]
 ) -> None:
-    version = manager.weights.weight_version if request.weight_version is None else request.weight_version
-    manager.weights = ServedWeights(request.model_path, request.load_format or "auto", version)
+    note_replaced(manager, request.weight_version, request.model_path, request.load_format or "auto")
     manager.forget_caches()
+
+
+def note_replaced(
+    manager: ShowsWeights, weight_version: str | None, model_path: str | None = None, load_format: str | None = None
+) -> None:
+    """What is None stays as it was."""
+    old = manager.weights
+    manager.weights = ServedWeights(
+        old.model_path if model_path is None else model_path,
+        old.load_format if load_format is None else load_format,
+        old.weight_version if weight_version is None else weight_version,
+    )
     manager.released_memory = tuple(tag for tag in manager.released_memory if tag != "weights")
 
 

@@ -18,10 +18,10 @@ class Controllable(Protocol):
 
 def add_control_methods(engine: type[Controllable], has: Callable[[Control], bool] = lambda control: True) -> None:
     """One method per control request that it `has`; its parameters are the request's fields, its result is the reply struct,
-    unless the declaration names another. What only follows another request has none."""
+    unless the declaration names another. What only follows another request, or is asked by a larger method, has none."""
     follows = {control.then for control in controls().values()}
     for control in filter(has, controls().values()):
-        if control.request not in follows:
+        if control.has_method and control.request not in follows:
             setattr(engine, control.name, _method(control))
 
 
