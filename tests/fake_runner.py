@@ -10,8 +10,9 @@ token too.
 An embedding is taken for the token that its first number says.
 
 Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
-"bad" fails when it is checked, one with "broken" while it is loaded). KV that other weights wrote must not be read. The same
-holds of LoRA adapters (`fake_adapters`), row by row.
+"bad" fails when it is checked, one with "broken" while it is loaded), ReplaceTensors of a number `weights_of(str(number))` (a
+negative one fails when it is checked, LOST_TENSORS on the way). KV that other weights wrote must not be read, unless
+`reads_old_kv`. The same holds of LoRA adapters (`fake_adapters`), row by row.
 
 Vectors of texts: `fake_vectors`.
 
@@ -44,12 +45,14 @@ from jaxserve.runner import (
     NO_CANDIDATES,
     NO_TOKEN_ID,
     AdapterCommand,
+    CheckTensors,
     CheckWeights,
     Command,
     CommandError,
     KVGroup,
     LogitLines,
     ReleaseMemory,
+    ReplaceTensors,
     ReplaceWeights,
     ResumeMemory,
     RowState,
@@ -59,9 +62,11 @@ from jaxserve.runner import (
     StepInput,
     StepOutput,
     StopProfile,
+    WeightsLost,
 )
 from jaxserve.types import ForwardMode
 
+LOST_TENSORS = 13
 _UNWRITTEN = -2
 _UNSEEN = -3
 
@@ -114,6 +119,7 @@ class FakeRunner:
         self._unfetched: collections.deque[_Launched] = collections.deque()  # oldest first
         self.most_in_flight = spec.num_stages + 1  # one in each stage, and the next
         self.weights = 0
+        self.reads_old_kv = False  # somebody wants to keep it
         self.adapters = FakeAdapters(spec)
         self.vectors = FakeVectors(spec, self._expects)
         self.command_delay_s = 0.0
@@ -168,7 +174,7 @@ class FakeRunner:
         if isinstance(command, AdapterCommand):
             return self.adapters.execute(command)
         future = self._worker.submit(self._carry_out, command)
-        if not isinstance(command, CheckWeights | StartProfile | StopProfile):
+        if not isinstance(command, CheckWeights | CheckTensors | StartProfile | StopProfile):
             assert not self._unfetched, "a command that changes something is given while a step is in flight"
             self._command = future
         return future
@@ -228,6 +234,15 @@ class FakeRunner:
                 if not is_check:
                     self.weights = weights_of(path)
                     self.released.discard("weights")
+            case CheckTensors(number):
+                if number < 0:
+                    raise CommandError(f"{number} is wrong.")
+            case ReplaceTensors(number):
+                if number == LOST_TENSORS:
+                    self.released.add("weights")
+                    raise WeightsLost("The weights are gone.")
+                self.weights = weights_of(str(number))
+                self.released.discard("weights")
             case ReleaseMemory(tags):
                 assert not self.released & set(tags) and set(tags) <= set(MEMORY_TAGS)
                 self.released |= set(tags)
@@ -404,7 +419,7 @@ class FakeRunner:
             assert (seen != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
             written_by = self._written_by[group][pages].reshape(-1)[start:length]
             own = self.weights + self.adapters.writer(row)
-            assert (written_by == own).all(), f"row {row} reads what other weights wrote"
+            assert self.reads_old_kv or (written_by == own).all(), f"row {row} reads what other weights wrote"
             known = history[start:] != _UNSEEN
             assert (seen == history[start:])[known].all(), f"row {row} reads other tokens in group {group} than in those before"
             history[start:] = seen

@@ -103,6 +103,14 @@ class OutputSender:
             output_len = table.known_len[rows] - table.prompt_len[rows]
             is_due = (output_len >= table.send_at_len[rows]) & (output_len > table.sent_len[rows])
             due = rows if is_due.all() else rows[is_due]
+        self._publish(due)
+
+    def publish_unsent(self, rows: np.ndarray) -> None:
+        """The same for all that have tokens which were not sent, due or not."""
+        output_len = self._table.known_len[rows] - self._table.prompt_len[rows]
+        self._publish(rows[output_len > self._table.sent_len[rows]])
+
+    def _publish(self, due: np.ndarray) -> None:
         if not len(due) and not self._ended:
             return
         ended, self._ended = self._ended, []

@@ -338,11 +338,16 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """After this no step is in flight, and none is launched until `resume`."""
         self.process_results()
+        self._send_all()
         if mode == "abort":
             self.abort("")
         elif mode == "retract":
             self._memory.retract(self._residents.live)
         self.pace.pause()
+
+    def _send_all(self) -> None:
+        """Tokens that were to wait for more of them."""
+        self._outputs.publish_unsent(np.array([req.row for req in self._residents.live], np.int32))
 
     def resume(self) -> bool:
         """Whether there was a pause. Its time does not count for the time-outs of requests."""
@@ -355,7 +360,9 @@ class Scheduler:
     def set_args(self, args: ServerArgs) -> None:
         """Options as control requests may change them."""
         self.args = args
-        self._outputs.weight_version = args.weight_version
+        if args.weight_version != self._outputs.weight_version:
+            self._send_all()  # a message has tokens of one version
+            self._outputs.weight_version = args.weight_version
         self._waiting.max_len = args.max_queued_requests
         self._log.decode_log_interval = args.decode_log_interval
 

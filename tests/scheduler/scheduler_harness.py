@@ -71,6 +71,7 @@ class Answer:
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
     message_sizes: list[int] = dataclasses.field(default_factory=list)  # new tokens in each message
+    versions: list[str] = dataclasses.field(default_factory=list)  # of the weights, of each token
     finish: FinishReason | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -135,6 +136,7 @@ class MemoryTransport:
             assert (i in message.prompt_tails) == (not answer.message_sizes) or not message.prompt_tokens[i] or not new
             answer.token_ids += new
             answer.message_sizes.append(len(new))
+            answer.versions += [message.weight_version] * len(new)
             answer.completion_tokens = int(message.completion_tokens[i])
             assert answer.completion_tokens == len(answer.token_ids), f"{rid}: {answer}"
             answer.prompt_tokens, answer.cached_tokens = int(message.prompt_tokens[i]), int(message.cached_tokens[i])
