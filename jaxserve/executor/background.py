@@ -23,6 +23,7 @@ import msgspec
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor.compilation import ProgramCompiler
+from jaxserve.executor.compile_counter import in_context
 from jaxserve.executor.programs import ProgramKey, program_name
 
 logger = logging.getLogger(__name__)
@@ -43,10 +44,20 @@ class BackgroundCompiler:
         self._missing = dict.fromkeys(keys)
         self._order = order
         self._done: queue.SimpleQueue[tuple[ProgramKey, Any]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="background-compiler", daemon=True)
+        self._stopped = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=in_context(self._run), name="background-compiler", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def stop(self) -> None:
+        """Waits for the program that the thread compiles just now. What is missing by then stays so."""
+        self._stopped.set()
+        if self._process is not None:
+            self._process.kill()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def take(self) -> tuple[ProgramKey, Any] | None:
         """A program that is there and has not been taken. Never waits."""
@@ -64,10 +75,13 @@ class BackgroundCompiler:
         except Exception:
             logger.exception("%d programs are missing and stay so: steps run in larger ones.", len(self._missing))
         else:
-            logger.info("The last program was compiled or loaded after %.1f s.", time.monotonic() - started_s)
+            if not self._missing:
+                logger.info("The last program was compiled or loaded after %.1f s.", time.monotonic() - started_s)
 
     def _work(self) -> None:
         for key in tuple(self._missing):
+            if self._stopped.is_set():
+                return
             self._hand_over(key, self._compiler.load(key))
         if self._missing and self._order is not None:
             for key in self._compiled_by_process(self._order):
@@ -76,7 +90,7 @@ class BackgroundCompiler:
                     logger.warning("What was compiled in the background is not in the cache; compiling it here.")
                     break
                 self._hand_over(key, program)
-        for key, program in self._compiler.work(tuple(self._missing)).results():
+        for key, program in self._compiler.work(tuple(self._missing), self._stopped).results():
             self._hand_over(key, program)
         self._compiler.cache.prune()
 
@@ -89,7 +103,9 @@ class BackgroundCompiler:
         """As they get into the cache. What a process that fails leaves missing is compiled here."""
         by_name = {program_name(key): key for key in self._missing}
         command = [sys.executable, "-m", "jaxserve.executor.compile_process"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if self._stopped.is_set():  # it was too early to kill it
+            process.kill()
         with contextlib.suppress(BrokenPipeError), process:  # it may have ended before it could be told anything
             assert process.stdin is not None and process.stdout is not None
             # Its standard input stays open: when it ends, this process is gone, and the other one goes too.
@@ -99,5 +115,5 @@ class BackgroundCompiler:
                 key = by_name.get(line.decode().strip())
                 if key is not None:
                     yield key
-        if process.returncode:
+        if process.returncode and not self._stopped.is_set():
             logger.warning("The process that compiles in the background ended with exit status %d.", process.returncode)

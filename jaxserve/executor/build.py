@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import psutil
 
@@ -23,8 +24,10 @@ from jaxserve.executor.adapter_store import AdapterStore
 from jaxserve.executor.background import BackgroundCompiler, Order
 from jaxserve.executor.blueprint import Blueprint, NumPages
 from jaxserve.executor.compilation import ProgramCompiler
+from jaxserve.executor.compile_counter import CompileCounter, in_context
 from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.memory import (
+    DeviceMemory,
     MemoryBudget,
     ProgramMemory,
     StepMemory,
@@ -33,14 +36,16 @@ from jaxserve.executor.memory import (
     memory_lines,
     weight_bytes,
 )
-from jaxserve.executor.mesh import is_here, make_meshes, select_devices
+from jaxserve.executor.mesh import check_given, is_here, make_meshes, select_devices
 from jaxserve.executor.model_runner import ModelRunner
+from jaxserve.executor.own_settings import own_settings
 from jaxserve.executor.programs import ProgramKey
 from jaxserve.executor.resolve import with_lora_of
 from jaxserve.executor.stage import DistantStage, RunningStage, Stage
 from jaxserve.executor.step import Params
-from jaxserve.executor.warmup import CompileCounter, cache_folder, compile_all, jax_cache
+from jaxserve.executor.warmup import cache_folder, compile_all, jax_cache
 from jaxserve.executor.weights import WeightLoader
+from jaxserve.handover import Handover
 from jaxserve.models import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -58,23 +63,46 @@ class BuiltRunner:
     model_config: ModelConfig
 
 
-def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool = True) -> BuiltRunner:
+def build_runner(
+    args: ServerArgs,
+    *,
+    warmup: str = "full",
+    show_progress: bool = True,
+    devices: Sequence[jax.Device] | None = None,
+    handover: Handover | None = None,
+) -> BuiltRunner:
     """Raises ValueError or OSError with a sentence for what a user can mend (options, checkpoint, memory).
 
     `warmup` as --warmup; early: with the programs that serve anything, and `Runner.tend` takes in the others.
+
+    `devices`: those of a program that runs in this process, which goes on with JAX as it has set it up; `handover`: where that
+    program leaves weights. Without them the process is the runner's own.
     """
-    imports_s = time.time() - psutil.Process().create_time()
-    counter = CompileCounter()
-    blueprints = draw_blueprints(args)
+    counter = CompileCounter(only_ours=devices is not None)
+    with counter.ours(), contextlib.nullcontext() if devices is None else own_settings():
+        return _build(args, warmup, show_progress, devices, handover, counter)
+
+
+def _build(
+    args: ServerArgs,
+    warmup: str,
+    show_progress: bool,
+    devices: Sequence[jax.Device] | None,
+    handover: Handover | None,
+    counter: CompileCounter,
+) -> BuiltRunner:
+    is_guest = devices is not None
+    before_s = {} if is_guest else {"imports": time.time() - psutil.Process().create_time()}
+    blueprints = draw_blueprints(args, devices)
     blueprint = blueprints[-1]
-    builder = _Builder(blueprints, cache_folder(args.compilation_cache_dir), show_progress)
+    builder = _Builder(blueprints, cache_folder(args.compilation_cache_dir), show_progress, is_guest)
     logger.info("Attention backend: %s, %d tokens per page", blueprint.backend.name, blueprint.page_size)
-    can_be_early = blueprint.platform == "cpu" and distributed.is_alone() and len(blueprints) == 1
+    can_be_early = not is_guest and blueprint.platform == "cpu" and distributed.is_alone() and len(blueprints) == 1
     parts = builder.make(is_early=warmup == "early" or (warmup == "auto" and can_be_early))
     programs = blueprint.server_programs
     missing = [key for key in programs.later if key not in parts.stages[-1].keys] if len(blueprints) == 1 else []
-    # Another process could only leave them in the cache.
-    by_process = blueprint.platform == "cpu" and os.access(builder.folder, os.W_OK)
+    # Another process could only leave them in the cache; and it would not have devices like those that a program has.
+    by_process = not is_guest and blueprint.platform == "cpu" and os.access(builder.folder, os.W_OK)
     order = Order(args=with_lora_of(args, blueprint.args), num_pages=parts.num_pages) if by_process else None
     runner = ModelRunner(
         program_set=programs,
@@ -87,16 +115,23 @@ def build_runner(args: ServerArgs, *, warmup: str = "full", show_progress: bool 
         load_format=args.load_format,
         expert_record=ExpertRecord(blueprint.config.num_layers, blueprint.config.sparse_layers),
         adapters=builder.adapters,
-        startup_s={"imports": imports_s, **builder.took_s},
+        handover=handover,
+        startup_s={**before_s, **builder.took_s},
     )
     logger.info("KV cache of %d tokens", runner.spec.max_total_tokens)
     return BuiltRunner(runner, blueprint.args, blueprint.config)
 
 
-def draw_blueprints(args: ServerArgs) -> tuple[Blueprint, ...]:
-    """Of each stage, on this machine's devices, which JAX starts here if it has not yet."""
-    select_devices(args.device, args.num_local_devices)
-    meshes = make_meshes(args.pp_size, args.tp_size, attn_dp_size=args.attn_dp_size, dp_size=args.dp_size)
+def draw_blueprints(args: ServerArgs, devices: Sequence[jax.Device] | None = None) -> tuple[Blueprint, ...]:
+    """Of each stage, on those devices of a program that runs in this process, or on this machine's, which JAX starts here if it
+    has not yet."""
+    if devices is None:
+        select_devices(args.device, args.num_local_devices)
+    else:
+        check_given(devices, args.pp_size, args.tp_size, args.device)
+        if jax.config.values["jax_enable_x64"]:
+            raise ValueError("jax_enable_x64 must be off where an engine computes: its programs are of int32 and float32.")
+    meshes = make_meshes(args.pp_size, args.tp_size, devices, attn_dp_size=args.attn_dp_size, dp_size=args.dp_size)
     overrides = json.loads(args.json_model_override_args)
     config = ModelConfig.from_pretrained(args.model_path, overrides, is_embedding=args.is_embedding)
     return Blueprint.draw_stages(args, config, meshes)
@@ -148,6 +183,7 @@ class _Builder:
     blueprints: Sequence[Blueprint]  # of all stages
     folder: pathlib.Path  # of the caches
     show_progress: bool
+    is_guest: bool  # on devices of a program that runs here
     took_s: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of each part; they may overlap
 
     @functools.cached_property
@@ -181,7 +217,7 @@ class _Builder:
     def make(self, *, is_early: bool) -> _Parts:
         """With all programs, or the essential ones and of those for short prompts what is cached."""
         if self.blueprints[0].platform != "cpu":
-            with jax_cache(self.folder):
+            with contextlib.nullcontext() if self.is_guest else jax_cache(self.folder):
                 params = self._load_weights()
             compilers = self._compilers(weights_loaded=True)
             return self._parts(params, compilers, self._obtain(compilers, is_early=is_early))
@@ -189,7 +225,7 @@ class _Builder:
         self.loader.check_files(self._args.model_path, self._args.load_format)
         compilers = self._compilers(weights_loaded=False)
         with concurrent.futures.ThreadPoolExecutor(1, "weights") as thread:
-            loading = thread.submit(self._load_weights)
+            loading = thread.submit(in_context(self._load_weights))
             programs = self._obtain(compilers, is_early=is_early)
             return self._parts(loading.result(), compilers, programs)
 
@@ -207,7 +243,7 @@ class _Builder:
         return _Parts(stages, compilers)
 
     def _compilers(self, *, weights_loaded: bool) -> list[ProgramCompiler]:
-        budgets = plan_memory(self.blueprints, self.folder, weights_loaded=weights_loaded)
+        budgets = plan_memory(self.blueprints, self.folder, weights_loaded=weights_loaded, is_guest=self.is_guest)
         compilers = []
         for blueprint, budget in zip(self.own, budgets, strict=True):
             for line in memory_lines(budget, blueprint):
@@ -245,20 +281,32 @@ def own_of(blueprints: Sequence[Blueprint]) -> list[Blueprint]:
     return [blueprint for blueprint in blueprints if is_here(blueprint.mesh)]
 
 
-def plan_memory(blueprints: Sequence[Blueprint], folder: pathlib.Path, *, weights_loaded: bool) -> tuple[MemoryBudget, ...]:
+def plan_memory(
+    blueprints: Sequence[Blueprint], folder: pathlib.Path, *, weights_loaded: bool, is_guest: bool = False
+) -> tuple[MemoryBudget, ...]:
     """Of the devices of each stage here as they are now, with pools of the same pages in all; `folder` of the cache. Steps are
-    compiled for it only where they decide about the pool."""
+    compiled for it only where they decide about the pool. `is_guest`: what else is in use now is held by somebody else."""
     plans = []
     for blueprint in own_of(blueprints):
         decides = blueprint.platform != "cpu" and blueprint.args.max_total_tokens is None
-        device = measure(blueprint.mesh.local_devices[0], blueprint.args.dp_size)
+        device, weights = _fullest(blueprint), weight_bytes(blueprint)
         if not weights_loaded:
-            device = dataclasses.replace(device, free=device.free - weight_bytes(blueprint))
+            device = dataclasses.replace(device, free=device.free - weights)
+        if is_guest:
+            device = dataclasses.replace(device, held=max(device.total - device.free - weights, 0))
         plans.append((blueprint, device, measure_steps(blueprint, folder) if decides else None))
+    if is_guest:  # of one process: a program on several hosts may have an engine on each, and none waits for another
+        return alike_budgets(plans)
     budgets = alike_budgets(plans, distributed.least)
     description = "".join(blueprint.description(budgets[-1].num_pages) for blueprint in blueprints)
     distributed.check_alike("model or other options", description)
     return budgets
+
+
+def _fullest(blueprint: Blueprint) -> DeviceMemory:
+    """Of the stage's devices here the one with the least room; those of a CPU share theirs."""
+    devices = blueprint.mesh.local_devices[:1] if blueprint.platform == "cpu" else blueprint.mesh.local_devices
+    return min((measure(device, blueprint.args.dp_size) for device in devices), key=lambda device: device.free)
 
 
 def measure_steps(blueprint: Blueprint, folder: pathlib.Path | None = None) -> StepMemory:

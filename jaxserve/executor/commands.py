@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -19,10 +20,14 @@ import numpy as np
 
 from jaxserve.executor import profiling
 from jaxserve.executor.adapter_store import AdapterStore
+from jaxserve.executor.compile_counter import in_context
 from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.step import Params
-from jaxserve.executor.weights import WeightLoader
+from jaxserve.executor.weights import WeightLoader, delete
+from jaxserve.handover import Handover
+from jaxserve.models.given_tensors import GivenTensor
 from jaxserve.runner import (
+    CheckTensors,
     CheckWeights,
     Command,
     CommandError,
@@ -31,15 +36,19 @@ from jaxserve.runner import (
     MemoryTag,
     ReadAdapter,
     ReleaseMemory,
+    ReplaceTensors,
     ReplaceWeights,
     ResumeMemory,
     StartExpertRecord,
     StartProfile,
     StopExpertRecord,
     StopProfile,
+    WeightsLost,
 )
 
 logger = logging.getLogger(__name__)
+
+_LOST = "The old weights are partly replaced and gone: replace all of them, or load them (resume_memory_occupation)."
 
 
 class DeviceContents(Protocol):
@@ -74,17 +83,23 @@ class CommandThread:
         load_format: str,
         expert_record: ExpertRecord,
         adapters: AdapterStore | None,
+        handover: Handover | None = None,
     ) -> None:
-        """`model_path` and `load_format` say where the weights are from."""
+        """`model_path` and `load_format` say where the weights are from; `handover` is where arrays for them are left."""
         self._contents = contents
         self._loader = loader
         self._source = (model_path, load_format)
         self._expert_record = expert_record
         self._adapters = adapters
+        self._handover = handover
         self._thread = ThreadPoolExecutor(1, "runner-commands")
 
     def start(self, command: Command) -> Future[None]:
-        return self._thread.submit(self._carry_out, command)
+        return self._thread.submit(in_context(self._carry_out), command)
+
+    def close(self) -> None:
+        """Ends the thread, behind the command that it carries out."""
+        self._thread.shutdown(cancel_futures=True)
 
     def _carry_out(self, command: Command) -> None:
         started_s = time.monotonic()
@@ -103,6 +118,10 @@ class CommandThread:
                 self._loader.check(model_path, load_format)
             case ReplaceWeights(model_path, load_format):
                 self._replace_weights(model_path, load_format)
+            case CheckTensors(number, partial):
+                self._loader.check_tensors(self._contents.params, self._left.peek(number), partial=partial)
+            case ReplaceTensors(number, partial):
+                self._replace_tensors(self._left.take(number), partial=partial)
             case ReleaseMemory(tags):
                 self._release(tags)
             case ResumeMemory(tags):
@@ -123,6 +142,25 @@ class CommandThread:
         if self._adapters is None:
             raise ValueError("LoRA adapters need a server that runs with --enable-lora.")
         return self._adapters
+
+    @property
+    def _left(self) -> Handover:
+        if self._handover is None:
+            raise ValueError("Weights as arrays need an engine in the process that holds them (in_process=True).")
+        return self._handover
+
+    def _replace_tensors(self, given: Mapping[str, GivenTensor], *, partial: bool) -> None:
+        contents = self._contents
+        self._loader.check_tensors(contents.params, given, partial=partial)
+        old, contents.params = contents.params, None
+        failure = ""
+        try:
+            contents.params = self._loader.replace_tensors(old, given)
+        except Exception as error:
+            failure = _sentence(error)
+        if failure:  # the exception is gone by now, and with it what its traceback held
+            gc.collect()
+            raise CommandError(failure) if old is None else WeightsLost(f"{failure} {_LOST}")
 
     def _replace_weights(self, model_path: str, load_format: str) -> None:
         self._loader.check(model_path, load_format)
@@ -145,7 +183,7 @@ class CommandThread:
             raise CommandError(f"{failure} The weights are still the old ones." if old is not None else failure)
         self._source = (model_path, load_format)
         if way_back is None:
-            _delete(old)
+            delete(old)
 
     def _release(self, tags: tuple[MemoryTag, ...]) -> None:
         contents = self._contents
@@ -153,10 +191,10 @@ class CommandThread:
             if self._is_released(tag):
                 raise CommandError(f"{tag} is released already.")
         if "kv_cache" in tags:
-            _delete(contents.kv_pool)
+            delete(contents.kv_pool)
             contents.kv_pool = None
         if "weights" in tags:
-            _delete(contents.params)
+            delete(contents.params)
             contents.params = None
 
     def _resume(self, tags: tuple[MemoryTag, ...]) -> None:
@@ -176,7 +214,7 @@ def _move_to_host(params: tuple[Params, ...]) -> tuple[Any, Any]:
     """Copies of this host's parts of the arrays, which are deleted; the arrays' shapes and shardings."""
     copies = jax.tree.map(_parts, params)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), params)
-    _delete(params)
+    delete(params)
     return copies, shapes
 
 
@@ -195,11 +233,6 @@ def _move_back(copies: Any, shapes: Any) -> tuple[Params, ...]:
 
     params: tuple[Params, ...] = jax.tree.map(make, copies, shapes)
     return params
-
-
-def _delete(arrays: Any) -> None:
-    for leaf in jax.tree.leaves(arrays):
-        leaf.delete()
 
 
 def _sentence(error: Exception) -> str:

@@ -36,10 +36,8 @@ class _Compilation:
         # Arguments that it does not use are not in the text, but it is called with them.
         parts = (self.lowered.as_text(), self.lowered.in_tree, self.lowered.in_avals, self.lowered.out_tree, self.options)
         same = "\n".join(map(str, parts))
-        return self.cache.find(self.name, same) or self._add(same)
-
-    def _add(self, same: str) -> Any:
-        return self.cache.add(self.name, same, self.lowered.compile(compiler_options=self.more_options))
+        compile_it = functools.partial(self.lowered.compile, compiler_options=self.more_options)
+        return self.cache.find(self.name, same) or self.cache.compile(self.name, same, compile_it)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +78,9 @@ class ProgramCompiler:
             self.cache.prune()
         return found
 
-    def work(self, keys: Iterable[ProgramKey]) -> Work[ProgramKey, Any]:
-        """To obtain them one by one."""
-        return Work(self._tasks(keys))
+    def work(self, keys: Iterable[ProgramKey], stopped: threading.Event | None = None) -> Work[ProgramKey, Any]:
+        """To obtain them one by one, until that is set."""
+        return Work(self._tasks(keys), stopped)
 
     def _tasks(self, keys: Iterable[ProgramKey]) -> dict[ProgramKey, Callable[[], Any | None]]:
         return {key: functools.partial(self._obtain_unless_claimed, key) for key in keys}

@@ -20,12 +20,14 @@ import pathlib
 import pickle
 import tempfile
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
 import jaxserve
+from jaxserve.executor.compile_counter import jax_cache_reads
 from jaxserve.executor.environment import environment
 from jaxserve.executor.mesh import is_elsewhere
 from jaxserve.executor.program_lock import claim, remove_unclaimed
@@ -65,6 +67,12 @@ class ExecutableCache:
         if program is not None:
             self._link(path, self._path(name, self._identity))
         return program
+
+    def compile(self, name: str, lowered: str, compile_it: Callable[[], Any]) -> Any:
+        """The program that `compile_it` returns, which is added; what JAX's own cache had stays there alone."""
+        with jax_cache_reads() as reads:
+            program = compile_it()
+        return program if reads else self.add(name, lowered, program)
 
     def add(self, name: str, lowered: str, program: Any) -> Any:
         """Under both keys; returns the program. Never fails: without an entry the next start takes longer, that is all."""

@@ -33,6 +33,7 @@ class DeviceMemory:
 
     total: int  # on a CPU: what other programs leave
     free: int  # with the weights loaded
+    held: int = 0  # by the program that gives us the device, and keeps it for itself
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +159,7 @@ def memory_budget(blueprint: Blueprint, device: DeviceMemory, steps: StepMemory 
         )
         fit = functools.partial(first_pool_that_fits, spec, ratio, blueprint.page_bytes)
         fitting_pages = fit(available)
-        if blueprint.platform == "cpu" and blueprint.args.dp_size > 1:
+        if device.held or (blueprint.platform == "cpu" and blueprint.args.dp_size > 1):
             fitting_pages = _alike(fitting_pages)
         first_pages = min(fitting_pages, useful_pages(spec, spec.kv_groups[0]))
         if blueprint.platform == "cpu":
@@ -195,7 +196,8 @@ def alike_budgets(
 
 
 def _alike(pages: int) -> int:
-    """At most a sixteenth less. Replicas measure one host a moment apart; with the same pool they share compiled programs."""
+    """At most a sixteenth less. Replicas measure one host a moment apart, and a program that has the device holds now more and
+    now less of it; with the same pool they find the same compiled programs."""
     shift = max(pages.bit_length() - 5, 0)
     return pages >> shift << shift
 
@@ -205,10 +207,10 @@ def bytes_for_pools(
 ) -> int:
     """What is left for pages beside what is in use now and the tables.
 
-    `mem_fraction` is the share of the memory that weights, tables and pages may take together; more is kept free only if steps
-    take more. Raises ValueError with the numbers if not even one page (of all layers, `page_bytes`) fits.
+    `mem_fraction` is the share of the memory, less what is held, that weights, tables and pages may take together; more is kept
+    free only if steps take more. Raises ValueError with the numbers if not even one page (of all layers, `page_bytes`) fits.
     """
-    kept = max(int(device.total * (1 - mem_fraction)), step_bytes)
+    kept = max(int((device.total - device.held) * (1 - mem_fraction)), step_bytes)
     available = device.free - table_bytes - kept
     if available < page_bytes:
         raise ValueError(

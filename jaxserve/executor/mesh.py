@@ -6,6 +6,7 @@ import collections
 import glob
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,6 +23,10 @@ _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _SHARE_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")  # today's name and the one before it
 
 
+# What options call a platform -> what JAX calls it.
+_PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}
+
+
 def select_devices(device: str, num_devices: int) -> None:
     """Tells JAX, before its first use in this process, which platform to start and how many CPU devices to pretend."""
     if device != "auto":
@@ -32,14 +37,35 @@ def select_devices(device: str, num_devices: int) -> None:
         os.environ[_SHARE_VARIABLES[0]] = str(GPU_MEMORY_SHARE)
 
 
-def make_mesh(tp_size: int, devices: list[jax.Device] | None = None, *, attn_dp_size: int = 1, dp_size: int = 1) -> Mesh:
+def check_given(devices: Sequence[jax.Device], pp_size: int, tp_size: int, device: str) -> None:
+    """ValueError unless these, which a program that runs here already has chosen, are as many as one replica needs, of this
+    process, and of the platform that the option `device` names."""
+    count = pp_size * tp_size
+    if len(devices) != count:
+        sizes = f"tp_size {tp_size}" if pp_size == 1 else f"pp_size {pp_size} with tp_size {tp_size}"
+        needed = "1 device" if count == 1 else f"{count} devices"
+        given = "1 was given" if len(devices) == 1 else f"{len(devices)} were given"
+        raise ValueError(f"{sizes} needs {needed}; {given}.")
+    twice = next((one for one, times in collections.Counter(devices).items() if times > 1), None)
+    if twice is not None:
+        raise ValueError(f"devices must not be the same; {twice} was given twice.")
+    for one in devices:
+        if one.process_index != jax.process_index():
+            raise ValueError(f"devices must be of this process ({jax.process_index()}); {one} is of {one.process_index}.")
+        if one.platform != devices[0].platform:
+            raise ValueError(f"devices must be of one platform; {devices[0]} and {one} were given.")
+    if device != "auto" and _PLATFORMS[device] != devices[0].platform:
+        raise ValueError(f"device {device!r} names another platform than that of the devices, {devices[0].platform}.")
+
+
+def make_mesh(tp_size: int, devices: Sequence[jax.Device] | None = None, *, attn_dp_size: int = 1, dp_size: int = 1) -> Mesh:
     """An (attn_dp_size, tp_size / attn_dp_size) mesh over the first devices, as `make_meshes` makes them."""
     (mesh,) = make_meshes(1, tp_size, devices, attn_dp_size=attn_dp_size, dp_size=dp_size)
     return mesh
 
 
 def make_meshes(
-    pp_size: int, tp_size: int, devices: list[jax.Device] | None = None, *, attn_dp_size: int = 1, dp_size: int = 1
+    pp_size: int, tp_size: int, devices: Sequence[jax.Device] | None = None, *, attn_dp_size: int = 1, dp_size: int = 1
 ) -> tuple[Mesh, ...]:
     """Of each stage a mesh of its own, (attn_dp_size, tp_size / attn_dp_size), over the first devices. ValueError if there
     are too few, or none of the platform that was selected.

@@ -23,6 +23,7 @@ from jaxserve.executor import distributed, profiling
 from jaxserve.executor.adapter_store import AdapterStore
 from jaxserve.executor.background import BackgroundCompiler
 from jaxserve.executor.commands import CommandThread
+from jaxserve.executor.compile_counter import CompileCounter, counted
 from jaxserve.executor.deal import Deal, Shards
 from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.forward_batch import Bucket
@@ -38,8 +39,8 @@ from jaxserve.executor.sampling import Forwarded
 from jaxserve.executor.scoring import ScoredLines, ScoringKey, unpack_hidden, unpack_scores
 from jaxserve.executor.stage import Stage
 from jaxserve.executor.step import Params
-from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
+from jaxserve.handover import Handover
 from jaxserve.runner import (
     NO_SLOT,
     NO_TOKEN_ID,
@@ -112,22 +113,24 @@ class ModelRunner:
         load_format: str,
         expert_record: ExpertRecord,
         adapters: AdapterStore | None,
+        handover: Handover | None,
         startup_s: dict[str, float],
     ) -> None:
         """`stages`: with the essential programs of the set, at least; what is missing comes from `later`, for a model with one
-        stage. Weights of those here came from the folder `model_path`; `loader` is for those that replace them. `startup_s`:
-        what it took to get all that."""
+        stage. Weights of those here came from the folder `model_path`; `loader` is for those that replace them, unless they
+        come through `handover`. `startup_s`: what it took to get all that."""
         self.spec = spec
         self._program_set = program_set
-        self._later = later
+        self._later = self._background = later
         self._counter = compile_counter
-        self._commands = CommandThread(self, loader, model_path, load_format, expert_record, adapters)
+        self._commands = CommandThread(self, loader, model_path, load_format, expert_record, adapters, handover)
         self._adapters = adapters
         self._command: Future[None] | None = None  # the newest
         self._shards = Shards.of(spec)
         self._row_params = np.zeros((spec.max_rows, NUM_ROW_PARAMS), np.int32)
         self._adapter_slots = np.full(spec.max_rows, NO_SLOT, np.int32)
         self._steps_in_larger_program = 0
+        self._is_closed = False
         started_s = time.monotonic()
         self._pipeline = Pipeline(stages, spec)
         self._choose_programs()
@@ -150,6 +153,7 @@ class ModelRunner:
         """Programs that all stages have which need them."""
         return set().union(*(stage.keys for stage in self._pipeline.stages))
 
+    @counted
     def tend(self) -> int:
         later, is_changing = self._later, self._command is not None and not self._command.done()
         if later is None or is_changing or self.params is None or self.kv_pool is None:
@@ -213,6 +217,7 @@ class ModelRunner:
 
     # --- Runner
 
+    @counted
     def forward(self, step: StepInput) -> PendingStep:
         assert self.params is not None and self.kv_pool is not None, "a step is launched while memory is released"
         pipeline = self._pipeline
@@ -257,12 +262,14 @@ class ModelRunner:
             pending.pooled = pipeline.to_reader(pipeline.last.pool(key, here, of_tokens=of_tokens))
         return pending
 
+    @counted
     def read_logits(self, handle: PendingStep, lines: np.ndarray) -> np.ndarray:
         assert handle.forwarded is not None, "logits are read before a step is sampled"
         pipeline, wanted = self._pipeline, handle.deal.logit_lines(lines)
         parts = pipeline.to_reader(pipeline.last.read_logits(handle.forwarded.logits, wanted))
         return np.concatenate([distributed.read(part) for part in parts])[: len(lines)]
 
+    @counted
     def sample(self, handle: PendingStep, masks: np.ndarray | None = None, changed: LogitLines | None = None) -> None:
         if not self.spec.generates:
             return
@@ -282,6 +289,7 @@ class ModelRunner:
             for array in self._fetched(handle.sampled):
                 distributed.start_reading(array)
 
+    @counted
     def fetch(self, handle: PendingStep) -> StepOutput:
         sampled, lines = handle.sampled, handle.deal.lines
         has_top, read = handle.needs_top_logprobs, distributed.read
@@ -312,9 +320,22 @@ class ModelRunner:
         """What `fetch` always asks for. Without drafts the host knows how many tokens a row gains: each transfer costs."""
         return [sampled.token_ids, sampled.num_tokens, sampled.drafts] if self._drafts else [sampled.token_ids]
 
+    @counted
     def execute(self, command: Command) -> Future[None]:
         self._command = self._commands.start(command)
         return self._command
+
+    def close(self) -> None:
+        """Gives the devices' memory back and ends the threads, where the process goes on; it waits for what they do just now.
+        Nothing can be launched any more. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._background is not None:
+            self._background.stop()
+        self._later = None
+        self._commands.close()
+        self._pipeline.close()
 
     def annotate(self, name: str, **facts: Any) -> AbstractContextManager[Any]:
         return profiling.annotation(name, facts)

@@ -10,6 +10,7 @@ launch the same steps; host 0 reads the results, wherever they were made, from c
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -76,6 +77,17 @@ class Pipeline:
         if all(leaf.is_ready() for leaf in jax.tree.leaves(self._made_here)):
             jax.block_until_ready(self._made_here)
 
+    def close(self) -> None:
+        """Waits for what was launched, and gives up all that is on the devices of stages here."""
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # whoever fetches a step that failed hears of it
+            jax.block_until_ready([(stage.state, stage.sampling) for stage in self.own])
+        for stage in self.own:
+            stage.close()
+        for array in jax.tree.leaves((self._nothing, self._continuations and self._continuations.kept)):
+            if isinstance(array, jax.Array):
+                array.delete()
+        self._nothing = self._continuations = self._made_here = None
+
     def _note(self, stage: Stage, made: Any) -> None:
         if len(self.own) < len(self.stages) and isinstance(stage, RunningStage):
             self._made_here = made
@@ -131,6 +143,10 @@ class _Continuations:
         self._num_steps = 0
         self._sampled_in = np.zeros(max_rows, np.int64)  # the number of the last step that sampled the row
         self._kept.append((0, first.no_continuation()))
+
+    @property
+    def kept(self) -> list[Continuation]:
+        return [continuation for _, continuation in self._kept]
 
     def add(self, rows: np.ndarray, continuation: Continuation) -> None:
         self._num_steps += 1

@@ -201,6 +201,16 @@ class RunningStage:
         )
         return nothing
 
+    def close(self) -> None:
+        """Gives up all that is on the devices. Steps that were launched compute to their end."""
+        arrays = (self.params, self.state, self.sampling, self.adapters, self._pooled_sums, self._no_masks)
+        for array in jax.tree.leaves(arrays):
+            array.delete()
+        self.params = self.sampling = self.adapters = self._pooled_sums = None
+        self.state = dataclasses.replace(self.state, kv=None)
+        self._no_masks.clear()
+        self.programs.clear()
+
     @property
     def _sampling(self) -> SamplingState:
         assert self.sampling is not None, "the last stage samples"

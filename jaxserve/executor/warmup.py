@@ -1,4 +1,4 @@
-"""Compiles many programs at once, and counts what XLA compiles.
+"""Compiles many programs at once.
 
 Tracing holds Python's lock and runs in turn; XLA's compilation does not and runs in parallel beside it. The compiled
 executables themselves are what serves: a shape nobody compiled is an error, never a compilation.
@@ -14,13 +14,14 @@ import logging
 import os
 import pathlib
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxserve.executor.compile_counter import CompileCounter as CompileCounter
+from jaxserve.executor.compile_counter import in_context
 from jaxserve.kernels.machine import user_cache
 from jaxserve.progress import progress_bar
 
@@ -34,7 +35,6 @@ _POLL_S = 0.05
 _Key = TypeVar("_Key", bound=Hashable)
 _Result = TypeVar("_Result")
 _Result_co = TypeVar("_Result_co", covariant=True)
-_COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
 def cache_folder(folder: str | None) -> pathlib.Path:
@@ -49,8 +49,8 @@ def cache_folder(folder: str | None) -> pathlib.Path:
 
 @contextlib.contextmanager
 def jax_cache(folder: pathlib.Path) -> Iterator[None]:
-    """JAX's own persistent cache, for what is compiled to load weights. Not for the programs that serve: on CPU, one that
-    was read from there cannot be written into ours (its functions are not found when it is loaded)."""
+    """JAX's own persistent cache, for what is compiled to load weights, in a process that is ours alone. Not for the programs
+    that serve: see `jax_cache_reads`."""
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -59,27 +59,6 @@ def jax_cache(folder: pathlib.Path) -> Iterator[None]:
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
         compilation_cache.reset_cache()
-
-
-class CompileCounter:
-    """Counts the programs XLA compiled in this process, or JAX read from its cache."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._count_at_ready: int | None = None
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
-
-    def _on_event(self, event: str, duration_secs: float, **_: Any) -> None:
-        if event == _COMPILE_EVENT:
-            self.count += 1
-
-    def mark_ready(self) -> None:
-        """All that a server compiles is compiled."""
-        self._count_at_ready = self.count
-
-    @property
-    def after_ready(self) -> int:
-        return 0 if self._count_at_ready is None else self.count - self._count_at_ready
 
 
 class Compilable(Protocol[_Result_co]):
@@ -95,15 +74,17 @@ class Work(Generic[_Key, _Result]):
     same tasks do different ones, and wait only for what is left with others.
     """
 
-    def __init__(self, tasks: Mapping[_Key, Callable[[], _Result | None]]) -> None:
+    def __init__(self, tasks: Mapping[_Key, Callable[[], _Result | None]], stopped: threading.Event | None = None) -> None:
+        """`stopped`: once it is set, only what was begun is done."""
         self._tasks = tasks
         self._left = collections.deque(tasks)
-        self._is_stopped = self._has_waited = False
+        self._stopped = stopped or threading.Event()
+        self._has_waited = False
 
     def results(self) -> Iterator[tuple[_Key, _Result]]:
         """Of the tasks that the calling thread does."""
         in_vain = 0
-        while not self._is_stopped:
+        while not self._stopped.is_set():
             try:
                 key = self._left.popleft()
             except IndexError:
@@ -127,18 +108,18 @@ class Work(Generic[_Key, _Result]):
                 on_result(key, result)
 
         with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
-            futures = [pool.submit(work) for _ in range(min(_NUM_THREADS, len(self._tasks)))]
+            futures = [pool.submit(in_context(work)) for _ in range(min(_NUM_THREADS, len(self._tasks)))]
             try:
                 for future in concurrent.futures.as_completed(futures):
                     future.result()
             finally:
-                self._is_stopped = True
+                self._stopped.set()
 
     def _wait(self) -> None:
         if not self._has_waited:
             self._has_waited = True
             logger.info("Waiting for other processes, which compile what is left: %d.", len(self._left))
-        time.sleep(_POLL_S)
+        self._stopped.wait(_POLL_S)
 
 
 def do_all(tasks: Mapping[_Key, Callable[[], _Result | None]], *, show_progress: bool) -> dict[_Key, _Result]:

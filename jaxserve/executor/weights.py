@@ -6,7 +6,9 @@ It knows what the served model looks like; not who uses the weights.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from jax.sharding import Mesh
 from jaxserve.executor.mesh import platform_of
 from jaxserve.executor.step import Params
 from jaxserve.models import ModelConfig, Stage, check_params, load_params
+from jaxserve.models.given_tensors import GivenTensor
+from jaxserve.models.tensor_update import TensorUpdate
 
 # What may differ between checkpoints of one model: how they are stored, and where a text ends and how long it may be, which is
 # decided at start.
@@ -57,6 +61,29 @@ class WeightLoader:
             raise ValueError(f"{path} holds another model: its {name} is {other!r}, that of the served one {served!r}.")
         self.check_files(path, load_format)
 
+    def check_tensors(self, params: tuple[Params, ...] | None, given: Mapping[str, GivenTensor], *, partial: bool) -> None:
+        """ValueError with all that keeps `replace_tensors` from using them in place of `params`. None: released."""
+        if params is None and partial:
+            raise ValueError("The weights are released: all tensors must be given, not a part of them.")
+        for update in self._updates:
+            update.check(given, partial=partial)
+
+    def replace_tensors(self, params: tuple[Params, ...] | None, given: Mapping[str, GivenTensor]) -> tuple[Params, ...]:
+        """Of each stage, in the memory of `params`, which are deleted if there is an exception. `given` is checked."""
+        old: list[Params | None] = [None] * len(self._updates) if params is None else [*params]
+        replaced: list[Params] = []
+        try:
+            for update, of_stage in zip(self._updates, old, strict=True):
+                replaced.append(update.apply(of_stage, given))
+        except BaseException:
+            delete((old, replaced))
+            raise
+        return tuple(replaced)
+
+    @functools.cached_property
+    def _updates(self) -> tuple[TensorUpdate, ...]:
+        return tuple(TensorUpdate(self.config.replace(stage=stage), mesh, self.dtype) for stage, mesh in self.stages)
+
     @property
     def loads_beside(self) -> bool:
         """Whether other weights are loaded while these are there. Not on an accelerator: its memory is divided, and weights in
@@ -70,6 +97,12 @@ class WeightLoader:
     def _comparable(self, config: ModelConfig) -> ModelConfig:
         config = config.for_context(self.context_len)
         return config.replace(**{name: getattr(self.config, name) for name in (*_MAY_DIFFER, *_OF_OPTIONS)})
+
+
+def delete(arrays: Any) -> None:
+    """All in a tree; what is deleted already stays so."""
+    for leaf in jax.tree.leaves(arrays):
+        leaf.delete()
 
 
 def _first_difference(served: Any, other: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import shutil
@@ -22,19 +23,25 @@ from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.warmup import CompileCounter
-from jaxserve.executor.weights import WeightLoader
-from jaxserve.models import TENSOR_AXIS, ModelConfig, convert
+from jaxserve.executor.weights import WeightLoader, delete
+from jaxserve.handover import Handover
+from jaxserve.models import TENSOR_AXIS, ModelConfig, convert, divide_layers
+from jaxserve.models.given_tensors import GivenTensor
 from jaxserve.models.safetensors_files import SafetensorsCheckpoint
+from jaxserve.models.tensor_update import TensorUpdate
 from jaxserve.runner import (
+    CheckTensors,
     CheckWeights,
     Command,
     CommandError,
     PageUpdates,
     ReleaseMemory,
+    ReplaceTensors,
     ReplaceWeights,
     ResumeMemory,
     RowState,
     StepInput,
+    WeightsLost,
     launch,
 )
 from jaxserve.types import ForwardMode, SamplingParams
@@ -55,7 +62,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelRunner]:
+def build(tmp_path_factory: pytest.TempPathFactory, handover: Handover) -> Callable[..., ModelRunner]:
     cache = str(tmp_path_factory.mktemp("cache"))
 
     def build(path: Path, **options: Any) -> ModelRunner:
@@ -63,9 +70,14 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelRunner
             model_path=str(path), page_size=1, max_total_tokens=200, max_running_requests=2, context_length=100,
             chunked_prefill_size=16, decode_row_buckets=(2,), compilation_cache_dir=cache, **options,
         )  # fmt: skip
-        return build_runner(args, show_progress=False).runner
+        return build_runner(args, show_progress=False, handover=handover).runner
 
     return build
+
+
+@pytest.fixture(scope="module")
+def handover() -> Handover:
+    return Handover()
 
 
 @pytest.fixture(scope="module")
@@ -346,6 +358,131 @@ def test_quantized_weights(
     replace(runner, old)
     replace(runner, convert(new, tmp_path / "converted", progress=False))
     assert tokens_of(runner) == expected
+
+
+# --- weights as arrays
+
+
+def trained(folder: Path) -> dict[str, GivenTensor]:
+    """A checkpoint as a trainer has it, on another device."""
+    device = jax.devices()[1]
+    tensors = load_file(folder / "model.safetensors")
+    return {name: GivenTensor(jax.device_put(array, device)) for name, array in tensors.items()}
+
+
+def hand_over(runner: ModelRunner, handover: Handover, given: dict[str, GivenTensor], *, partial: bool = False) -> None:
+    number = handover.leave(given)
+    execute(runner, CheckTensors(number, partial))
+    try:
+        runner.execute(ReplaceTensors(number, partial)).result(timeout=120)
+    finally:
+        assert len(handover) == 0
+
+
+def test_arrays_give_the_tokens_of_a_fresh_runner(
+    runner: ModelRunner,
+    handover: Handover,
+    old: Path,
+    new: Path,
+    old_tokens: list[list[int]],
+    new_tokens: list[list[int]],
+) -> None:
+    before = live_bytes()
+    first, second = trained(new), trained(old)
+    hand_over(runner, handover, first)
+    assert tokens_of(runner) == new_tokens
+    with compiling_nothing(runner):
+        hand_over(runner, handover, second)
+        delete([tensor.array for tensor in second.values()])
+        assert tokens_of(runner) == old_tokens
+        hand_over(runner, handover, first)
+        assert tokens_of(runner) == new_tokens
+        hand_over(runner, handover, {"model.norm.weight": first["model.norm.weight"]}, partial=True)
+    replace(runner, old)
+    assert tokens_of(runner) == old_tokens
+    del first, second
+    assert live_bytes() == before
+
+
+def test_arrays_that_are_refused_change_nothing(
+    runner: ModelRunner, handover: Handover, new: Path, old_tokens: list[list[int]]
+) -> None:
+    given = trained(new)
+    delete(given["model.norm.weight"].array)
+    number = handover.leave(given)
+    says = "Deleted arrays, as donated ones are: model.norm.weight."
+    assert refusal(runner, CheckTensors(number, partial=False)) == says
+    assert refusal(runner, ReplaceTensors(number, partial=False)) == says
+    assert len(handover) == 0
+    number = handover.leave({"model.norm.weight": GivenTensor(np.ones(64, np.float32))})
+    assert "Missing tensors: " in refusal(runner, ReplaceTensors(number, partial=False))
+    assert tokens_of(runner) == old_tokens
+
+
+def test_arrays_need_an_engine_in_their_process(runner: ModelRunner, old_tokens: list[list[int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner._commands, "_handover", None)
+        for command in (CheckTensors(1, partial=False), ReplaceTensors(1, partial=True)):
+            assert refusal(runner, command).endswith("need an engine in the process that holds them (in_process=True).")
+    assert tokens_of(runner) == old_tokens
+
+
+def test_arrays_in_place_of_released_weights(
+    runner: ModelRunner,
+    handover: Handover,
+    old: Path,
+    new: Path,
+    old_tokens: list[list[int]],
+    new_tokens: list[list[int]],
+) -> None:
+    execute(runner, ReleaseMemory(("weights",)))
+    given = trained(new)
+    some = handover.leave({"model.norm.weight": given["model.norm.weight"]})
+    assert "The weights are released: all tensors" in refusal(runner, ReplaceTensors(some, partial=True))
+    hand_over(runner, handover, given)
+    assert tokens_of(runner) == new_tokens
+    replace(runner, old)
+
+
+def test_a_failure_half_way_leaves_no_weights(
+    runner: ModelRunner, handover: Handover, old: Path, new: Path, old_tokens: list[list[int]], new_tokens: list[list[int]]
+) -> None:
+    """Those of half a model would be worse; they come back from where they came last, or whole."""
+    given, make_one, remaining = trained(new), TensorUpdate._make, iter(range(5))
+
+    def failing(*args: Any) -> jax.Array:
+        if next(remaining, None) is None:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the memory is gone\nand where it went")
+        return make_one(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TensorUpdate, "_make", failing)
+        with pytest.raises(WeightsLost, match=r"the memory is gone The old weights are partly replaced and gone"):
+            hand_over(runner, handover, given)
+    assert runner.internal_state()["memory_usage"]["weight_gb"] == 0
+    with pytest.raises(AssertionError, match="memory is released"):
+        generate(runner, PROMPTS[0])
+    execute(runner, ResumeMemory(("weights",)))
+    assert tokens_of(runner) == old_tokens
+    hand_over(runner, handover, given)
+    assert tokens_of(runner) == new_tokens
+    replace(runner, old)
+
+
+def test_arrays_for_two_stages(old: Path, new: Path) -> None:
+    config = ModelConfig.from_pretrained(old)
+    devices = jax.devices()
+    stages = tuple(
+        (stage, make_mesh(2, devices[first : first + 2]))
+        for stage, first in zip(divide_layers(config.num_layers, 2), (2, 4), strict=True)
+    )
+    loader = dataclasses.replace(loader_of(config, stages[0][1]), stages=stages)
+    params, expected, given = loader.load(str(old), "auto"), loader.load(str(new), "auto"), trained(new)
+    loader.check_tensors(params, given, partial=False)
+    jax.tree.map(np.testing.assert_array_equal, loader.replace_tensors(params, given), expected)
+    del given["model.norm.weight"]
+    with pytest.raises(ValueError, match=r"Missing tensors: model\.norm\.weight\."):
+        loader.check_tensors(expected, given, partial=False)
 
 
 def loader_of(config: ModelConfig, mesh: Mesh, context_len: int | None = None) -> WeightLoader:

@@ -19,9 +19,10 @@ from jaxserve.executor import warmup
 from jaxserve.executor.background import BackgroundCompiler, Order
 from jaxserve.executor.build import draw_blueprints
 from jaxserve.executor.compilation import ProgramCompiler
+from jaxserve.executor.compile_counter import CompileCounter
 from jaxserve.executor.compile_process import compile_order
 from jaxserve.executor.programs import ProgramKey, program_name
-from jaxserve.executor.warmup import CompileCounter, Work, compile_all, do_all
+from jaxserve.executor.warmup import Work, compile_all, do_all
 
 _FILL = """
 import sys

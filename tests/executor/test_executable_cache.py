@@ -4,7 +4,7 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,12 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src.lib import xla_client
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxserve.executor import executable_cache
 from jaxserve.executor.compilation import _Compilation
+from jaxserve.executor.compile_counter import CompileCounter
 from jaxserve.executor.executable_cache import ExecutableCache
 from jaxserve.executor.mesh import is_elsewhere, make_mesh
-from jaxserve.executor.warmup import CompileCounter, cache_folder
+from jaxserve.executor.warmup import cache_folder
 
 LOWERED = "what it was lowered to"
 X = np.arange(8, dtype=np.float32)
@@ -159,6 +162,59 @@ def test_what_is_stored_for_devices_elsewhere_is_loaded_where_they_are(
     loaded = make().load("decode R=1")
     assert loaded is not None
     np.testing.assert_array_equal(loaded({"x": jax.device_put(X, jax.devices()[0])})["y"], X * 2 + 1)
+
+
+def test_a_program_is_found_for_its_own_devices_alone(tmp_path: Path) -> None:
+    """In their order; and it computes there."""
+    for devices in (jax.devices()[:4], jax.devices()[4:8], jax.devices()[7:3:-1]):
+        mesh = make_mesh(4, devices)
+        whole, divided = (NamedSharding(mesh, PartitionSpec(*axis)) for axis in ((), ("tensor",)))
+        program = jax.jit(lambda x: jnp.cumsum(x), in_shardings=divided, out_shardings=whole)
+        cache = ExecutableCache(tmp_path / "executables", mesh, "a model")
+        assert cache.load("decode R=1") is None and cache.find("decode R=1", LOWERED) is None
+        cache.add("decode R=1", LOWERED, program.lower(jnp.asarray(X)).compile())
+        loaded = ExecutableCache(tmp_path / "executables", mesh, "a model").load("decode R=1")
+        assert loaded is not None
+        sums = loaded(jax.device_put(X, divided))
+        np.testing.assert_array_equal(sums, np.cumsum(X))
+        assert sums.devices() == set(devices)
+        assert [shard.device for shard in jax.device_put(X, divided).addressable_shards] == list(devices)
+
+
+@pytest.fixture
+def jax_cache_of_others(tmp_path: Path) -> Iterator[None]:
+    """JAX's own cache, in use by a program that an engine is in."""
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path / "jax"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: jax.config.values[name] for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.usefixtures("jax_cache_of_others")
+def test_what_jax_has_read_from_its_own_cache_is_not_added(make: Callable[..., ExecutableCache]) -> None:
+    """It would be found again, and fail when it runs."""
+
+    def compilation(cache: ExecutableCache, *, again: bool = False) -> Any:
+        if again:
+            jax.clear_caches()
+        return _Compilation(jax.jit(lambda x: jnp.sort(jnp.sin(x)).sum()).lower(X), "score", "", cache, None).compile()
+
+    compiled, cache = compilation(make()), make("another model")
+    assert make().load("score") is not None
+    for entry in cache._folder.iterdir():
+        entry.unlink()
+    read = compilation(cache, again=True)
+    assert read(X) == compiled(X)
+    assert cache.load("score") is None and list(cache._folder.iterdir()) == []
 
 
 def test_a_program_for_arguments_of_another_shape_is_another_one(make: Callable[..., ExecutableCache]) -> None:
