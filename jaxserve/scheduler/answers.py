@@ -12,8 +12,8 @@ from jaxserve.runner import Scores, Vectors
 
 
 class LogprobBuffer:
-    """What belongs to outputs beside their own logprobs, which are in the row table. One token after the other: each step appends
-    to each row's, so it only keeps what it is given."""
+    """What belongs to outputs beside their own logprobs, which stand in the row table. Each step appends one token's to each
+    row's, so it only keeps what it is given."""
 
     def __init__(self, top_num: int, token_ids: np.ndarray | None) -> None:
         """`top_num` likeliest tokens belong to each; `token_ids` int32 [I]: those whose logprobs are wanted besides."""
@@ -23,9 +23,7 @@ class LogprobBuffer:
         self._top_logprobs: list[np.ndarray] = []
         self._id_logprobs: list[np.ndarray] = []
 
-    def append(
-        self, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None, id_logprobs: np.ndarray | None
-    ) -> None:
+    def append(self, top_ids: np.ndarray | None, top_logprobs: np.ndarray | None, id_logprobs: np.ndarray | None) -> None:
         if self.top_num:
             assert top_ids is not None and top_logprobs is not None, f"{self.top_num} top logprobs wanted, none returned"
             self._top_ids.append(top_ids[: self.top_num])

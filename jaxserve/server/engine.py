@@ -25,6 +25,7 @@ from jaxserve.server.control.engine_methods import add_control_methods
 from jaxserve.server.engine_manager import EngineTokenizerManager
 from jaxserve.server.engine_rollouts import RolloutMethods
 from jaxserve.server.engine_vectors import VectorMethods
+from jaxserve.server.engine_weights import WeightMethods
 from jaxserve.server.following import Following
 from jaxserve.server.located import located
 from jaxserve.server.native.input_embeds import with_embeds
@@ -65,7 +66,7 @@ def _engine_args(model_path: str, server_args: ServerArgs | None, options: Mappi
     return server_args
 
 
-class Engine(RolloutMethods, VectorMethods):
+class Engine(RolloutMethods, VectorMethods, WeightMethods):
     """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
     context manager; `shutdown` also runs at exit.
 
@@ -100,9 +101,9 @@ class Engine(RolloutMethods, VectorMethods):
             )
         if not in_process and (mesh is not None or devices is not None):
             raise ValueError("mesh and devices are of an Engine with in_process=True; others start processes of their own.")
-        self._handover = Handover()
+        self._handover = Handover() if in_process else None
         args = located(server_args)
-        if in_process:
+        if self._handover is not None:
             # Here and not above: it imports JAX, which other Engines leave to their workers.
             from jaxserve.server.in_process import make_pipeline
 

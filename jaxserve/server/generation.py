@@ -191,6 +191,7 @@ class Generation:
             is_stream=req.stream,
             is_observed=not req.is_health_check,
             is_constrained=any(params.grammar is not None for params in req.sampling_params),
+            as_arrays=req.as_arrays,
             labels=labels,
         )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxserve.data_parallel import Replica, Ticket
 from jaxserve.messages import BatchStrOut
-from jaxserve.server.requests import GenerationChunk
+from jaxserve.server.requests import GenerationChunk, TokenPart
 from jaxserve.server.sessions import Turn
 from jaxserve.server.sinks import ChunkMerger, ChunkSink
 from jaxserve.server.timelines import meta_of
@@ -36,6 +36,7 @@ class CallFacts:
     is_observed: bool = True  # the server's own probes are not
     trace: CallTrace | None = None
     is_constrained: bool = False
+    as_arrays: bool = False  # its chunks bring `parts`
     labels: tuple[str, ...] = ()  # values of the custom labels of metrics
 
 
@@ -215,9 +216,12 @@ class LiveTable:
                 sequence.turn.take_in(token_ids[start:end], reason)
             if sequence.call is None:
                 continue  # its client left
-            call, ids = sequence.call, token_ids[start:end]
-            logprobs = list(logprobs_of_tokens(ids, all_logprobs[i])) if i in all_logprobs else []
+            call, as_arrays = sequence.call, sequence.facts.as_arrays
+            ids = [] if as_arrays else token_ids[start:end]
+            logprobs = list(logprobs_of_tokens(ids, all_logprobs[i])) if i in all_logprobs and not as_arrays else []
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
+            if as_arrays:
+                chunk.parts = [TokenPart(out.token_ids[start:end], all_logprobs.get(i))]
             if has_more:
                 chunk.hidden_states = [out.hidden_states[i]] if i in out.hidden_states else []
                 chunk.input_logprobs = out.input_logprobs.get(i)

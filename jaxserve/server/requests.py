@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from jaxserve.messages import HiddenStates, InputLogprobs
+from jaxserve.messages import HiddenStates, InputLogprobs, TokenLogprobs
 from jaxserve.types import FinishReason, SamplingParams, Thinking
 
 # HTTP status -> SGLang's name of the error.
@@ -127,6 +127,7 @@ class GenerateReqInput:
     cuts_new_tokens: bool = False
     data_parallel_rank: int | None = None  # of the replica that serves it; None: the controller chooses
     is_health_check: bool = False
+    as_arrays: bool = False  # chunks bring tokens and logprobs as the arrays they came in (`parts`), not as lists
     trace_headers: dict[str, str] | None = None  # traceparent and tracestate, in the body
     custom_labels: dict[str, str] | None = None  # for the metrics about it, as far as the server takes them
     # int32, of each prompt, once they are tokenized; of embeddings NO_TOKEN_ID
@@ -162,6 +163,13 @@ class TokenLogprob:
     id_logprobs: list[float] = dataclasses.field(default_factory=list)  # of the request's token_ids_logprob
 
 
+class TokenPart(NamedTuple):
+    """Some tokens of a sequence, as they came."""
+
+    token_ids: np.ndarray  # int32 [n]
+    logprobs: TokenLogprobs | None  # of these tokens, if return_logprob
+
+
 class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequence, and part of no cycle
     """What one sequence gained since its last chunk. The chunk with a finish_reason is the sequence's last."""
 
@@ -179,6 +187,7 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
     input_logprobs: InputLogprobs | None = None  # of prompt tokens, once, if they were asked for
     hidden_states: list[HiddenStates] = []  # what the chunk's tokens add to them, as it came, if they were asked for
     pooled: np.ndarray | None = None  # float32 [1, size], or [prompt_len, size]: of a request that pools, in its last chunk
+    parts: list[TokenPart] = []  # its tokens, of a request `as_arrays`: then token_ids and logprobs are empty
 
     @property
     def num_numbers(self) -> int:

@@ -105,6 +105,7 @@ def work(context: WorkerContext) -> None:
     publisher = open_publisher(context)
     # Here and not above: signals and the parent's death are taken care of before the seconds that importing JAX takes.
     with importing() if context.guest is None else contextlib.nullcontext():
+        from jaxserve.executor.own_settings import own_settings
         from jaxserve.server.building import build, user_errors
         from jaxserve.server.hosts import leading
 
@@ -123,10 +124,13 @@ def work(context: WorkerContext) -> None:
         if leader is not None:
             leader.wait_joined()
             runner = BroadcastRunner(runner, leader, model_path=args.model_path, load_format=args.load_format)
-        try:
+        if context.guest is None:
             serve(context, built.args, runner, decoder, tokenizer_json, publisher)
-        finally:
-            if context.guest is not None:  # whose process goes on
+            return
+        with own_settings():
+            try:
+                serve(context, built.args, runner, decoder, tokenizer_json, publisher)
+            finally:  # the process goes on
                 built.runner.close()
 
 

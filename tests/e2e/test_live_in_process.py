@@ -311,6 +311,8 @@ PROGRAM = """
 import os, signal, sys, threading
 import jax
 from jaxserve import Engine
+jax.config.update("jax_transfer_guard", "disallow")  # of the program's own code
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 engine = Engine({folder!r}, in_process=True, max_running_requests=4, chunked_prefill_size=64, page_size=16,
                 max_total_tokens=2048, decode_row_buckets=(4,), compilation_cache_dir={cache!r}, skip_tokenizer_init=True)
 ask = lambda n: engine.generate(input_ids=[5, 6], sampling_params=dict(max_new_tokens=n, ignore_eos=True))

@@ -208,6 +208,34 @@ def test_samples_of_one_long_prompt_compute_it_once(make_harness: Callable[..., 
     assert len({tuple(answer.token_ids) for answer in harness.transport.answers.values()}) == 4
 
 
+@pytest.mark.parametrize(
+    ("length", "page_size", "lens"),
+    [
+        (33, 1, [[33], [1] * 7]),
+        (32, 1, [[32, 32], [1] * 6]),
+        (12, 1, [[12] * 3, [1] * 5]),
+        (20, 16, [[20] * 2, [4] * 6]),
+        (16, 16, [[16] * 8]),
+    ],
+)
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_samples_of_a_short_prompt_repeat_few_tokens(
+    make_harness: Callable[..., Harness], length: int, page_size: int, lens: list[list[int]], is_cached: bool
+) -> None:
+    """Also where the prompt's beginning, common to all prompts, is cached."""
+    harness = make_harness(page_size=page_size, num_pages=1024 // page_size)
+    system = prompt_of(64, 99) if is_cached else []
+    if is_cached:
+        harness.submit(system, max_new=1)
+        harness.run()
+    before = len(harness.prefill_lens())
+    for i in range(8):
+        harness.submit(system + prompt_of(length), max_new=3, temperature=1.0, sampling_seed=i)
+    harness.run()
+    harness.assert_as_expected()
+    assert harness.prefill_lens()[before:] == lens
+
+
 def test_namespaces_do_not_wait_for_each_other(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness()
     for key in ("a", "b"):

@@ -56,16 +56,16 @@ def test_lengths_after_a_retraction() -> None:
 def test_logprobs_are_taken_once_and_cut_to_the_requested_number() -> None:
     buffer = LogprobBuffer(top_num=2, token_ids=None)
     for value in (-1.0, -2.0):
-        buffer.append(value, np.array([4, 5, 6], np.int32), np.array([value, value - 1, value - 2], np.float32), None)
-    out = buffer.take()
+        buffer.append(np.array([4, 5, 6], np.int32), np.array([value, value - 1, value - 2], np.float32), None)
+    out = buffer.take(np.array([-1.0, -2.0], np.float32))
     assert out.logprobs.tolist() == [-1.0, -2.0]
     assert out.top_ids is not None and out.top_ids.tolist() == [[4, 5], [4, 5]]
     assert out.top_logprobs is not None and out.top_logprobs.tolist() == [[-1.0, -2.0], [-2.0, -3.0]]
-    empty = buffer.take()
+    empty = buffer.take(np.zeros(0, np.float32))
     assert len(empty.logprobs) == 0 and empty.top_ids is not None and empty.top_ids.shape == (0, 2)
 
 
 def test_logprobs_without_alternatives() -> None:
     buffer = LogprobBuffer(top_num=0, token_ids=None)
-    buffer.append(-1.0, None, None, None)
-    assert buffer.take().top_ids is None
+    buffer.append(None, None, None)
+    assert buffer.take(np.array([-1.0], np.float32)).top_ids is None

@@ -133,6 +133,24 @@ async def test_times_and_logprobs_reach_the_chunk() -> None:
     assert chunk.meta["decode_throughput"] == 0.5
 
 
+@pytest.mark.parametrize("hold", [False, True])
+async def test_tokens_and_logprobs_may_stay_arrays(hold: bool) -> None:
+    sink = Recorded()
+    call = LiveCall(sink, 2, CallFacts(0.0, as_arrays=True))
+    table = table_of(call, "a", "b")
+    for end in ({}, {0: FinishReason.stop(1)}):
+        message = out(["a", "b"], ["x", "y"], finished=end, logprobs={0: TokenLogprobs(logprobs=np.array([-1.0], np.float32))})
+        table.route(message, hold=hold)
+    table.release()
+    chunks = sink.take()
+    assert all(not chunk.token_ids and not chunk.logprobs for chunk in chunks)
+    parts = [part for chunk in chunks if chunk.rid == "a" for part in chunk.parts]
+    assert [part.token_ids.tolist() for part in parts] == [[0], [0]]
+    assert [part.logprobs.logprobs.tolist() for part in parts if part.logprobs] == [[-1.0], [-1.0]]
+    assert [part.logprobs for chunk in chunks if chunk.rid == "b" for part in chunk.parts] == [None, None]
+    assert [chunk.finish_reason for chunk in chunks if chunk.rid == "a"][-1] == FinishReason.stop(1)
+
+
 async def test_ending_everything_from_this_side() -> None:
     sink = Recorded()
     table = table_of(sink.call(2), "a", "b")

@@ -30,8 +30,11 @@ class Output:
     def add(self, chunk: GenerationChunk, weight_version: str) -> None:
         # At once: whoever gets the chunk next may merge others into it.
         self.texts.append(chunk.text)
+        num_before = len(self.token_ids)
         self.token_ids.extend(chunk.token_ids)
-        self.size += len(chunk.text) + len(chunk.token_ids)
+        for part in chunk.parts:
+            self.token_ids.extend(part.token_ids.tolist())
+        self.size += len(chunk.text) + len(self.token_ids) - num_before
         if chunk.finish_reason is not None:
             self.meta = meta_info(chunk, weight_version)
 
