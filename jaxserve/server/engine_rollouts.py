@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import abc
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import queue
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, TypeVar, Unpack
 
-from jaxserve.config import ServerArgs
 from jaxserve.progress import Progress, progress_bar
-from jaxserve.server.pipeline import Pipeline
+from jaxserve.server.engine_base import EngineBase
 from jaxserve.server.rollouts import RolloutJob, RolloutOptions, Rollouts
 from jaxserve.server.text_lanes import CHARS_PER_NUMBER
 
 T = TypeVar("T")
 
 
-class RolloutMethods(abc.ABC):
-    """Of an Engine."""
-
-    server_args: ServerArgs
-    _pipeline: Pipeline
-    _closed: bool
-
-    @abc.abstractmethod
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work, done on the engine's loop, returns or raises."""
-
-    @abc.abstractmethod
-    async def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same, from any event loop."""
-
-    @abc.abstractmethod
-    def _submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Has it done there."""
-
-    @abc.abstractmethod
-    def _with_reason(self) -> contextlib.AbstractContextManager[None]:
-        """Why a worker died, for whoever is told that it has."""
-
+class RolloutMethods(EngineBase):
     def rollout(self, prompts: Any = None, sampling_params: Any = None, **options: Unpack[RolloutOptions]) -> Rollouts:
         """The samples of a text or of each of a list, as arrays; of `sampling_params` one for all, or one for each. `options`
         are RolloutOptions. Raises RequestError for what cannot be served, and if one of the samples fails."""

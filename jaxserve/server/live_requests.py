@@ -221,7 +221,7 @@ class LiveTable:
             logprobs = list(logprobs_of_tokens(ids, all_logprobs[i])) if i in all_logprobs and not as_arrays else []
             chunk = GenerationChunk(sequence.index, rid, text, ids, logprobs, prompt, completion, cached, reason, meta, version)
             if as_arrays:
-                chunk.parts = [TokenPart(out.token_ids[start:end], all_logprobs.get(i))]
+                chunk.parts = [TokenPart(out.token_ids[start:end], all_logprobs.get(i), version)]
             if has_more:
                 chunk.hidden_states = [out.hidden_states[i]] if i in out.hidden_states else []
                 chunk.input_logprobs = out.input_logprobs.get(i)

@@ -168,6 +168,7 @@ class TokenPart(NamedTuple):
 
     token_ids: np.ndarray  # int32 [n]
     logprobs: TokenLogprobs | None  # of these tokens, if return_logprob
+    weight_version: str = ""  # of the weights that drew them
 
 
 class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequence, and part of no cycle

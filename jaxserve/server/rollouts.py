@@ -53,7 +53,8 @@ class Rollouts:
     logprobs: np.ndarray | None  # float32 [N, width], 0 behind a sample's end; None: they were not asked for
     finishes: np.ndarray  # int8 [N]: place in FINISH_TYPES
     texts: list[str]  # without what a stop string cut off; empty ones where the engine has no tokenizer
-    weight_versions: list[str]  # of the weights that drew each sample's last tokens
+    versions: list[str]  # of weights: all that drew something, in the order in which they are met
+    token_versions: np.ndarray  # int32 [N, width]: of each token, its weights' place in `versions`; -1 behind a sample's end
     num_samples: int  # n
     pad_token_id: int
 
@@ -79,6 +80,12 @@ class Rollouts:
     def sequences(self) -> np.ndarray:
         """int32 [N, prompt width + width]: each prompt once for each of its samples, and the sample behind it."""
         return np.concatenate([self.prompt_tokens.repeat(self.num_samples, axis=0), self.tokens], axis=1)
+
+    @property
+    def weight_versions(self) -> list[str]:
+        """Of the weights that drew each row's last token; empty for a row without any."""
+        rows = zip(self.token_versions, self.lengths.tolist(), strict=True)
+        return [self.versions[versions[length - 1]] if length else "" for versions, length in rows]
 
     @property
     def finish_reasons(self) -> list[str]:
@@ -209,6 +216,9 @@ class RolloutJob:
         prompt_ids = self.req.prompt_ids[prompts.start : prompts.stop]
         prompt_lengths = _lengths(prompt_ids)
         parts = [part for row in rows for part in row.parts]
+        part_lens = np.array([len(part.token_ids) for part in parts], np.int64)
+        numbers = {version: number for number, version in enumerate(dict.fromkeys(part.weight_version for part in parts))}
+        part_versions = np.array([numbers[part.weight_version] for part in parts], np.int32)
         lengths = np.array([sum(len(part.token_ids) for part in row.parts) for row in rows], np.int32)
         width = _widest(lengths) if self.max_len is None else self.max_len
         prompt_width = _widest(prompt_lengths) if self.max_prompt_len is None else self.max_prompt_len
@@ -228,7 +238,8 @@ class RolloutJob:
             logprobs=logprobs,
             finishes=np.array([FINISH_TYPES.index(end.finish_reason.type) for end in ends if end.finish_reason], np.int8),
             texts=["".join(row.texts) for row in rows],
-            weight_versions=[end.weight_version for end in ends],
+            versions=list(numbers),
+            token_versions=_spread(np.repeat(part_versions, part_lens).astype(np.int32), mask, -1),
             num_samples=self.req.num_samples,
             pad_token_id=self.pad_token_id,
         )

@@ -51,7 +51,9 @@ async def test_replicas_and_several_detokenizers_are_threads_too() -> None:
 
 async def test_engines_of_one_process_do_not_meet() -> None:
     async with running_on_threads() as one, running_on_threads() as other:
-        mine, theirs = await asyncio.gather(collect(one, request("Hello", temperature=0.0)), collect(other, request("Hello", temperature=0.0)))
+        mine, theirs = await asyncio.gather(
+            collect(one, request("Hello", temperature=0.0)), collect(other, request("Hello", temperature=0.0))
+        )
         assert mine[0][-1].text == theirs[0][-1].text
         await one.close()
         assert (await collect(other, request("Hello", temperature=0.0)))[0][-1].text == theirs[0][-1].text
