@@ -31,7 +31,7 @@ DEVICE_PACKAGES := llguidance msgspec pyzmq fastapi uvicorn httptools pydantic
 DEVICE_PLATFORMS := 2_28 2_27 2_26 2_24 2_17 2_12 2_5
 DEVICE_WHEELS := .device-wheels
 
-.PHONY: help setup demo serve debian-tools test families deployments fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs \
+.PHONY: help setup demo serve debian-tools test families deployments tunix fuzz fuzz-api aot aot-setup aot-all lint types device-wheels device-programs \
 	device-dry-run docs docs-serve clean
 
 help:            ## show this list
@@ -72,6 +72,15 @@ families: $(DEV_STAMP)  ## every model family under all that serving does to it,
 deployments: $(DEV_STAMP)  ## every kind of request, and new weights, of hosts, fronts, stages and shards, crowds, LoRA: a quarter of an hour on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m matrix tests/e2e/test_live_everything.py tests/e2e/test_live_weights.py \
 		tests/e2e/test_live_crowds.py tests/e2e/test_live_lora.py
+
+tunix: .venv-tunix/.installed  ## rollouts for tunix, against its own models and with its GRPO learner: two minutes, after an install of 1.6 GB
+	.venv-tunix/bin/python -m pytest tests/integrations
+
+.venv-tunix/.installed: pyproject.toml
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable . google-tunix==0.1.7 \
+		pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	@touch $@
 
 fuzz: $(STAMP)   ## abuse a server for 30 minutes (MINUTES=, SEED=) and say what it did not stand: docs/testing.md
 	$(BIN)/python -m benchmarks.abuse --minutes $(MINUTES) --seed $(SEED)
@@ -144,4 +153,4 @@ types: $(DEV_STAMP)  ## mypy
 	$(BIN)/mypy
 
 clean:           ## remove what setup and tests left behind
-	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-device .venv-docs $(DEVICE_WHEELS) .device-programs .device-dry-run site .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .venv-aot .venv-aot-latest .venv-tunix .venv-device .venv-docs $(DEVICE_WHEELS) .device-programs .device-dry-run site .jax_cache .pytest_cache .mypy_cache .ruff_cache *.egg-info

@@ -36,7 +36,7 @@ from jaxserve.executor.memory import (
     memory_lines,
     weight_bytes,
 )
-from jaxserve.executor.mesh import check_given, is_here, make_meshes, select_devices
+from jaxserve.executor.mesh import Sizes, check_given, is_here, make_meshes, select_devices
 from jaxserve.executor.model_runner import ModelRunner
 from jaxserve.executor.own_settings import own_settings
 from jaxserve.executor.programs import ProgramKey
@@ -128,7 +128,7 @@ def draw_blueprints(args: ServerArgs, devices: Sequence[jax.Device] | None = Non
     if devices is None:
         select_devices(args.device, args.num_local_devices)
     else:
-        check_given(devices, args.pp_size, args.tp_size, args.device)
+        check_given(devices, Sizes(args.pp_size, args.tp_size, 1), args.device)
         if jax.config.values["jax_enable_x64"]:
             raise ValueError("jax_enable_x64 must be off where an engine computes: its programs are of int32 and float32.")
     meshes = make_meshes(args.pp_size, args.tp_size, devices, attn_dp_size=args.attn_dp_size, dp_size=args.dp_size)

@@ -37,25 +37,26 @@ def select_devices(device: str, num_devices: int) -> None:
         os.environ[_SHARE_VARIABLES[0]] = str(GPU_MEMORY_SHARE)
 
 
-def check_given(devices: Sequence[jax.Device], pp_size: int, tp_size: int, device: str) -> None:
-    """ValueError unless these, which a program that runs here already has chosen, are as many as one replica needs, of this
-    process, and of the platform that the option `device` names."""
-    count = pp_size * tp_size
-    if len(devices) != count:
-        sizes = f"tp_size {tp_size}" if pp_size == 1 else f"pp_size {pp_size} with tp_size {tp_size}"
-        needed = "1 device" if count == 1 else f"{count} devices"
-        given = "1 was given" if len(devices) == 1 else f"{len(devices)} were given"
-        raise ValueError(f"{sizes} needs {needed}; {given}.")
-    twice = next((one for one, times in collections.Counter(devices).items() if times > 1), None)
-    if twice is not None:
-        raise ValueError(f"devices must not be the same; {twice} was given twice.")
+def check_given(devices: Sequence[jax.Device], sizes: Sizes, device: str) -> None:
+    """ValueError unless these, which a program that runs here already has chosen, are as many as the sizes say, replicas
+    included, of this process, and of the platform that the option `device` names."""
     for one in devices:
         if one.process_index != jax.process_index():
             raise ValueError(f"devices must be of this process ({jax.process_index()}); {one} is of {one.process_index}.")
         if one.platform != devices[0].platform:
             raise ValueError(f"devices must be of one platform; {devices[0]} and {one} were given.")
+    count = sizes.dp_size * sizes.per_replica
+    if len(devices) != count:
+        larger = (f"{name} {size}" for name, size in sizes._asdict().items() if size > 1)
+        wanted = " with ".join(larger) or "tp_size 1"
+        needed = "1 device" if count == 1 else f"{count} devices"
+        given = "1 was given" if len(devices) == 1 else f"{len(devices)} were given"
+        raise ValueError(f"{wanted} needs {needed}; {given}.")
+    twice = next((one for one, times in collections.Counter(devices).items() if times > 1), None)
+    if twice is not None:
+        raise ValueError(f"devices must not be the same; {twice} was given twice.")
     if device != "auto" and _PLATFORMS[device] != devices[0].platform:
-        raise ValueError(f"device {device!r} names another platform than that of the devices, {devices[0].platform}.")
+        raise ValueError(f"device must name the platform of the devices, {devices[0].platform}; got {device!r}.")
 
 
 def make_mesh(tp_size: int, devices: Sequence[jax.Device] | None = None, *, attn_dp_size: int = 1, dp_size: int = 1) -> Mesh:

@@ -27,7 +27,7 @@ def output_of(name: str, *arguments: str, cache: str = "") -> str:
 
 
 def test_every_example_is_tested_and_named() -> None:
-    tested = {*CLIENTS, "engine.py", "rollouts.py", "batch_file.py"}
+    tested = {*CLIENTS, "engine.py", "rollouts.py", "grpo.py", "batch_file.py"}
     tested |= {"demo.py", "kv_events.py"}  # `make demo` and its own tests; tests/server/test_kv_events.py
     tested |= {"ray_engine.py", "ray_hosts.py", "ray_serve.py"}  # test_ray_examples.py
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
@@ -48,6 +48,13 @@ def test_rollouts(compilation_cache: str) -> None:
     assert float(shown[1].rsplit(" ", 1)[1]) < 0.01, shown[1]
     assert shown[2] == "weights updated: True, rollouts that go on: 1"
     assert shown[3] == "ended with weights step-1 after 200 tokens"
+
+
+@pytest.mark.parametrize("options", [(), ("--same-devices",)], ids=["half-each", "same-devices"])
+def test_grpo(compilation_cache: str, options: tuple[str, ...]) -> None:
+    shown = output_of("grpo.py", "--steps", "60", *options, cache=compilation_cache).splitlines()
+    rewards = [float(line.split("reward ")[1].split(";")[0]) for line in shown]
+    assert len(rewards) == 3 and rewards[-1] > 0.9, shown
 
 
 def test_openai_client(demo_server: LiveServer) -> None:

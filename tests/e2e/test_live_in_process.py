@@ -280,14 +280,17 @@ def test_from_a_loop(start: Callable[..., Engine], trained: dict[str, Weights], 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (lambda: {"devices": []}, "An Engine needs at least one device; none was given."),
+        (lambda: {"devices": []}, "tp_size 1 needs 1 device; 0 were given."),
         (lambda: {"devices": jax.devices()[:3], "tp_size": 2}, "tp_size 2 needs 2 devices; 3 were given."),
-        (lambda: {"devices": jax.devices()[:1] * 2}, "Each device may be given once"),
-        (lambda: {"devices": ["cpu:0"]}, "devices must be jax.Device, as jax.devices\\(\\) lists them; got 'cpu:0'."),
-        (lambda: {"devices": jax.devices()[:1], "device": "tpu"}, "device tpu was asked for"),
+        (lambda: {"devices": jax.devices()[:1] * 2}, "devices must not be the same"),
+        (lambda: {"devices": ["cpu:0"]}, "devices must be of jax.Device, as jax.devices\\(\\) lists them; got 'cpu:0'."),
+        (
+            lambda: {"devices": jax.devices()[:1], "device": "tpu"},
+            "device must name the platform of the devices, cpu; got 'tpu'.",
+        ),
         (lambda: {"devices": jax.devices()[:3]}, "3"),  # heads cannot be divided so
         (lambda: {"mesh": Mesh(np.array(jax.devices()[:1]), ("x",)), "devices": jax.devices()[:1]}, "not both"),
-        (lambda: {"in_process": False, "devices": jax.devices()[:1]}, "mesh and devices are of an Engine with in_process=True"),
+        (lambda: {"in_process": False, "devices": jax.devices()[:1]}, "mesh and devices need in_process=True"),
         (
             lambda: {"nnodes": 2, "tp_size": 2, "dist_init_addr": "127.0.0.1:5"},
             "nnodes must be 1 for an Engine in this process; got 2.",

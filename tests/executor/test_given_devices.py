@@ -27,7 +27,7 @@ from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, background, build, build_runner
 from jaxserve.executor.build import draw_blueprints
 from jaxserve.executor.memory import DeviceMemory, MemoryBudget, StepMemory, weight_bytes
-from jaxserve.executor.mesh import check_given
+from jaxserve.executor.mesh import Sizes, check_given
 from jaxserve.executor.own_settings import own_settings
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.runner import CheckWeights, ReleaseMemory, ResumeMemory
@@ -251,13 +251,13 @@ def test_devices_that_do_not_fit_are_a_sentence(model: Path, tmp_path: Path) -> 
         ([here[1], here[1]], 1, 2, "auto", f"devices must not be the same; {here[1]} was given twice."),
         ([elsewhere], 1, 1, "auto", f"devices must be of this process (0); {elsewhere} is of 1."),
         ([here[0], gpu], 1, 2, "auto", f"devices must be of one platform; {here[0]} and {gpu} were given."),
-        (here[:1], 1, 1, "cuda", "device 'cuda' names another platform than that of the devices, cpu."),
+        (here[:1], 1, 1, "cuda", "device must name the platform of the devices, cpu; got 'cuda'."),
     ]
     for devices, pp_size, tp_size, platform, expected in cases:
         with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
-            check_given(devices, pp_size, tp_size, platform)
-    check_given(here[4:8], 2, 2, "cpu")
-    check_given([gpu], 1, 1, "cuda")
+            check_given(devices, Sizes(pp_size, tp_size, 1), platform)
+    check_given(here[4:8], Sizes(1, 2, 2), "cpu")
+    check_given([gpu], Sizes(1, 1, 1), "cuda")
     with pytest.raises(ValueError, match=r"^tp_size 4 needs 4 devices; 3 were given\.$"):
         build_runner(options(model, tmp_path, tp_size=4), devices=here[:3])
 
