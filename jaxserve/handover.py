@@ -19,7 +19,7 @@ class Handover:
         self._left: dict[int, Any] = {}
 
     def leave(self, value: Any) -> int:
-        """Keeps `value` until it is taken or dropped; returns its number."""
+        """Keeps `value` until it is dropped; returns its number."""
         with self._lock:
             number = next(self._numbers)
             self._left[number] = value
@@ -30,13 +30,8 @@ class Handover:
         with self._lock:
             return self._left[number]
 
-    def take(self, number: int) -> Any:
-        """What was left, which is kept no longer. KeyError as above."""
-        with self._lock:
-            return self._left.pop(number)
-
     def drop(self, number: int) -> None:
-        """As `take`, if it is still there."""
+        """It is kept no longer, if it is still there."""
         with self._lock:
             self._left.pop(number, None)
 

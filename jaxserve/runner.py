@@ -306,6 +306,28 @@ class ReplaceWeights:
 
 
 @dataclasses.dataclass(frozen=True)
+class CheckTensors:
+    """Whether `ReplaceTensors` of these would be refused for their names, shapes or types. Changes nothing, and leaves them
+    where they are."""
+
+    handover: int  # number of a mapping, tensor -> models' GivenTensor, that was left in the runner's Handover
+    partial: bool  # not all of the model's tensors need be there
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplaceTensors:
+    """Other weights of the same model, from arrays on devices of this process. With `partial`, tensors that are not given
+    stay. The pool's contents stay, as with `ReplaceWeights`.
+
+    Leaves them in the Handover, as other replicas want them too. It writes over the old weights as it goes: a failure on the
+    way is a `WeightsLost`.
+    """
+
+    handover: int
+    partial: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class ReleaseMemory:
     """Gives the memory of the named parts back to the devices, and their contents up."""
 
@@ -373,6 +395,8 @@ AdapterCommand = ReadAdapter | ForgetAdapter
 Command = (
     CheckWeights
     | ReplaceWeights
+    | CheckTensors
+    | ReplaceTensors
     | ReleaseMemory
     | ResumeMemory
     | StartProfile
@@ -383,7 +407,11 @@ Command = (
 
 
 class CommandError(Exception):
-    """A command that cannot be carried out, in a sentence. Nothing was changed."""
+    """A command that cannot be carried out, in a sentence. Nothing was changed, or it is a `WeightsLost`."""
+
+
+class WeightsLost(CommandError):  # noqa: N818
+    """Weights were to be replaced, and neither the old nor the new ones are there now: as after ReleaseMemory(("weights",))."""
 
 
 class Runner(Protocol):
@@ -414,11 +442,12 @@ class Runner(Protocol):
         ...
 
     def execute(self, command: Command) -> Future[None]:
-        """Starts a command, which is carried out whole, or refused whole: then the result is an exception.
+        """Starts a command, which is carried out whole, or refused whole: then the result is a CommandError. `WeightsLost` is
+        what is neither.
 
         It stands between steps: all steps launched before it must have been fetched, and none may be launched until it is
-        done, nor while a part of the memory is released. Only CheckWeights, StartProfile, StopProfile and those of adapters may
-        run beside steps.
+        done, nor while a part of the memory is released. Only CheckWeights, CheckTensors, StartProfile, StopProfile and those
+        of adapters may run beside steps.
         """
         ...
 

@@ -121,7 +121,7 @@ class CommandThread:
             case CheckTensors(number, partial):
                 self._loader.check_tensors(self._contents.params, self._left.peek(number), partial=partial)
             case ReplaceTensors(number, partial):
-                self._replace_tensors(self._left.take(number), partial=partial)
+                self._replace_tensors(self._left.peek(number), partial=partial)
             case ReleaseMemory(tags):
                 self._release(tags)
             case ResumeMemory(tags):
@@ -146,7 +146,7 @@ class CommandThread:
     @property
     def _left(self) -> Handover:
         if self._handover is None:
-            raise ValueError("Weights as arrays need an engine in the process that holds them (in_process=True).")
+            raise ValueError("Weights as arrays must be in the engine's own process (in_process=True).")
         return self._handover
 
     def _replace_tensors(self, given: Mapping[str, GivenTensor], *, partial: bool) -> None:

@@ -32,8 +32,7 @@ class Assembly:
 
     def _enter(self, name: str, info: ArrayInfo) -> None:
         if isinstance(info.source, Given):
-            values = np.array(info.source.values, info.dtype).reshape(info.shape)
-            self._finished[name] = jax.device_put(values, NamedSharding(self._mesh, info.spec))
+            self._finished[name] = give(info, info.source, self._mesh)
             self._advance(info.num_bytes)
         else:
             self._made_of[stored_name(name, info)].append((name, info))
@@ -42,7 +41,7 @@ class Assembly:
         """`array` is `stored[name]` on the mesh."""
         for made, info in self._made_of[name]:
             if isinstance(info.source, Derived):
-                self._finished[made] = self._derive(info, info.source, array)
+                self._finished[made] = derive(info, info.source, array, self._mesh)
             else:
                 self._finished[made] = array
             self._advance(info.num_bytes)
@@ -54,7 +53,14 @@ class Assembly:
         params: ParamTree = map_named(lambda name, _: self._finished[name], self._arrays)
         return params
 
-    def _derive(self, info: ArrayInfo, source: Derived, array: jax.Array) -> jax.Array:
-        made = jax.jit(source.compute, out_shardings=NamedSharding(self._mesh, info.spec))(array)
-        assert (made.shape, made.dtype) == (info.shape, info.dtype), (made.shape, made.dtype, info)
-        return jax.block_until_ready(made)
+
+def give(info: ArrayInfo, source: Given, mesh: Mesh) -> jax.Array:
+    """The array of numbers that no checkpoint has."""
+    return jax.device_put(np.array(source.values, info.dtype).reshape(info.shape), NamedSharding(mesh, info.spec))
+
+
+def derive(info: ArrayInfo, source: Derived, base: jax.Array, mesh: Mesh) -> jax.Array:
+    """The array that is computed from `base`, finished."""
+    made = jax.jit(source.compute, out_shardings=NamedSharding(mesh, info.spec))(base)
+    assert (made.shape, made.dtype) == (info.shape, info.dtype), (made.shape, made.dtype, info)
+    return jax.block_until_ready(made)

@@ -100,7 +100,7 @@ class Engine(RolloutMethods, VectorMethods, WeightMethods):
                 f"{server_args.tokenizer_worker_num}."
             )
         if not in_process and (mesh is not None or devices is not None):
-            raise ValueError("mesh and devices need in_process=True; other Engines start processes of their own.")
+            raise ValueError("mesh and devices must come with in_process=True: other Engines start processes of their own.")
         self._handover = Handover() if in_process else None
         args = located(server_args)
         if self._handover is not None:

@@ -290,7 +290,7 @@ def test_from_a_loop(start: Callable[..., Engine], trained: dict[str, Weights], 
         ),
         (lambda: {"devices": jax.devices()[:3]}, "3"),  # heads cannot be divided so
         (lambda: {"mesh": Mesh(np.array(jax.devices()[:1]), ("x",)), "devices": jax.devices()[:1]}, "not both"),
-        (lambda: {"in_process": False, "devices": jax.devices()[:1]}, "mesh and devices need in_process=True"),
+        (lambda: {"in_process": False, "devices": jax.devices()[:1]}, "mesh and devices must come with in_process=True"),
         (
             lambda: {"nnodes": 2, "tp_size": 2, "dist_init_addr": "127.0.0.1:5"},
             "nnodes must be 1 for an Engine in this process; got 2.",

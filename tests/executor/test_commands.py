@@ -423,7 +423,7 @@ def test_arrays_need_an_engine_in_their_process(runner: ModelRunner, old_tokens:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner._commands, "_handover", None)
         for command in (CheckTensors(1, partial=False), ReplaceTensors(1, partial=True)):
-            assert refusal(runner, command).endswith("need an engine in the process that holds them (in_process=True).")
+            assert refusal(runner, command).endswith("must be in the engine's own process (in_process=True).")
     assert tokens_of(runner) == old_tokens
 
 

@@ -110,7 +110,7 @@ def test_a_function_as_mapping() -> None:
         ({"a": ["x", "x"]}, "Several arrays are mapped to one tensor: x."),
         ({"a": ("x", ("fsdp", None))}, "The mapping of a must be a name, or a name and a function"),
         ({"a": 3}, "The mapping of a must be a name, or a name and a function; got 3."),
-        ({"a": "x.*.*.*"}, "a is to stack tensors along 3 axes, but its shape is [2, 1]."),
+        ({"a": "x.*.*.*"}, "a must have 3 axes along which it stacks tensors; got the shape [2, 1]."),
     ],
 )
 def test_what_is_wrong_with_a_mapping_is_said(mapping: Any, says: str) -> None:
@@ -120,5 +120,5 @@ def test_what_is_wrong_with_a_mapping_is_said(mapping: Any, says: str) -> None:
 
 
 def test_more_numbers_than_the_tensor_takes() -> None:
-    with pytest.raises(ValueError, match=r"The mapping of a\.1\.2 has 2 numbers, but b\.\* takes 1\."):
+    with pytest.raises(ValueError, match=r"The mapping of a\.1\.2 must have a place for each of its 2 numbers; got b\.\*\."):
         hugging_face_names({"a.1.2": np.ones(1)}, {"a.*.*": "b.*"})

@@ -1,0 +1,163 @@
+"""From the devices where somebody's arrays are to ours, whatever the shardings of both: device to device.
+
+`jax.device_put` goes through the host where the shards of both sides are not the same. Here shards are cut into pieces that
+are whole on both sides, each is copied once to each device that needs it, and put together there. What lies on the right device
+is not copied. Cutting and putting together are one program for all devices, and for all arrays of a shape.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+Bounds: TypeAlias = tuple[tuple[int, int], ...]  # per axis, [start, stop)
+Shape: TypeAlias = tuple[int, ...]
+
+_FLAT = PartitionSpec("device")  # of an array that is the shards of another one below the other
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A part of an array that a device is to have."""
+
+    array: jax.Array
+    bounds: Bounds
+
+
+def redistribute(array: jax.Array, sharding: Sharding, *, fresh: bool = False) -> jax.Array:
+    """The same elements with that sharding, which must divide the shape. Buffers that are on the right device already are
+    shared with `array`, unless `fresh`."""
+    blocks, theirs = blocks_of(sharding, array.shape), blocks_of(array.sharding, array.shape)
+    if list(blocks.values()) == list(theirs.values()) and blocks.keys() != theirs.keys():
+        return jax.device_put(array, sharding, may_alias=False if fresh else None)  # shard for shard
+    wanted = {device: Block(array, bounds) for device, bounds in blocks.items()}
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, bring(wanted, fresh=fresh))
+
+
+def plain(array: jax.Array) -> jax.Array:
+    """The same buffers as an array whose type says nothing of its mesh, as types of an explicit one do: how programs divide it
+    is XLA's business. What is in the host's memory comes to its devices."""
+    sharding = array.sharding
+    device: Any = next(iter(sharding.device_set))
+    default = device.default_memory().kind
+    if sharding.memory_kind not in (None, default):
+        array = jax.device_put(array, sharding.with_memory_kind(default))
+        sharding = array.sharding
+    if not isinstance(sharding, NamedSharding) or set(sharding.mesh.axis_types) == {AxisType.Auto}:
+        return array
+    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
+    shards = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, NamedSharding(mesh, sharding.spec), shards)
+
+
+def devices_of(array: jax.Array) -> tuple[jax.Device, ...]:
+    """In the order that programs over them know."""
+    return tuple(array.sharding.devices_indices_map(array.shape))
+
+
+def blocks_of(sharding: Sharding, shape: Shape) -> dict[jax.Device, Bounds]:
+    """What each device has, in that order."""
+    found = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        assert index is not None
+        found[device] = tuple(axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True))
+    return found
+
+
+def bring(wanted: Mapping[jax.Device, Block], *, fresh: bool = False) -> list[jax.Array]:
+    """Each device's block, of one size for all, as arrays of single devices in the order of `wanted`."""
+    (size,) = {_size(block.bounds) for block in wanted.values()}
+    arrays = {id(block.array): block.array for block in wanted.values()}
+    unit = functools.reduce(_common, (array.sharding.shard_shape(array.shape) for array in arrays.values()), size)
+    pieces = {key: _pieces(array, unit) for key, array in arrays.items()}
+    sources, targets = [], []
+    for number, (device, block) in enumerate(wanted.items()):
+        for start in itertools.product(*(range(*bounds, step) for bounds, step in zip(block.bounds, unit, strict=True))):
+            sources.append(_nearest(pieces[id(block.array)][start], device, number))
+            targets.append(device)
+    moved = jax.device_put(sources, targets, may_alias=False if fresh and unit == size else None)
+    grid = tuple(whole // part for whole, part in zip(size, unit, strict=True))
+    return moved if unit == size else _put_together(moved, tuple(wanted), grid)
+
+
+def _size(bounds: Bounds) -> Shape:
+    return tuple(stop - start for start, stop in bounds)
+
+
+def _common(one: Shape, other: Shape) -> Shape:
+    """Of the largest pieces that neither side's borders cut."""
+    return tuple(map(math.gcd, one, other))
+
+
+def _pieces(array: jax.Array, unit: Shape) -> dict[Shape, list[jax.Array]]:
+    """By where in the array they begin; several where several devices have it."""
+    bounds = blocks_of(array.sharding, array.shape)
+    shards = {shard.device: shard.data for shard in array.addressable_shards}
+    found = collections.defaultdict(list)
+    shard_size = array.sharding.shard_shape(array.shape)
+    if shard_size == unit:
+        for device, data in shards.items():
+            found[tuple(start for start, _ in bounds[device])].append(data)
+        return found
+    mesh = Mesh(np.array(list(bounds)), ("device",))
+    flat = _joined([shards[device] for device in bounds], mesh)
+    steps = [range(0, whole, part) for whole, part in zip(shard_size, unit, strict=True)]
+    for offset, piece in zip(itertools.product(*steps), _cut(flat, unit, mesh), strict=True):
+        for shard in piece.addressable_shards:
+            found[tuple(start + add for (start, _), add in zip(bounds[shard.device], offset, strict=True))].append(shard.data)
+    return found
+
+
+def _nearest(copies: Sequence[jax.Array], device: jax.Device, number: int) -> jax.Array:
+    """One that the device has itself; else the devices that have it take turns."""
+    here = [copy for copy in copies if copy.devices() == {device}]
+    return here[0] if here else copies[number % len(copies)]
+
+
+def _put_together(pieces: Sequence[jax.Array], devices: Sequence[jax.Device], grid: Shape) -> list[jax.Array]:
+    """`pieces` of one device after the other, each device's as a grid of that shape."""
+    mesh, per_device = Mesh(np.array(devices), ("device",)), math.prod(grid)
+    columns = [_joined(pieces[place::per_device], mesh) for place in range(per_device)]
+    shards = {shard.device: shard.data for shard in _assemble(columns, grid, mesh).addressable_shards}
+    return [shards[device] for device in devices]
+
+
+def _joined(shards: Sequence[jax.Array], mesh: Mesh) -> jax.Array:
+    """One below the other, each where it is."""
+    first, *others = shards[0].shape
+    sharding = NamedSharding(mesh, _FLAT)
+    return jax.make_array_from_single_device_arrays((len(shards) * first, *others), sharding, shards)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _cut(flat: jax.Array, unit: Shape, mesh: Mesh) -> list[jax.Array]:
+    def cut(shard: jax.Array) -> list[jax.Array]:
+        steps = [range(0, whole, part) for whole, part in zip(shard.shape, unit, strict=True)]
+        return [
+            jax.lax.slice(shard, start, [begin + part for begin, part in zip(start, unit, strict=True)])
+            for start in itertools.product(*steps)
+        ]
+
+    return jax.shard_map(cut, mesh=mesh, in_specs=_FLAT, out_specs=_FLAT)(flat)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _assemble(columns: Sequence[jax.Array], grid: Shape, mesh: Mesh) -> jax.Array:
+    def assemble(pieces: Sequence[jax.Array]) -> jax.Array:
+        parts = list(pieces)
+        for axis in reversed(range(len(grid))):
+            parts = [jnp.concatenate(parts[start : start + grid[axis]], axis) for start in range(0, len(parts), grid[axis])]
+        (whole,) = parts
+        return whole
+
+    return jax.shard_map(assemble, mesh=mesh, in_specs=(_FLAT,), out_specs=_FLAT)(columns)
