@@ -136,9 +136,7 @@ def _tensors(leaf: str, array: Array, tensor: Any, numbers: tuple[str, ...]) -> 
     if num_stacked < 0:
         raise ValueError(f"The mapping of {leaf} must have a place for each of its {len(numbers)} numbers; got {name}.")
     if num_stacked > array.ndim:
-        raise ValueError(
-            f"{leaf} must have {num_stacked} axes along which it stacks tensors; got the shape {list(array.shape)}."
-        )
+        raise ValueError(f"{leaf} must have {num_stacked} axes to stack tensors along; got the shape {list(array.shape)}.")
     for index in itertools.product(*map(range, array.shape[:num_stacked])):
         words = [*numbers, *map(str, index), ""]
         full = "".join(itertools.chain.from_iterable(zip(pieces, words, strict=True)))

@@ -110,7 +110,7 @@ def test_a_function_as_mapping() -> None:
         ({"a": ["x", "x"]}, "Several arrays are mapped to one tensor: x."),
         ({"a": ("x", ("fsdp", None))}, "The mapping of a must be a name, or a name and a function"),
         ({"a": 3}, "The mapping of a must be a name, or a name and a function; got 3."),
-        ({"a": "x.*.*.*"}, "a must have 3 axes along which it stacks tensors; got the shape [2, 1]."),
+        ({"a": "x.*.*.*"}, "a must have 3 axes to stack tensors along; got the shape [2, 1]."),
     ],
 )
 def test_what_is_wrong_with_a_mapping_is_said(mapping: Any, says: str) -> None:
