@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from jaxserve.handover import Handover
 from jaxserve.scheduler.control.declaration import first_failure
@@ -13,57 +13,49 @@ if TYPE_CHECKING:
     from jaxserve.models.leaf_names import NameMapping
 
 
+class WeightOptions(TypedDict, total=False):
+    """Keyword arguments of `Engine.update_weights`."""
+
+    partial: bool  # tensors that are not given stay
+    weight_version: str | None  # a label; None: how many updates there were
+    # Requests that run end first, new ones wait; those that a pause has retracted are computed again. False: all go on at once,
+    # with what the old weights computed. True by default.
+    flush_cache: bool
+    abort_all_requests: bool  # instead of being finished with the old weights
+
+
 class WeightMethods(EngineBase):
     _handover: Handover | None  # with the scheduler's thread; None: it is in another process
     _num_updates = 0
 
-    def update_weights(
-        self,
-        weights: Any,
-        mapping: NameMapping | None = None,
-        *,
-        partial: bool = False,
-        weight_version: str | None = None,
-        flush_cache: bool = True,
-        abort_all_requests: bool = False,
-    ) -> str:
+    def update_weights(self, weights: Any, mapping: NameMapping | None = None, **options: Unpack[WeightOptions]) -> str:
         """Replaces the weights by those in a tree of jax.Array (dictionaries, dataclasses, flax.nnx states and modules), on
         whatever devices of this process, in whatever sharding: from device to device, into copies of the engine's own. Without
         compiling anything from the second time on. Returns the version that replies bear from now on.
 
         mapping: from names in the tree to those of a Hugging Face checkpoint, see `leaf_names.hugging_face_names`; None: they
         are the same. Keep it, and its functions, from one update to the next: programs are compiled for them.
-        partial: tensors that are not given stay. weight_version: a label; None: how many updates there were.
-        flush_cache: requests that run end first, new ones wait; those that a pause has retracted are computed again. False:
-        all go on at once, with what the old weights computed. abort_all_requests: ends all requests instead.
 
-        Raises ValueError with the names of all that is wrong, and has changed nothing then; EngineError if it fails midway.
+        Raises ValueError with the names of all that is wrong, and has changed nothing then. If the weights are lost midway, as
+        for lack of memory, it says so: requests are refused until there are others.
         """
-        return self._call(self._update_weights(weights, mapping, partial, weight_version, flush_cache, abort_all_requests))
+        return self._call(self._update_weights(weights, mapping, **options))
 
     async def async_update_weights(
-        self,
-        weights: Any,
-        mapping: NameMapping | None = None,
-        *,
-        partial: bool = False,
-        weight_version: str | None = None,
-        flush_cache: bool = True,
-        abort_all_requests: bool = False,
+        self, weights: Any, mapping: NameMapping | None = None, **options: Unpack[WeightOptions]
     ) -> str:
         """As `update_weights`, from any event loop."""
-        return await self._wait(
-            self._update_weights(weights, mapping, partial, weight_version, flush_cache, abort_all_requests)
-        )
+        return await self._wait(self._update_weights(weights, mapping, **options))
 
     async def _update_weights(
         self,
         weights: Any,
         mapping: NameMapping | None,
-        partial: bool,
-        weight_version: str | None,
-        flush_cache: bool,
-        abort_all_requests: bool,
+        *,
+        partial: bool = False,
+        weight_version: str | None = None,
+        flush_cache: bool = True,
+        abort_all_requests: bool = False,
     ) -> str:
         if self._handover is None:
             raise ValueError(
@@ -74,8 +66,7 @@ class WeightMethods(EngineBase):
         from jaxserve.models.leaf_names import hugging_face_names, named_leaves
 
         given = hugging_face_names(named_leaves(weights), mapping)
-        self._num_updates += 1
-        version = str(self._num_updates) if weight_version is None else weight_version
+        version = str(self._num_updates + 1) if weight_version is None else weight_version
         number = self._handover.leave(given)
         request = UpdateWeightsFromArraysReq(
             handover=number,
@@ -90,4 +81,5 @@ class WeightMethods(EngineBase):
             self._handover.drop(number)
         if not reply.success:
             raise ValueError(reply.message)
+        self._num_updates += 1
         return version

@@ -269,6 +269,8 @@ def test_replicas_in_one_process(start: Callable[..., Engine], trained: dict[str
 def test_from_a_loop(start: Callable[..., Engine], trained: dict[str, Weights], expected: Expected) -> None:
     async def main() -> None:
         with start(devices=jax.devices()[4:5]) as engine:
+            with pytest.raises(ValueError, match="Missing"):
+                await engine.async_update_weights({})
             assert await engine.async_update_weights(trained["new"]) == "1"
             generate = functools.partial(engine.async_generate, sampling_params=GREEDY)
             replies: list[Any] = await asyncio.gather(*(generate(input_ids=prompt) for prompt in PROMPTS))
