@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
 from jaxserve import Engine
+from jaxserve.server.engine import EngineError
 from jaxserve.server.requests import RequestError
 
 PROMPTS = [[3 + (seed * 31 + i * 7) % 290 for i in range(6 + 5 * seed)] for seed in range(6)]
@@ -264,6 +265,8 @@ def test_replicas_in_one_process(start: Callable[..., Engine], trained: dict[str
         assert (engine.server_args.tp_size, engine.server_args.dp_size) == (1, 2)
         engine.update_weights(trained["new"])
         assert tokens_of(engine) == expected["new"]
+    with pytest.raises(EngineError, match="has been shut down"):
+        engine.update_weights(trained["old"])
 
 
 def test_from_a_loop(start: Callable[..., Engine], trained: dict[str, Weights], expected: Expected) -> None:
