@@ -376,7 +376,8 @@ def hand_over(runner: ModelRunner, handover: Handover, given: dict[str, GivenTen
     try:
         runner.execute(ReplaceTensors(number, partial)).result(timeout=120)
     finally:
-        assert len(handover) == 0
+        assert handover.peek(number) is given  # for other replicas
+        handover.drop(number)
 
 
 def test_arrays_give_the_tokens_of_a_fresh_runner(
@@ -413,7 +414,6 @@ def test_arrays_that_are_refused_change_nothing(
     says = "Deleted arrays, as donated ones are: model.norm.weight."
     assert refusal(runner, CheckTensors(number, partial=False)) == says
     assert refusal(runner, ReplaceTensors(number, partial=False)) == says
-    assert len(handover) == 0
     number = handover.leave({"model.norm.weight": GivenTensor(np.ones(64, np.float32))})
     assert "Missing tensors: " in refusal(runner, ReplaceTensors(number, partial=False))
     assert tokens_of(runner) == old_tokens
