@@ -15,8 +15,11 @@ from tokenizers import processors
 
 from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
+from jaxserve.mailboxes import Mailboxes
+from jaxserve.messages import DETOKENIZER, WorkerAddress
 from jaxserve.server.decoder_handover import hand_over, wait_for_decoder
 from jaxserve.server.tokenizer import PythonDecoder, RustDecoder, Tokenizer
+from jaxserve.server.worker_process import WorkerContext
 from jaxserve.text.incremental import advance, open_windows
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -51,12 +54,17 @@ def test_a_saved_truncation_is_not_applied(tmp_path: Path) -> None:
     assert len(tokenizer.encode("")) == 0
 
 
+def worker(folder: Path, model_path: str) -> WorkerContext:
+    """One that finds there what was handed over."""
+    return WorkerContext(WorkerAddress(DETOKENIZER), ServerArgs(model_path=model_path), Mailboxes(folder))
+
+
 @pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
 def test_the_decoder_handed_over_decodes_the_same(make: object, tmp_path: Path) -> None:
     folder = write_folder(make(), tmp_path / "model")  # type: ignore[operator]
     tokenizer = Tokenizer.load(str(folder))
     hand_over(tokenizer, tmp_path)
-    decoder = wait_for_decoder(tmp_path, ServerArgs(model_path="nowhere"))
+    decoder = wait_for_decoder(worker(tmp_path, "nowhere"))
     assert isinstance(decoder, RustDecoder)
     batch = [[i, i + 1, i + 2] for i in range(len(tokenizer) - 2)]
     for skip in (True, False):
@@ -86,7 +94,7 @@ def test_a_tokenizer_that_tidies_up_stays_with_transformers(tmp_path: Path) -> N
     assert tokenizer.rust_json is None
     assert tokenizer.decode([0, 1, 3, 2]) == "hello worlds."
     hand_over(tokenizer, tmp_path)
-    decoder = wait_for_decoder(tmp_path, ServerArgs(model_path=str(folder)))
+    decoder = wait_for_decoder(worker(tmp_path, str(folder)))
     assert isinstance(decoder, PythonDecoder)
     assert decoder.decode_batch([[0, 1, 3, 2]]) == ["hello worlds."]
 
