@@ -183,7 +183,7 @@ def test_running_requests_go_on_with_new_weights(engine: Engine, trained: dict[s
     """Paused in place, their weights changed, with what the old ones computed; and computed again."""
     for mode, flush_cache in (("in_place", False), ("retract", True)):
         engine.update_weights(trained["old"], weight_version="old")
-        params = {**GREEDY, "max_new_tokens": 200, "stream_interval": 1}
+        params = {**GREEDY, "max_new_tokens": 400, "stream_interval": 1}
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(engine.rollout, input_ids=PROMPTS[:3], sampling_params=params)
             _until(lambda: engine.get_server_info()["internal_states"][0]["num_running_reqs"] == 3)
@@ -191,7 +191,7 @@ def test_running_requests_go_on_with_new_weights(engine: Engine, trained: dict[s
             engine.update_weights(trained["new"], weight_version="new", flush_cache=flush_cache)
             engine.continue_generation()
             rollouts = waiting.result(60)
-        assert rollouts.lengths.tolist() == [200] * 3
+        assert rollouts.lengths.tolist() == [400] * 3
         for row in range(3):
             versions = [rollouts.versions[i] for i in rollouts.token_versions[row].tolist()]
             assert versions == sorted(versions, reverse=True) and versions[0] == "old" and versions[-1] == "new"
