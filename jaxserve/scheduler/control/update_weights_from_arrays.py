@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import CheckTensors, CommandError, ReplaceTensors
+from jaxserve.runner import CheckTensors, ReplaceTensors
 from jaxserve.scheduler.control.declaration import Control, ControlStruct
-from jaxserve.scheduler.control.update_weights_from_disk import Replacement, ShowsWeights, carry_out, note_replaced
+from jaxserve.scheduler.control.update_weights_from_disk import (
+    Replacement,
+    ShowsWeights,
+    UpdateWeightFromDiskReqOutput,
+    carry_out,
+    note_replaced,
+)
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
@@ -26,32 +30,21 @@ class UpdateWeightsFromArraysReq(ControlStruct):
     flush_cache: bool  # else what was computed with the old weights stays, and running requests go on at once
 
 
-class UpdateWeightsFromArraysReqOutput(msgspec.Struct):
-    success: bool
-    message: str
-    num_paused_requests: int = 0  # that go on with the new weights when generation continues
-
-
-def update(
-    scheduler: Scheduler, request: UpdateWeightsFromArraysReq
-) -> Generator[None, None, UpdateWeightsFromArraysReqOutput]:
+def update(scheduler: Scheduler, request: UpdateWeightsFromArraysReq) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:
     replacement = Replacement(
         name="update_weights",
         check=CheckTensors(request.handover, request.partial),
         replace=ReplaceTensors(request.handover, request.partial),
         weight_version=request.weight_version,
         abort_all_requests=request.abort_all_requests,
+        message="",
         keeps_cache=not request.flush_cache,
     )
-    try:
-        num_paused = yield from carry_out(scheduler, replacement)
-    except CommandError as error:
-        return UpdateWeightsFromArraysReqOutput(False, str(error))
-    return UpdateWeightsFromArraysReqOutput(True, "", num_paused)
+    return (yield from carry_out(scheduler, replacement))
 
 
 def note_weights(
-    manager: ShowsWeights, request: UpdateWeightsFromArraysReq, replies: Sequence[UpdateWeightsFromArraysReqOutput]
+    manager: ShowsWeights, request: UpdateWeightsFromArraysReq, replies: Sequence[UpdateWeightFromDiskReqOutput]
 ) -> None:
     note_replaced(manager, request.weight_version)
     if request.flush_cache:
@@ -61,7 +54,7 @@ def note_weights(
 CONTROL = Control(
     name="update_weights_from_arrays",
     request=UpdateWeightsFromArraysReq,
-    reply=UpdateWeightsFromArraysReqOutput,
+    reply=UpdateWeightFromDiskReqOutput,
     handlers={SCHEDULER: update},
     takes_long=True,
     completed=note_weights,

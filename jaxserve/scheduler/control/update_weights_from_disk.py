@@ -84,35 +84,40 @@ class Replacement(NamedTuple):
     replace: ReplaceWeights | ReplaceTensors
     weight_version: str | None
     abort_all_requests: bool
+    message: str  # that says it is done
     keeps_cache: bool = False
 
 
-def carry_out(scheduler: Scheduler, replacement: Replacement) -> Generator[None, None, int]:
-    """Returns how many requests are paused and go on with the new weights. Raises CommandError."""
+def carry_out(scheduler: Scheduler, replacement: Replacement) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:
     commands = scheduler.commands
-    with commands.serving(replacement.name):
-        yield from commands.beside_steps(replacement.check)
-        if replacement.abort_all_requests:
-            scheduler.abort("")
-        if replacement.keeps_cache:
-            scheduler.process_results()
-        yield from commands.replace_weights(replacement.replace, keeps_cache=replacement.keeps_cache)
+    try:
+        with commands.serving(replacement.name):
+            yield from commands.beside_steps(replacement.check)
+            if replacement.abort_all_requests:
+                scheduler.abort("")
+            if replacement.keeps_cache:
+                scheduler.process_results()
+            yield from commands.replace_weights(replacement.replace, keeps_cache=replacement.keeps_cache)
+    except CommandError as error:
+        return UpdateWeightFromDiskReqOutput(False, str(error))
     if replacement.weight_version is not None:
         scheduler.set_args(scheduler.args.replace(weight_version=replacement.weight_version))
     load = scheduler.load()
-    return load.num_waiting + load.num_running if scheduler.pace.is_paused else 0
+    num_paused = load.num_waiting + load.num_running if scheduler.pace.is_paused else 0
+    return UpdateWeightFromDiskReqOutput(True, replacement.message, num_paused)
 
 
 def update(scheduler: Scheduler, request: UpdateWeightFromDiskReqInput) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:
     path, load_format = request.model_path, request.load_format or "auto"
-    check, replace = CheckWeights(path, load_format), ReplaceWeights(path, load_format)
-    try:
-        num_paused = yield from carry_out(
-            scheduler, Replacement(CONTROL.name, check, replace, request.weight_version, request.abort_all_requests)
-        )
-    except CommandError as error:
-        return UpdateWeightFromDiskReqOutput(False, str(error))
-    return UpdateWeightFromDiskReqOutput(True, f"The weights are those of {path} now.", num_paused)
+    replacement = Replacement(
+        name=CONTROL.name,
+        check=CheckWeights(path, load_format),
+        replace=ReplaceWeights(path, load_format),
+        weight_version=request.weight_version,
+        abort_all_requests=request.abort_all_requests,
+        message=f"The weights are those of {path} now.",
+    )
+    return (yield from carry_out(scheduler, replacement))
 
 
 def note_weights(
