@@ -6,6 +6,7 @@ Every message is checked on its way: encodable, arrays of the right types and le
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -355,3 +356,14 @@ class Harness:
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     """Random tokens, never eos."""
     return np.random.default_rng([length, seed]).integers(1, 101, length).tolist()
+
+
+def until_replied(harness: Harness, count: int = 1) -> Any:
+    """Commands take real time, in a thread."""
+    give_up_s = time.monotonic() + 60
+    while time.monotonic() < give_up_s:
+        harness.turn()
+        if len(harness.control_replies()) >= count:
+            return harness.control_replies()[-1]
+        time.sleep(0.001)
+    raise AssertionError("no reply")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from fake_runner import LOST_TENSORS, weights_of
-from scheduler_harness import Harness, prompt_of
+from scheduler_harness import Harness, prompt_of, until_replied
 
 from jaxserve.runner import CheckTensors, ReplaceTensors
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
@@ -28,17 +26,6 @@ def update(harness: Harness, number: int = 1, *, flush_cache: bool = True, abort
             flush_cache=flush_cache,
         )
     )
-
-
-def until_replied(harness: Harness, count: int = 1) -> Any:
-    """Commands take real time, in a thread."""
-    give_up_s = time.monotonic() + 60
-    while time.monotonic() < give_up_s:
-        harness.turn()
-        if len(harness.control_replies()) >= count:
-            return harness.control_replies()[-1]
-        time.sleep(0.001)
-    raise AssertionError("no reply")
 
 
 @both_loops

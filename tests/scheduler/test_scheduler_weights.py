@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_runner import weights_of
-from scheduler_harness import Harness, prompt_of
+from scheduler_harness import Harness, prompt_of, until_replied
 
 from jaxserve.runner import CheckWeights, ReleaseMemory, ReplaceWeights, ResumeMemory
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
@@ -29,17 +28,6 @@ DONE = UpdateWeightFromDiskReqOutput(True, "The weights are those of new now.")
 
 def update(harness: Harness, path: str = "new", **fields: Any) -> None:
     harness.control(UpdateWeightFromDiskReqInput(model_path=path, **fields))
-
-
-def until_replied(harness: Harness, count: int = 1) -> Any:
-    """Commands take real time, in a thread."""
-    give_up_s = time.monotonic() + 60
-    while time.monotonic() < give_up_s:
-        harness.turn()
-        if len(harness.control_replies()) >= count:
-            return harness.control_replies()[-1]
-        time.sleep(0.001)
-    raise AssertionError("no reply")
 
 
 def assert_tokens(harness: Harness, rid: str, weights: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import fake_scheduler
 import psutil
 import pytest
-from pipeline_harness import collect, refused, request, running, until
+from pipeline_harness import collect, refused, request, running, running_on_threads, until
 
 from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
@@ -34,9 +34,10 @@ async def test_drain_lets_running_requests_end() -> None:
         assert await drain
 
 
-async def test_drain_aborts_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("start", [running, running_on_threads])
+async def test_drain_aborts_after_its_time(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEP_S", "0.05")
-    async with running() as pipeline:
+    async with start() as pipeline:
         task = asyncio.create_task(collect(pipeline, request(max_new_tokens=400, ignore_eos=True)))
         await until(lambda: pipeline.manager.num_live)
         assert await pipeline.drain(0.2)

@@ -59,17 +59,6 @@ async def test_engines_of_one_process_do_not_meet() -> None:
         assert (await collect(other, request("Hello", temperature=0.0)))[0][-1].text == theirs[0][-1].text
 
 
-async def test_drain_aborts_what_runs_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_STEP_S", "0.05")
-    async with running_on_threads() as pipeline:
-        task = asyncio.create_task(collect(pipeline, request(max_new_tokens=400, ignore_eos=True)))
-        await until(lambda: pipeline.manager.num_live)
-        assert await pipeline.drain(0.2)
-        reason = (await task)[0][-1].finish_reason
-        assert reason is not None
-        assert reason.type == "abort"
-
-
 async def test_close_ends_threads_whose_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_STEP_S", "0.01")
     async with running_on_threads() as pipeline:
