@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.config.arg import arg
 from jaxserve.config.checks import check, flag
 from jaxserve.config.kv_events import KVEventsConfig, read_kv_events_config
 from jaxserve.config.lora import lora_paths_of
@@ -33,21 +34,6 @@ from jaxserve.config.names import (
     WARMUPS,
 )
 from jaxserve.parsers.names import REASONING_NAMES, TOOL_NAMES
-
-
-def arg(
-    default: Any,
-    help: str,
-    *,
-    choices: Sequence[Any] | None = None,
-    factory: Callable[[], Any] | None = None,
-    is_json: bool = False,
-) -> Any:
-    """A ServerArgs field: its default, the sentence `--help` shows, and what it may be. `is_json`: an object as text."""
-    metadata = {"help": help, "choices": tuple(choices) if choices else None, "is_json": is_json}
-    if factory is not None:
-        return dataclasses.field(default_factory=factory, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
