@@ -387,6 +387,11 @@ class ServerArgs:
         "Let /start_expert_distribution_record count how many tokens go to each expert; stat: of all steps, in each layer.",
         choices=EXPERT_RECORDER_MODES,
     )
+    enable_deterministic_inference: bool = arg(
+        False,
+        "A token's logprobs are the same, bit for bit, whatever else is in its batch, however its prompt came in steps, and "
+        "whatever was cached: all steps have one size. Requests that bring no seed have 42.",
+    )
     random_seed: int | None = arg(None, "Seed for requests that bring none; default: a fresh one.")
     compilation_cache_dir: str | None = arg(None, "Folder of compiled programs, for the next start; default: in ~/.cache.")
     prefill_token_buckets: tuple[int, ...] | None = arg(

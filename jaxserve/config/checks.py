@@ -38,6 +38,7 @@ def check(args: ServerArgs) -> None:
     _check_hosts(args)
     _check_stages(args)
     check_lora(args)
+    _check_deterministic(args)
     if args.tp_size % args.attn_dp_size:
         raise ValueError(
             f"--attn-dp-size {args.attn_dp_size} must divide --tp-size {args.tp_size}, which counts all devices"
@@ -145,6 +146,15 @@ def _check_labels(args: ServerArgs) -> None:
         raise ValueError(f"--extra-metric-labels must hold texts; got {args.extra_metric_labels!r}.")
     if both := set(extra) & set(args.tokenizer_metrics_allowed_custom_labels or ()):
         raise ValueError(f"--extra-metric-labels must not name labels that requests may bring; got {min(both)!r}.")
+
+
+def _check_deterministic(args: ServerArgs) -> None:
+    """What would give a token's computation another shape, or another order of sums."""
+    if not args.enable_deterministic_inference:
+        return
+    for name, value in (("speculative_algorithm", None), ("attn_dp_size", 1), ("dcp_size", 1)):
+        if (given := getattr(args, name)) != value:
+            raise ValueError(f"--enable-deterministic-inference must be off with {flag(name)}; got {flag(name)} {given}.")
 
 
 def _check_ranges(args: ServerArgs) -> None:

@@ -25,6 +25,7 @@ from jaxserve.executor.program_set import ProgramSet
 from jaxserve.executor.programs import StepPrograms
 from jaxserve.executor.resolve import resolve_args, resolve_dtype, resolve_lora
 from jaxserve.executor.sampler import SamplingMode
+from jaxserve.executor.scoring import LINE_COUNTS
 from jaxserve.executor.step import Params, Step
 from jaxserve.kernels.api import AttentionBackend, AttentionSpec, Chip, LatentBackend, choose_backend, choose_latent_backend
 from jaxserve.kernels.context import ContextGroup
@@ -66,13 +67,26 @@ def _check_states(args: ServerArgs, config: ModelConfig) -> None:
     """ValueError for what cannot be with a model whose layers keep states."""
     if len(set(config.state_layers)) > 1:
         raise ValueError(f"the layers of {config.architecture} differ in the states that they keep.")
+    if args.enable_deterministic_inference and config.state_layers:
+        raise ValueError(
+            f"--enable-deterministic-inference needs a model whose layers keep no states: what these sum up depends on how a "
+            f"prompt came in steps. Those of {config.architecture} do."
+        )
     if args.max_mamba_cache_size is not None and not config.state_layers:
         raise ValueError(f"--max-mamba-cache-size needs a model whose layers keep states; {config.architecture} has none.")
 
 
 def _check_vectors_only(args: ServerArgs, config: ModelConfig) -> None:
     """ValueError for what only a model that generates has, or only one that computes prompts in parts."""
-    for name in () if config.generates else ("speculative_algorithm", "enable_custom_logit_processor"):
+    for name in (
+        ()
+        if config.generates
+        else (
+            "speculative_algorithm",
+            "enable_custom_logit_processor",
+            "enable_deterministic_inference",
+        )
+    ):
         if getattr(args, name):
             raise ValueError(f"--{name.replace('_', '-')} needs a model that generates; {config.architecture} makes vectors.")
     if config.is_causal:
@@ -107,6 +121,7 @@ class Blueprint:
         """ValueError with the reason if the model cannot be split so, or if no attention backend serves it."""
         placement = placement_of(args, config)
         config = config.replace(quantization=args.quantization, expert_placement=placement, attn_dp_size=args.attn_dp_size)
+        config = config.replace(batch_invariant=args.enable_deterministic_inference)
         config = config.for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
         _check_states(args, config)
@@ -125,6 +140,7 @@ class Blueprint:
             kv_dtype=KV_CACHE_DTYPES[args.kv_cache_dtype],
             page_size=args.page_size,
             context=_context(args, config),
+            batch_invariant=args.enable_deterministic_inference,
         )
         try:
             choose = choose_backend if spec.latent_dim is None else choose_latent_backend
@@ -176,6 +192,9 @@ class Blueprint:
     @property
     def buckets(self) -> Buckets:
         assert self.args.prefill_token_buckets and self.args.decode_row_buckets
+        if self._step_size is not None:
+            groups = len(self.config.kv_windows)
+            return Buckets.one(self._step_size, self.page_size, groups, adapts=self.args.serves_lora)
         return Buckets.build(
             self.args.prefill_token_buckets,
             self.args.decode_row_buckets,
@@ -185,6 +204,12 @@ class Blueprint:
             self.args.attn_dp_size,
             decodes=self.config.generates,
         )
+
+    @property
+    def _step_size(self) -> int | None:
+        """Tokens and rows of every step, and lines of every call that scores, where all are alike."""
+        assert self.args.prefill_token_buckets
+        return self.args.prefill_token_buckets[-1] if self.args.enable_deterministic_inference else None
 
     @property
     def program_set(self) -> ProgramSet:
@@ -207,6 +232,7 @@ class Blueprint:
             moves_logits=moves_logits,
             adapts=self.args.serves_lora,
             samples=generates,
+            scoring_lines=LINE_COUNTS if self._step_size is None else (self._step_size,),
             pools=line_counts(self.config),
             pools_parts=keeps_sums(self.config),
         )

@@ -71,6 +71,13 @@ class Buckets:
                 extend.append(of(total, min(total, max_rows), packs_tokens=True))
         return Buckets(decode, tuple(dict.fromkeys(extend)))
 
+    @staticmethod
+    def one(size: int, page_size: int, num_kv_groups: int, *, adapts: bool) -> Buckets:
+        """A single one, of `size` tokens and rows, for steps of every kind: what a token gets is computed by one program then,
+        in the same order, whatever comes with it."""
+        updates = num_kv_groups * (-(-size // page_size) + 2 * size)
+        return Buckets((), (Bucket(size, size, updates, decode_only=False, adapts=adapts),))
+
     @property
     def largest(self) -> tuple[Bucket, ...]:
         """Those that hold every step: of prompts, and if there are any of rows that decode."""

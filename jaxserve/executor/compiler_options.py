@@ -29,14 +29,18 @@ _NOT_IF_QUANTIZED = ("xla_gpu_enable_triton_gemm",)
 # same time: one may find in its cache what another has to compile.
 _SEVERAL_PROCESSES: dict[str, str | bool] = {"xla_gpu_shard_autotuning": False}
 
+# No kernel that adds up in the order in which its threads come, and none that was the fastest on this machine today.
+_DETERMINISTIC: dict[str, str | bool] = {"xla_gpu_exclude_nondeterministic_ops": True, "xla_gpu_autotune_level": "0"}
+
 
 def compiler_options(
-    platform: str, *, quantized: bool = False, several_processes: bool = False
+    platform: str, *, quantized: bool = False, several_processes: bool = False, deterministic: bool = False
 ) -> dict[str, str | bool] | None:
-    """For jax.jit; `quantized` says that matrices are (`--quantization`). What XLA_FLAGS speaks of is left to it."""
+    """For jax.jit; `quantized` says that matrices are (`--quantization`), `deterministic` is
+    `--enable-deterministic-inference`. What XLA_FLAGS speaks of is left to it."""
     if platform != "gpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
     unsaid = _NOT_IF_QUANTIZED if quantized else ()
-    options = _GPU | _SEVERAL_PROCESSES if several_processes else _GPU
+    options = _GPU | (_SEVERAL_PROCESSES if several_processes else {}) | (_DETERMINISTIC if deterministic else {})
     return {name: value for name, value in options.items() if f"--{name}" not in flags and name not in unsaid}

@@ -33,6 +33,7 @@ class ProgramSet:
     samples: bool = True
     pools: tuple[int, ...] = ()  # lines of the programs that make vectors, by increasing numbers
     pools_parts: bool = False  # texts may come in parts
+    scoring_lines: tuple[int, ...] = LINE_COUNTS  # by increasing numbers
     adapts: bool = False  # steps may use LoRA adapters: those that do have programs of their own
 
     def of_stage(self, *, is_first: bool, is_last: bool) -> ProgramSet:
@@ -65,7 +66,7 @@ class ProgramSet:
         return len(self._forward(self.buckets.all))
 
     def _variants(self, bucket: Bucket) -> tuple[Bucket, ...]:
-        return (bucket, bucket.with_adapters) if self.adapts else (bucket,)
+        return (bucket, bucket.with_adapters) if self.adapts and not bucket.adapts else (bucket,)
 
     @property
     def _everything(self) -> tuple[SamplingMode, ...]:
@@ -75,7 +76,7 @@ class ProgramSet:
     @property
     def scoring(self) -> tuple[ScoringKey, ...]:
         """By increasing lines."""
-        return tuple(map(ScoringKey, LINE_COUNTS)) if self.samples else ()
+        return tuple(map(ScoringKey, self.scoring_lines)) if self.samples else ()
 
     @property
     def logit_lines(self) -> tuple[LogitsKey, ...]:
@@ -104,7 +105,9 @@ class ProgramSet:
     def largest(self) -> tuple[ProgramKey, ...]:
         """Of each kind the one that takes most memory: two forward halves, then sampling and scoring, if that is done here."""
         forward = tuple(self._variants(bucket)[-1] for bucket in self.buckets.largest)
-        return (*forward, SamplingKey.largest_of(self.buckets.decode), self.scoring[-1]) if self.samples else forward
+        if not self.samples:
+            return forward
+        return (*forward, SamplingKey.largest_of(self.buckets.decode or self.buckets.extend), self.scoring[-1])
 
     @property
     def for_short_prompts(self) -> tuple[ProgramKey, ...]:

@@ -312,8 +312,13 @@ class StepPrograms:
 
     @property
     def compiler_options(self) -> dict[str, str | bool] | None:
-        quantized = self._step.decoder.config.quantization is not None
-        return compiler_options(platform_of(self._mesh), quantized=quantized, several_processes=spans_processes(self._mesh))
+        config = self._step.decoder.config
+        return compiler_options(
+            platform_of(self._mesh),
+            quantized=config.quantization is not None,
+            several_processes=spans_processes(self._mesh),
+            deterministic=config.batch_invariant,
+        )
 
     def _jit(self, function: Any, *, donated: int | tuple[int, ...] = ()) -> Any:
         return jax.jit(function, donate_argnums=donated, compiler_options=self.compiler_options)

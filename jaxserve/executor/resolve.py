@@ -24,11 +24,12 @@ class PlatformDefaults:
     decode_row_factor: int  # decode row buckets grow by it
     mem_fraction_static: float
     num_draft_tokens: int  # of a row that a step verifies, when drafting
+    one_step_size: int  # tokens and rows of all steps, where they are of one size
 
 
 # float32 on CPU: a small decode step takes 0.8 ms there, in bfloat16 3.1 ms (JAX 0.10.2, 2 cores).
-_CPU = PlatformDefaults("float32", 64, 1024, 1, 2, 0.5, 4)
-_TPU = PlatformDefaults("bfloat16", 256, 8192, 1, 2, 0.9, 8)
+_CPU = PlatformDefaults("float32", 64, 1024, 1, 2, 0.5, 4, 64)
+_TPU = PlatformDefaults("bfloat16", 256, 8192, 1, 2, 0.9, 8, 256)
 # XLA pads products of fewer than 8 rows to 8, with kernels of their own: a layer has 16 launches then instead of 10.
 _GPU = dataclasses.replace(_TPU, fewest_decode_rows=8)
 
@@ -53,6 +54,8 @@ def resolve_args(
     """ValueError, naming both options, where explicit ones contradict each other or the model. `generates`, `is_causal`: the
     model's. An encoder's texts are never split, and nothing is kept of them: --chunked-prefill-size is what steps have."""
     defaults = platform_defaults(platform)
+    if args.enable_deterministic_inference:
+        args = _for_one_step_size(args, defaults, page_size * args.dcp_size)
     context_len = args.context_length or model_context_len
     if context_len > model_context_len:
         raise ValueError(f"--context-length must be at most the model's {model_context_len}; got {context_len}.")
@@ -70,6 +73,12 @@ def resolve_args(
     if args.enable_mixed_chunk and generates:
         most_tokens = max(most_tokens, max_rows + page_tokens)  # all decode rows and at least one page of prompt
 
+    tokens = args.prefill_token_buckets or powers_up_to(SMALLEST_TOKEN_BUCKET, 4 if generates else 2, most_tokens)
+    rows = args.decode_row_buckets or powers_up_to(defaults.fewest_decode_rows, defaults.decode_row_factor, max_rows)
+    if args.enable_deterministic_inference:
+        tokens = rows = (defaults.one_step_size,)
+    else:
+        tokens, rows = _reach(tokens, most_tokens), _reach(rows, max_rows)
     return args.replace(
         context_length=context_len,
         dtype=resolve_dtype(args, platform),
@@ -80,13 +89,30 @@ def resolve_args(
         disable_radix_cache=args.disable_radix_cache or not is_causal,
         speculative_num_draft_tokens=_num_draft_tokens(args, defaults),
         mem_fraction_static=args.mem_fraction_static or defaults.mem_fraction_static,
-        prefill_token_buckets=_reach(
-            args.prefill_token_buckets or powers_up_to(SMALLEST_TOKEN_BUCKET, 4 if generates else 2, most_tokens), most_tokens
-        ),
-        decode_row_buckets=_reach(
-            args.decode_row_buckets or powers_up_to(defaults.fewest_decode_rows, defaults.decode_row_factor, max_rows), max_rows
-        ),
+        prefill_token_buckets=tokens,
+        decode_row_buckets=rows,
     )
+
+
+def _for_one_step_size(args: ServerArgs, defaults: PlatformDefaults, page_tokens: int) -> ServerArgs:
+    """With chunks and requests as many as a step may hold where nothing was said. The size is the platform's, not an option's:
+    else servers with other options would compute other sums. ValueError for what no such step holds."""
+    size, mixed = defaults.one_step_size, args.enable_mixed_chunk
+    most_rows = size - page_tokens if mixed else size  # beside a page of a prompt
+    limits = {"page_size": (page_tokens, size), "chunked_prefill_size": (args.chunked_prefill_size or size, size)}
+    limits["max_running_requests"] = (args.max_running_requests or most_rows, most_rows)
+    for name, (value, most) in limits.items():
+        if not 1 <= value <= most:
+            rest = " and --enable-mixed-chunk" if mixed and name == "max_running_requests" else ""
+            raise ValueError(
+                f"--{name.replace('_', '-')} must be in [1, {most}] with --enable-deterministic-inference{rest}, whose steps "
+                f"all have {size} tokens; got {value}."
+            )
+    for name in ("prefill_token_buckets", "decode_row_buckets"):
+        if getattr(args, name) not in (None, (size,)):
+            raise ValueError(f"--{name.replace('_', '-')} must be {size} or unset with --enable-deterministic-inference.")
+    values = {name: value for name, (value, _) in limits.items() if name != "page_size"}
+    return args.replace(**values)
 
 
 def resolve_lora(args: ServerArgs) -> ServerArgs:

@@ -57,6 +57,15 @@ def extend_tiles(
     )
 
 
+def all_alike_tiles(
+    kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int, tile_tokens: int, *, is_causal: bool = True
+) -> tuple[QueryTiles]:
+    """Tiles of all rows, also of those with one query."""
+    q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
+    first_positions = kv_lens - q_lens
+    return (cut_rows(kv_lens, cu_q_lens, q_lens, first_positions, num_tokens, tile_tokens, is_causal=is_causal, shortest=1),)
+
+
 def cut_rows(
     kv_lens: jax.Array,
     cu_q_lens: jax.Array,
@@ -66,16 +75,17 @@ def cut_rows(
     tile_tokens: int,
     *,
     is_causal: bool = True,
+    shortest: int = 2,
 ) -> QueryTiles:
-    """Cuts each row's `wanted_lens` queries, all of the row's or none, and not one alone, into tiles.
+    """Cuts each row's `wanted_lens` queries, all of the row's or none, and if any at least `shortest`, into tiles.
 
     A row's first query stands at `first_positions`, from the first of its kv_lens keys: perhaps before it, or behind them all.
     """
     num_rows, tile_tokens = kv_lens.shape[0], min(tile_tokens, num_tokens)
     tiles_per_row = -(-wanted_lens // tile_tokens)
     ends = jnp.cumsum(tiles_per_row, dtype=jnp.int32)
-    # The sum over rows of ceil(len / tile_tokens), at most: only rows of two queries or more are cut.
-    max_tiles = max(1, (num_tokens + min(num_rows, num_tokens // 2) * (tile_tokens - 1)) // tile_tokens)
+    # The sum over rows of ceil(len / tile_tokens), at most.
+    max_tiles = max(1, (num_tokens + min(num_rows, num_tokens // shortest) * (tile_tokens - 1)) // tile_tokens)
     tile = jnp.arange(max_tiles, dtype=jnp.int32)
     row = jnp.minimum(jnp.sum(tile[:, None] >= ends, axis=1, dtype=jnp.int32), num_rows - 1)
     done = (tile - (ends - tiles_per_row)[row]) * tile_tokens  # queries of the row in earlier tiles

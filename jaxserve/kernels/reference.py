@@ -15,7 +15,7 @@ import jax.typing
 
 from jaxserve.kernels import reference_pages
 from jaxserve.kernels.metadata import AttentionMetadata, decode_q_lens
-from jaxserve.kernels.query_tiles import QueryTiles, decode_tiles, extend_tiles
+from jaxserve.kernels.query_tiles import QueryTiles, all_alike_tiles, decode_tiles, extend_tiles
 from jaxserve.kernels.reference_loop import Attended, PagedKV, ReferenceTuning, ScoreOptions, attend_tiles
 from jaxserve.kernels.reference_pages import ReferenceKV
 from jaxserve.kernels.rotary import Rotary, split_and_rotate
@@ -50,7 +50,8 @@ class ReferenceAttention:
         with jax.named_scope("plan_attention"):
             if decode_q_len is None:
                 tile_tokens, is_causal = self.tuning.q_tile_tokens, self.spec.is_causal
-                tiles = extend_tiles(kv_lens, cu_q_lens, step.num_tokens, tile_tokens, is_causal=is_causal)
+                cut = extend_tiles if not self.spec.batch_invariant else all_alike_tiles
+                tiles = cut(kv_lens, cu_q_lens, step.num_tokens, tile_tokens, is_causal=is_causal)
             else:
                 tiles = (decode_tiles(kv_lens, decode_q_lens(kv_lens, cu_q_lens, decode_q_len), decode_q_len),)
             return dataclasses.replace(step.without_padding(), work=tiles)
@@ -97,7 +98,9 @@ class ReferenceAttention:
         Hkv = kv_cache.num_kv_heads
         assert Hq % Hkv == 0, f"{Hq} query heads for {Hkv} KV heads"
         grouped = q.reshape(T, Hkv, Hq // Hkv, D)
-        chunk_pages = max(1, min(self.tuning.kv_chunk_tokens // kv_cache.page_size, metadata.page_table.shape[1]))
+        chunk_pages = max(1, self.tuning.kv_chunk_tokens // kv_cache.page_size)
+        if not self.spec.batch_invariant:  # else chunks are of as many tokens whatever the page size
+            chunk_pages = min(chunk_pages, metadata.page_table.shape[1])
         kv = PagedKV(kv_cache, metadata.page_table, page_offset, chunk_pages)
         attended = Attended.nothing(grouped, with_log_sums=with_log_sums)
         with jax.named_scope("attention"):

@@ -99,6 +99,9 @@ class AttentionSpec:
     is_causal: bool = True  # False: a query sees those behind it, too; a step brings all tokens of each of its rows
     uses_soft_cap: bool = False
     uses_sinks: bool = False
+    # What a query gets must not depend, to the last bit, on the rest of its step, nor on how its row came in steps: rows of one
+    # query go the way of the others. Steps are then all of one size, never of decode rows only.
+    batch_invariant: bool = False
     # All heads read one row of head_dim per token, whose first latent_dim are its value. None: a key and a value per head.
     latent_dim: int | None = None
     projected: ProjectedHead | None = None  # what latents are projected to; None: all attention is over the rows as they are
@@ -114,6 +117,7 @@ class AttentionSpec:
         kv_dtype: str = "auto",
         page_size: int | None = None,
         context: ContextGroup | None = None,
+        batch_invariant: bool = False,
     ) -> AttentionSpec:
         """KV heads are repeated where there are fewer of them than shards. kv_dtype "auto" is `dtype`."""
         return AttentionSpec(
@@ -129,8 +133,9 @@ class AttentionSpec:
             uses_soft_cap=config.uses_soft_cap,
             uses_sinks=config.uses_sinks,
             latent_dim=config.latent_dim,
-            projected=config.projected,
+            projected=None if batch_invariant else config.projected,  # it would divide a step's rows by their lengths
             context=context,
+            batch_invariant=batch_invariant,
         )
 
     @property

@@ -59,6 +59,7 @@ class ModelConfig:
     native_products: bool = False  # those of few rows are computed in C++ (`Declare.weight`); the server's machine decides
     expert_placement: ExpertPlacement | None = None  # on several devices; None: in order. The server's options
     attn_dp_size: int = 1  # groups of devices that have attention of their own, on several devices; the server's option
+    batch_invariant: bool = False  # what a token gets must not depend on the rest of the step; the server's option
     stage: Stage | None = None  # of a pipeline, the part that is described; None: the whole model
 
     @property

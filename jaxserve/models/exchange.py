@@ -12,6 +12,7 @@ D shards, T token slots of one, A of all.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Protocol
 
 import jax
@@ -32,6 +33,15 @@ class Exchange(Protocol):
         ...
 
 
+def add_up(x: jax.Array, axes: Any, *, in_order: bool) -> jax.Array:
+    """The sum of the devices' x along mesh axes. `in_order`: each number is added up in the devices' order; all-reduces divide
+    the array among the devices, and each part begins with another one's."""
+    if not in_order or jax.lax.axis_size(axes) == 1:
+        return jax.lax.psum(x, axes)
+    parts = jax.lax.all_gather(x, axes).astype(jnp.float32)
+    return functools.reduce(jnp.add, list(parts)).astype(x.dtype)
+
+
 def _plus(x: jax.Array, bias: Any) -> jax.Array:
     return x if bias is None else x + bias[...]
 
@@ -40,11 +50,13 @@ def _plus(x: jax.Array, bias: Any) -> jax.Array:
 class AllHere:
     """Every device has all tokens."""
 
+    in_order: bool = False  # of `add_up`
+
     def gather(self, x: jax.Array) -> jax.Array:
         return x
 
     def sum_own(self, partial: jax.Array, bias: Any = None) -> jax.Array:
-        return _plus(jax.lax.psum(partial, ALL_AXES), bias)
+        return _plus(add_up(partial, ALL_AXES, in_order=self.in_order), bias)
 
 
 @dataclasses.dataclass(frozen=True)

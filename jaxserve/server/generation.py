@@ -82,6 +82,7 @@ class _PromptPlan:
     rule_plan: RulePlan
     rules: LogitRules | None
     route: Route  # of all its sequences
+    default_seed: int | None  # where the request brings none
 
 
 class Generation:
@@ -172,7 +173,8 @@ class Generation:
             text_tail = [] if tokenizer is None else tokenizer.text_tail
             facts.sent_s = time.time()
             routes = [self._routes.next() for _ in rooms]
-            await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules, routes)], text_tail)
+            seeds = itertools.repeat(limits.default_seed)
+            await self._send_request(req, sequences, [*map(_PromptPlan, rooms, plans, rules, routes, seeds)], text_tail)
             yield
         finally:
             self._embeds_bytes -= kept_bytes
@@ -398,8 +400,8 @@ def _to_scheduler_form(
     req: GenerateReqInput, prompt: int, sequences: list[LiveSequence], ids: np.ndarray, plan: _PromptPlan
 ) -> TokenizedGenerateReqInput:
     n, options = req.num_samples, req.options[prompt]
-    biases = plan.rule_plan.biases
-    first, *others = [sample_params(req.sampling_params[prompt], s.index % n, plan.room, biases) for s in sequences]
+    params, rest = req.sampling_params[prompt], (plan.room, plan.rule_plan.biases, plan.default_seed)
+    first, *others = [sample_params(params, s.index % n, *rest) for s in sequences]
     return TokenizedGenerateReqInput(
         rid=sequences[0].rid,
         input_ids=ids,

@@ -35,6 +35,7 @@ _MAX_LORA_PATH_CHARS = 4096  # as long as a path, which may be an adapter's name
 _MOST_PATTERN_SETS = 32
 _MOST_PARAMS_CHARS = 64 * 1024 * 1024
 _SEED_RANGE = 1 << 64
+_DETERMINISTIC_SEED = 42  # as SGLang has it
 _MOST_TOKEN_IDS_LOGPROB = 1024  # at every place
 _LARGEST_INT32 = 2**31 - 1
 
@@ -65,6 +66,7 @@ class ModelLimits:
     vectors: Vectors | None = None  # what the model makes of texts, if it does
     num_token_ids: int = 0  # ids that tokens may have, their types included; 0: those of the vocabulary
     new_tokens: int = 1  # that a prompt must leave room for
+    default_seed: int | None = None  # of requests that bring none; None: the scheduler draws one
 
     @staticmethod
     def of(info: dict[str, Any], args: ServerArgs, reply: ReplyLimits, reasoning: ReasoningFormat | None) -> ModelLimits:
@@ -87,6 +89,7 @@ class ModelLimits:
             generates=info.get("generates", True),
             vectors=_vectors(info.get("vectors")),
             num_token_ids=info.get("num_token_ids", 0),
+            default_seed=_DETERMINISTIC_SEED if args.enable_deterministic_inference else None,
         )
 
     @functools.cached_property
@@ -437,11 +440,15 @@ def fit_new_tokens(params: SamplingParams, prompt_len: int, limits: ModelLimits,
 
 
 def sample_params(
-    params: SamplingParams, sample: int, max_new_tokens: int, biases: Mapping[int, float] | None = None
+    params: SamplingParams,
+    sample: int,
+    max_new_tokens: int,
+    biases: Mapping[int, float] | None = None,
+    default_seed: int | None = None,
 ) -> SamplingParams:
     """The parameters of one of n samples. Sample j of a seeded request has the seed plus j. `biases` come on top of its own;
     what is left of custom_params goes another way."""
-    seed = params.sampling_seed
+    seed = default_seed if params.sampling_seed is None else params.sampling_seed
     if seed is not None:
         seed = (seed + sample + _SEED_RANGE // 2) % _SEED_RANGE - _SEED_RANGE // 2
     return msgspec.structs.replace(

@@ -56,7 +56,7 @@ class SelfAttention(nnx.Module):
         qkv = linear(x, self.qkv, self.qkv_bias)
         qkv = qkv.reshape(num_tokens, self.num_kv_heads, group + 2, self.spec.head_dim)
         if self.qk_norm is not None:
-            qkv = self.qk_norm(qkv)
+            qkv = self.qk_norm(qkv, context)
         if self.spec.tuning is not None:
             queries = qkv[:, :, :group] * _temperatures(context.positions, self.spec.tuning).astype(qkv.dtype)
             qkv = jnp.concatenate([queries, qkv[:, :, group:]], axis=2)
@@ -65,7 +65,7 @@ class SelfAttention(nnx.Module):
         out = out.reshape(num_tokens, -1)
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate, self.gate_bias))
-        return sum_shards(linear(out, self.o), self.o_bias), kv
+        return sum_shards(linear(out, self.o), context, self.o_bias), kv
 
     def _rotary(self, x: jax.Array, context: StepContext) -> Rotary:
         cos, sin = context.cos_sin(self.spec)

@@ -76,7 +76,7 @@ class GatedDeltaNet(nnx.Module):
         with jax.named_scope("gate"):
             normed = rms_norm(out, self.norm[...], spec.norm.eps).reshape(num_tokens, -1)
             gated = normed * activation(spec.act)(gates.astype(jnp.float32)).reshape(num_tokens, -1)
-        return sum_shards(linear(gated.astype(x.dtype), self.o)), kv
+        return sum_shards(linear(gated.astype(x.dtype), self.o), context), kv
 
 
 def _unit(x: jax.Array) -> jax.Array:

@@ -66,7 +66,7 @@ class LatentAttention(nnx.Module):
         projections = Projections(self.up_k[...].reshape(by_head), self.up_v[...].reshape(by_head))
         with jax.named_scope("attend"):
             values, kv = attend(LatentInputs(q, rows, projections))
-        return sum_shards(linear(values.reshape(num_tokens, -1), self.o)), kv
+        return sum_shards(linear(values.reshape(num_tokens, -1), self.o), context), kv
 
 
 def _rotated(spec: LatentAttentionSpec, start: int) -> list[Rows]:

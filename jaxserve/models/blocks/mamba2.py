@@ -92,7 +92,7 @@ class Mamba2(nnx.Module):
             # Transformers rounds to the model's type first, too.
             gated = out.astype(x.dtype).astype(jnp.float32) * activation("silu")(gates.astype(jnp.float32))
             normed = self._normed(gated.reshape(num_tokens, *shape, spec.head_dim)).astype(x.dtype)
-        return sum_shards(linear(self.norm[...] * normed.reshape(num_tokens, -1), self.o), self.o_bias), kv
+        return sum_shards(linear(self.norm[...] * normed.reshape(num_tokens, -1), self.o), context, self.o_bias), kv
 
     def _local(self, x: jax.Array, count: int) -> jax.Array:
         """Of [T, count, ...] what this shard's heads need: its equal part, or the one that it shares with others."""

@@ -16,6 +16,8 @@ from flax import nnx
 
 from jaxserve.models.arrays import TENSOR_AXIS, ArrayInfo, Rows, Source
 from jaxserve.models.blocks.declare import Declare
+from jaxserve.models.context import StepContext
+from jaxserve.models.exchange import add_up
 from jaxserve.models.specs import SelfAttentionSpec
 
 
@@ -26,13 +28,13 @@ class QKNorm(nnx.Module):
         self.q = _declare(spec, declare, f"{prefix}.q_norm", spec.num_heads)
         self.k = _declare(spec, declare, f"{prefix}.k_norm", spec.num_kv_heads)
 
-    def __call__(self, qkv: jax.Array) -> jax.Array:
+    def __call__(self, qkv: jax.Array, context: StepContext) -> jax.Array:
         """[T, K, G + 2, D] -> the same."""
-        q = self._normed(qkv[:, :, :-2], self.q, self.spec.num_heads)
-        k = self._normed(qkv[:, :, -2:-1], self.k, self.spec.num_kv_heads)
+        q = self._normed(qkv[:, :, :-2], self.q, self.spec.num_heads, context)
+        k = self._normed(qkv[:, :, -2:-1], self.k, self.spec.num_kv_heads, context)
         return jnp.concatenate([q, k, qkv[:, :, -1:]], axis=2)
 
-    def _normed(self, x: jax.Array, weight: Any, num_heads: int) -> jax.Array:
+    def _normed(self, x: jax.Array, weight: Any, num_heads: int, context: StepContext) -> jax.Array:
         """x [T, K, N, D]: of `num_heads` in the whole model those of this shard."""
         norm = self.spec.qk_norm
         assert norm is not None
@@ -42,7 +44,8 @@ class QKNorm(nnx.Module):
         squares = wide * wide
         if self.spec.qk_norm_over == "all_heads":
             held = self.tp_size * x.shape[1] * x.shape[2]  # by all shards: more than `num_heads` where some are repeated
-            mean = jax.lax.psum(jnp.sum(squares, axis=(1, 2, 3), keepdims=True), TENSOR_AXIS) / (held * x.shape[3])
+            own = jnp.sum(squares, axis=(1, 2, 3), keepdims=True)
+            mean = add_up(own, TENSOR_AXIS, in_order=context.batch_invariant) / (held * x.shape[3])
         else:
             mean = jnp.mean(squares, axis=-1, keepdims=True)
         wide = wide * jax.lax.rsqrt(mean + norm.eps)

@@ -42,7 +42,7 @@ class GpuKV(NamedTuple):
 class GpuWork:
     """What the kernels do in a step; the plans stand in the order of the spec's windows."""
 
-    decode: tuple[Any, ...]  # DecodePlan
+    decode: tuple[Any, ...]  # DecodePlan; empty if all rows are the extend kernel's
     extend: tuple[Any, ...]  # ExtendPlan; empty if all rows decode
     decode_tokens: jax.Array | None  # int32 [R] the token of a row with one query; T, which no token has, for others. None: all
     decode_table: jax.Array  # [items, max_pages] the page table of what the decode kernel takes as rows
@@ -74,7 +74,10 @@ class PallasGpuAttention:
         kv_lens, cu_q_lens, page_table, decode_q_len = step.kv_lens, step.cu_q_lens, step.page_table, step.decode_q_len
         assert self.spec.is_causal or decode_q_len in (None, 1), "whole texts have any number of queries"
         with jax.named_scope("plan_attention"):
-            if decode_q_len is None:
+            if self.spec.batch_invariant:
+                assert decode_q_len is None, "steps are all of one kind"
+                work = GpuWork((), self._plan_extend(kv_lens, cu_q_lens, step.num_tokens), None, page_table)
+            elif decode_q_len is None:
                 is_decode = cu_q_lens[1:] - cu_q_lens[:-1] == 1
                 work = GpuWork(
                     decode=self._plan_decode(jnp.where(is_decode, kv_lens, 0), None, q_len=1),
@@ -129,7 +132,7 @@ class PallasGpuAttention:
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
     ) -> jax.Array:
-        from jaxserve.kernels.pallas.gpu import decode, extend
+        from jaxserve.kernels.pallas.gpu import decode
 
         window = self.spec.windows.index(sliding_window)
         work: GpuWork = metadata.work
@@ -141,6 +144,8 @@ class PallasGpuAttention:
             "sinks": sinks,
             "interpret": self.interpret,
         }
+        if self.spec.batch_invariant:
+            return self._own_columns(self._extended(q, kv_cache, metadata, page_offset, window, options))
         with jax.named_scope("decode_attention"):
             parts = self._parts(metadata.decode_q_len or 1)
             queries = q if work.decode_tokens is None else q.at[work.decode_tokens].get(mode="clip")
@@ -158,17 +163,24 @@ class PallasGpuAttention:
             return self._own_columns(decoded)
         if not self.spec.is_causal:
             options["sliding_window"] = both_ways.causal_window(sliding_window)
+        out = self._extended(q, kv_cache, metadata, page_offset, window, options)
         with jax.named_scope("extend_attention"):
-            out = extend.paged_extend(
-                q,
-                *kv_cache,
-                metadata.page_table,
-                work.extend[window],
-                page_offset,
-                config=self._extend_config(),
-                **options,
-            )
             return self._own_columns(out.at[work.decode_tokens].set(decoded, mode="drop", unique_indices=False))
+
+    def _extended(
+        self,
+        q: jax.Array,
+        kv_cache: GpuKV,
+        metadata: AttentionMetadata,
+        page_offset: jax.typing.ArrayLike,
+        window: int,
+        options: dict[str, Any],
+    ) -> jax.Array:
+        from jaxserve.kernels.pallas.gpu import extend
+
+        plan, config = metadata.work.extend[window], self._extend_config()
+        with jax.named_scope("extend_attention"):
+            return extend.paged_extend(q, *kv_cache, metadata.page_table, plan, page_offset, config=config, **options)
 
     @property
     def _fills_up(self) -> bool:
@@ -200,7 +212,8 @@ class PallasGpuAttention:
     def _plan_extend(self, kv_lens: jax.Array, cu_q_lens: jax.Array, num_tokens: int) -> tuple[Any, ...]:
         from jaxserve.kernels.pallas.gpu import extend
 
-        options: dict[str, Any] = {"group": self.spec.group, "min_q_len": 2, "config": self._extend_config()}
+        shortest = 1 if self.spec.batch_invariant else 2
+        options: dict[str, Any] = {"group": self.spec.group, "min_q_len": shortest, "config": self._extend_config()}
         plan = functools.partial(extend.plan_extend, kv_lens, cu_q_lens, num_tokens, **options)
         windows = self.spec.windows
         if self.spec.is_causal:
@@ -213,7 +226,10 @@ class PallasGpuAttention:
 
     def _extend_config(self) -> Any:
         chip = self.spec.chip
-        return dataclasses.replace(tuning.extend_config(chip.kind, self._shape()), num_sms=chip.num_cores)
+        shape = self._shape()
+        if self.spec.batch_invariant:  # the order of sums follows the config, which then must not follow the page size
+            shape = dataclasses.replace(shape, page_size=self.default_page_size)
+        return dataclasses.replace(tuning.extend_config(chip.kind, shape), num_sms=chip.num_cores)
 
     def _shape(self) -> tuning.KernelShape:
         spec, dim = self.spec, kernel_dim(self.spec)

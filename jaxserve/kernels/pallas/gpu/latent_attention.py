@@ -48,6 +48,8 @@ class PallasGpuLatentAttention(LatentBackend):
 
     @classmethod
     def supports(cls, spec: AttentionSpec) -> str | None:
+        if spec.batch_invariant:
+            return "its kernel cuts a row's keys by what else is in the step; --enable-deterministic-inference needs another."
         return wrong_chip(spec) or _wrong_shape(spec)
 
     @property

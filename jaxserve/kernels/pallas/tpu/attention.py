@@ -98,11 +98,14 @@ def paged_attention(
     options = (scale, sliding_window, soft_cap, sinks, vmem_limit_bytes, interpret, checked)
     call = _Call(pool, scales, plan.page_table, page_offset, layout, *options)
     if plan.extend is None:
+        assert plan.decode is not None
         out = _run_pass(call, q, plan.decode, "paged_decode", num_items=plan.page_table.shape[0]).out
         return unpack_tokens(layout.value_of(out), q.shape[0])
-    tokens, place = plan.decode_tokens, plan.decode_place
-    assert tokens is not None and place is not None, "a plan with an extend pass knows the decode rows' tokens"
     extended = _run_pass(call, q, plan.extend, "paged_extend", num_items=plan.extend.num_blocks).out
+    if plan.decode is None:
+        return unpack_tokens(layout.value_of(extended), q.shape[0])
+    tokens, place = plan.decode_tokens, plan.decode_place
+    assert tokens is not None and place is not None, "a plan with both passes knows the decode rows' tokens"
     decoded = _run_pass(call, q[tokens], plan.decode, "paged_decode", num_items=plan.page_table.shape[0]).out
     if tokens_are_whole_tiles(Hq // Hkv, layout.value_lanes, q.dtype):
         merged = merge_decoded(extended, decoded, plan, interpret=interpret, checked=checked)

@@ -58,7 +58,11 @@ class _PallasTpu:
 
     @functools.cached_property
     def config(self) -> TpuConfig:
-        return self.override or choose_config(self.spec)
+        spec = self.spec
+        if spec.batch_invariant:  # the order of sums follows the config, which then must not follow the page size
+            assert spec.page_size is not None
+            spec = dataclasses.replace(spec, page_size=max(spec.page_size, self.default_page_size))
+        return self.override or choose_config(spec)
 
     @property
     def layout(self) -> RowLayout:
@@ -83,6 +87,7 @@ class _PallasTpu:
                 decode_q_len=step.decode_q_len,
                 page_size=self.kv_pages().pool.shape[1],
                 config=self.config,
+                all_alike=self.spec.batch_invariant,
             )
             return dataclasses.replace(step, work=work)
 

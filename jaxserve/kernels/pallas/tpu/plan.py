@@ -57,7 +57,7 @@ class WritePlan:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TpuPlan:
-    decode: PassPlan
+    decode: PassPlan | None  # None where all rows are in the extend pass
     extend: PassPlan | None  # None for steps of decode rows only
     write: WritePlan
     page_table: jax.Array  # [R, 1, max_pages] so that a row of it is a whole piece of memory
@@ -66,7 +66,7 @@ class TpuPlan:
 
     def with_positions(self, positions: jax.Array) -> TpuPlan:
         """The same with each row's first query at `positions` [R], of which none is negative."""
-        decode = dataclasses.replace(self.decode, position=positions)
+        decode = None if self.decode is None else dataclasses.replace(self.decode, position=positions)
         extend = None if self.extend is None else dataclasses.replace(self.extend, position=positions)
         return dataclasses.replace(self, decode=decode, extend=extend)
 
@@ -116,8 +116,9 @@ def plan_step(
     decode_q_len: int | None,
     page_size: int,
     config: TpuConfig,
+    all_alike: bool = False,
 ) -> TpuPlan:
-    """Arguments as AttentionMetadata has them."""
+    """Arguments as AttentionMetadata has them. `all_alike`: rows of few queries are in the extend pass with the others."""
     T, R = slot_pages.shape[0], kv_lens.shape[0]
     rows, table = jnp.arange(R, dtype=jnp.int32), page_table[:, None]
     if decode_q_len is not None:
@@ -130,6 +131,10 @@ def plan_step(
             write = plan_extend_write(slot_pages, slot_offsets, is_live, R, _write_group(T, R, page_size, config))
         return TpuPlan(decode, None, write, table, None, None)
     q_lens, n = jnp.diff(cu_q_lens), config.decode_queries
+    if all_alike:
+        is_live = live_tokens(kv_lens, cu_q_lens, T, None)
+        write = plan_extend_write(slot_pages, slot_offsets, is_live, R, _write_group(T, R, page_size, config))
+        return TpuPlan(None, plan_pass(cu_q_lens[:-1], q_lens, kv_lens, T, config.extend), write, table, None, None)
     is_decode = (q_lens >= 1) & (q_lens <= n)
     decode = plan_pass(rows * n, jnp.where(is_decode, q_lens, 0), kv_lens, R * n, config.decode_of(n))
     extend = plan_pass(cu_q_lens[:-1], jnp.where(is_decode, 0, q_lens), kv_lens, T, config.extend)
