@@ -86,7 +86,8 @@ class LatentBackend(abc.ABC):
         context = self.spec.context
         whole = self.plan_absorbed(step if context is None else context.own_slots(step, self._part_tokens))
         by_token, divided = None, None
-        if step.decode_q_len is None and self.can_expand:
+        # Batch-invariant attention does not divide rows by their lengths in a step.
+        if step.decode_q_len is None and self.can_expand and not self.spec.batch_invariant:
             sizes = self.division.sizes(self.spec, step.num_tokens, *step.page_table.shape)
             divided = None if sizes is None else self._divide(whole, sizes)
         if context is not None and divided is None:

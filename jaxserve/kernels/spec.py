@@ -133,7 +133,7 @@ class AttentionSpec:
             uses_soft_cap=config.uses_soft_cap,
             uses_sinks=config.uses_sinks,
             latent_dim=config.latent_dim,
-            projected=None if batch_invariant else config.projected,  # it would divide a step's rows by their lengths
+            projected=config.projected,
             context=context,
             batch_invariant=batch_invariant,
         )

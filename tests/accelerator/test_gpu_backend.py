@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Heads, expected, make_step, not_causal, rounded, run, spec_of
+from attention_cases import Heads, assert_same_bits, expected, make_step, not_causal, rounded, run, spec_of
 
 from jaxserve.kernels.api import BACKENDS, AttentionSpec, Chip, choose_backend
 from jaxserve.kernels.pallas.gpu.attention import PallasGpuAttention
@@ -56,6 +56,13 @@ def test_steps(
     out = run(bind, step, jnp.bfloat16, num_layers=2, layer=1, static_window=window)
     assert relative_error(out, expected(step, sliding_window=window)) < BF16_ERROR
     assert not np.any(out[~step.is_live])
+
+
+def test_the_same_bits_in_any_step(interpret: Any) -> None:
+    def bind(spec: AttentionSpec) -> PallasGpuAttention:
+        return PallasGpuAttention(dataclasses.replace(spec, chip=TINY, windows=(20,)), interpret)
+
+    assert_same_bits(bind, HEADS, (16, 64), jnp.bfloat16, static_window=20)
 
 
 TEXTS = [(n, n) for n in (70, 1, 16, 0, 2, 131)]

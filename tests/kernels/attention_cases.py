@@ -160,6 +160,37 @@ def not_causal(bind: Bind) -> Bind:
     return lambda spec: bind(dataclasses.replace(spec, is_causal=False))
 
 
+def batch_invariant(bind: Bind) -> Bind:
+    """The backend as --enable-deterministic-inference has it."""
+    return lambda spec: bind(dataclasses.replace(spec, batch_invariant=True))
+
+
+# Steps of 96 tokens and four rows in which one sequence of 70 tokens comes whole, in its end, or with its last token alone,
+# beside others that are nobody's twice: (rows, the sequence's).
+COMPOSITIONS: tuple[tuple[tuple[tuple[int, int], ...], int], ...] = (
+    (((70, 70), (0, 0), (0, 0), (0, 0)), 0),
+    (((5, 9), (1, 70), (33, 40), (1, 3)), 1),
+    (((20, 20), (1, 1), (50, 70), (2, 90)), 2),
+    (((1, 70), (0, 0), (0, 0), (0, 0)), 0),
+)
+
+
+def assert_same_bits(bind: Bind, heads: Heads, page_sizes: Sequence[int], dtype: Any = jnp.float32, **options: Any) -> None:
+    """What the sequence's queries get is the same in all COMPOSITIONS, with all page sizes."""
+    rng = np.random.default_rng(7)
+    keys, values = rng.standard_normal((2, 70, heads.kv, heads.dim)).astype(np.float32)
+    queries = rng.standard_normal((70, heads.query, heads.dim)).astype(np.float32)
+    whole: np.ndarray | None = None
+    for page_size in page_sizes:
+        for seed, (rows, own) in enumerate(COMPOSITIONS):
+            step = make_step(rows, heads, page_size=page_size, num_tokens=96, seed=seed)
+            step.keys[own], step.values[own] = keys, values
+            step.q[step.token_rows == own] = queries[70 - rows[own][0] :]
+            found = run(batch_invariant(bind), rounded(step, dtype), dtype, **options)[step.token_rows == own]
+            whole = found if whole is None else whole
+            np.testing.assert_array_equal(found, whole[-len(found) :], err_msg=f"pages of {page_size}, {rows}")
+
+
 def nan_pool(backend: AttentionBackend, num_pages: int) -> Any:
     """The KV cache, all of it NaN (255 where it holds no floats)."""
 
