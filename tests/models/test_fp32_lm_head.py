@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from jaxserve.config import ServerArgs
 from jaxserve.executor.blueprint import Blueprint
+from jaxserve.executor.weights import WeightLoader
 from jaxserve.models import ModelConfig, abstract_params, build_decoder, load_params
 from jaxserve.models.adapters.low_rank import LowRank
 from jaxserve.models.quantized_weight import int8_scales, int8_values
@@ -134,6 +135,19 @@ def test_a_float32_model_has_the_same_programs(dtype: str, expected: bool, check
     ]
     assert [blueprint.config.fp32_lm_head for blueprint in drawn] == [False, expected]
     assert (drawn[0].config == drawn[1].config) == (not expected)
+
+
+def test_weights_of_the_same_model_are_taken(checkpoint: CheckpointOf) -> None:
+    folder = checkpoint("llama")
+    config = ModelConfig.from_pretrained(folder)
+    loader = WeightLoader(
+        config=config.replace(fp32_lm_head=True),
+        context_len=config.context_len,
+        stages=((None, mesh_of(1)),),
+        dtype=jnp.bfloat16,
+        model_override_args="{}",
+    )
+    loader.check(str(folder), "auto")
 
 
 def test_a_model_of_vectors_has_no_head(checkpoint: CheckpointOf) -> None:
