@@ -1,10 +1,10 @@
-"""How far the logprobs that samples are drawn with are from a trainer's: ours when generating, ours of given tokens, Transformers'.
+"""How far the logprobs that samples are drawn with are from others of the same tokens: our own of prompts, and Transformers'.
 
     python -m benchmarks.mismatch --model PATH [--prompts 8] [--samples 4] [--tokens 64] [--reference-dtype float32]
                                   [--no-transformers] [options of the engine, such as --dtype bfloat16 --tp-size 2]
 
-Samples are drawn at temperature 1, so that their logprobs are those of the distribution that they were drawn from. The same tokens
-are then scored by the engine as parts of prompts, and by Transformers in torch on the CPU, sequence by sequence, without padding.
+Samples are drawn at temperature 1, so that their logprobs are those of the distribution that they were drawn from. The engine
+then scores the same tokens as parts of prompts, and so does Transformers in torch on the CPU, one sequence at a time.
 Both reports (`jaxserve.compare_logprobs`) are of the tokens that were drawn.
 """
 

@@ -43,8 +43,8 @@ def test_samples_are_scored_behind_their_prompts() -> None:
     class Engine:
         def generate(self, **fields: Any) -> list[Any]:
             asked.append(fields)
-            scored = [[[None, ids[0], None], *([-float(token), token, None] for token in ids[1:])] for ids in fields["input_ids"]]
-            return [{"meta_info": {"input_token_logprobs": one}} for one in scored]
+            scored = ([[-float(token), token, None] for token in ids] for ids in fields["input_ids"])
+            return [{"meta_info": {"input_token_logprobs": [[None, *ids[0][1:]], *ids[1:]]}} for ids in scored]
 
     found = mismatch.scored_by_engine(Engine(), rollouts())  # type: ignore[arg-type]
     np.testing.assert_array_equal(found, -rollouts().tokens.astype(np.float32))
