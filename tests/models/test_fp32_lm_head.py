@@ -20,15 +20,17 @@ from jaxserve.executor.blueprint import Blueprint
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.models import ModelConfig, abstract_params, build_decoder, load_params
 from jaxserve.models.adapters.low_rank import LowRank
+from jaxserve.models.arrays import ALL_AXES
 from jaxserve.models.quantized_weight import int8_scales, int8_values
 
 CheckpointOf = Callable[[str], Path]
 NUM_LINES, RANK = 6, 4
+WIDTHS = (1,)  # of one matrix: in one period
 # Sums of 64 products, in whatever order; bfloat16 in between is off by a thousand times as much.
 EXACT = 5e-6
 
 
-def head_of(config: ModelConfig, tp_size: int) -> Any:
+def head_of(config: ModelConfig, tp_size: int, *, adapts: bool = False) -> Any:
     """Jitted: (params, hidden [R, hidden], LowRank of the head or None, slots int32 [R]) -> logits."""
     decoder = build_decoder(config, tp_size)
 
@@ -36,10 +38,9 @@ def head_of(config: ModelConfig, tp_size: int) -> Any:
         return decoder.logits(params, hidden, adapters, None if adapters is None else slots)
 
     specs = jax.tree.map(lambda info: info.spec, abstract_params(config, jnp.bfloat16, tp_size))
-    whole = PartitionSpec()
-    return jax.jit(
-        jax.shard_map(run, mesh=mesh_of(tp_size), in_specs=(specs, whole, whole, whole), out_specs=whole, check_vma=False)
-    )
+    whole, of_adapters = PartitionSpec(), LowRank(PartitionSpec(), (PartitionSpec(None, None, ALL_AXES),), WIDTHS)
+    in_specs = (specs, whole, of_adapters if adapts else None, whole)
+    return jax.jit(jax.shard_map(run, mesh=mesh_of(tp_size), in_specs=in_specs, out_specs=whole, check_vma=False))
 
 
 def hidden_states(hidden_size: int) -> jax.Array:
@@ -50,7 +51,8 @@ def logits_of(folder: Path, tp_size: int = 1, adapters: LowRank | None = None, *
     config = ModelConfig.from_pretrained(folder).replace(**changes)
     params = load_params(folder, config, mesh_of(tp_size), jnp.bfloat16, progress=False)
     slots = jnp.arange(NUM_LINES, dtype=jnp.int32) % 3 - 1
-    logits = head_of(config, tp_size)(params, hidden_states(config.hidden_size), adapters, slots)
+    head = head_of(config, tp_size, adapts=adapters is not None)
+    logits = head(params, hidden_states(config.hidden_size), adapters, slots)
     assert logits.dtype == jnp.float32
     return np.asarray(logits)
 
@@ -97,20 +99,16 @@ def test_adapters_of_the_head_are_in_float32_too(tp_size: int, checkpoint: Check
     keys = jax.random.split(jax.random.key(1))
     a = jax.random.normal(keys[0], (2, hidden_size, 1, RANK), jnp.bfloat16)
     b = jax.random.normal(keys[1], (2, RANK, vocab_size), jnp.bfloat16)
-    adapters = LowRank(a, (b[:, :, : vocab_size // tp_size],), (vocab_size // tp_size,))
+    adapters = LowRank(a, (b,), WIDTHS)
     hidden, head = torch_hidden(hidden_size).float(), torch_head(folder).float()
     wanted = hidden @ head.T
     wide_a, wide_b = (torch.tensor(np.asarray(array, np.float32)) for array in (a, b))
     for line in range(NUM_LINES):
         if (slot := line % 3 - 1) >= 0:
             wanted[line] += hidden[line] @ wide_a[slot, :, 0] @ wide_b[slot]
-    if tp_size == 1:
-        on, off = (logits_of(folder, 1, adapters, fp32_lm_head=is_on) for is_on in (True, False))
-        np.testing.assert_allclose(on, wanted.numpy(), rtol=1e-5, atol=1e-4)
-        assert np.abs(off - wanted.numpy()).max() > 1e-2  # what is between A and B is rounded
-    else:  # every device has the same part of B here
-        half = logits_of(folder, tp_size, adapters, fp32_lm_head=True)[:, : vocab_size // tp_size]
-        np.testing.assert_allclose(half, wanted.numpy()[:, : vocab_size // tp_size], rtol=1e-5, atol=1e-4)
+    on, off = (logits_of(folder, tp_size, adapters, fp32_lm_head=is_on) for is_on in (True, False))
+    np.testing.assert_allclose(on, wanted.numpy(), rtol=1e-5, atol=1e-4)
+    assert np.abs(off - wanted.numpy()).max() > 1e-2  # what is between A and B is rounded
 
 
 def test_a_quantized_head_keeps_its_integers(checkpoint: CheckpointOf) -> None:

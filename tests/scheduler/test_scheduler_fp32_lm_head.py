@@ -35,6 +35,8 @@ def test_logprobs_are_those_of_a_float32_head(
         prefill_token_buckets=(16,),
         context_length=64,
         max_total_tokens=128,
+        max_top_logprobs=1,
+        grammar_backend="none",
         compilation_cache_dir=str(tmp_path),
     )
     built = build_runner(args, show_progress=False)
