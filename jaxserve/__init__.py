@@ -17,17 +17,32 @@ from jaxserve.cuda_toolkit import point_jax_to_toolkit
 if TYPE_CHECKING:
     from jaxserve.config import ServerArgs as ServerArgs
     from jaxserve.server.engine import Engine as Engine
+    from jaxserve.server.mismatch import MismatchReport as MismatchReport
+    from jaxserve.server.mismatch import compare_logprobs as compare_logprobs
     from jaxserve.server.remote import RemoteEngine as RemoteEngine
+    from jaxserve.server.rollouts import Rollouts as Rollouts
     from jaxserve.types import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "RemoteEngine", "SamplingParams", "ServerArgs", "__version__"]
+__all__ = [
+    "Engine",
+    "MismatchReport",
+    "RemoteEngine",
+    "Rollouts",
+    "SamplingParams",
+    "ServerArgs",
+    "__version__",
+    "compare_logprobs",
+]
 
 _HOMES = {
     "Engine": "jaxserve.server.engine",
+    "MismatchReport": "jaxserve.server.mismatch",
     "RemoteEngine": "jaxserve.server.remote",
+    "Rollouts": "jaxserve.server.rollouts",
     "SamplingParams": "jaxserve.types",
     "ServerArgs": "jaxserve.config",
+    "compare_logprobs": "jaxserve.server.mismatch",
 }
 
 point_jax_to_toolkit()

@@ -59,6 +59,9 @@ class ServerArgs:
         "Type of weights and activations; auto: float32 on CPU, where bfloat16 is several times slower, else bfloat16.",
         choices=DTYPES,
     )
+    enable_fp32_lm_head: bool = arg(
+        False, "Multiply hidden states and the output matrix in float32, as trainers with a float32 head do; logits always are."
+    )
     is_embedding: bool = arg(False, "Make vectors of texts, with a model that could generate: without its output head.")
     quantization: str | None = arg(
         None,

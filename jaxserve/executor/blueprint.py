@@ -48,6 +48,13 @@ from jaxserve.runner import KVGroup, RunnerSpec, Vectors
 
 STATES_PER_ROW = 3  # one that runs, and snapshots: of it, and behind cached prefixes (SGLang's number)
 
+_OF_LOGITS = (
+    "speculative_algorithm",
+    "enable_custom_logit_processor",
+    "enable_fp32_lm_head",
+    "enable_deterministic_inference",
+)  # options
+
 NumPages: TypeAlias = tuple[int, ...]  # of each KV group's pool, in the order of ModelConfig.kv_windows
 
 
@@ -78,15 +85,7 @@ def _check_states(args: ServerArgs, config: ModelConfig) -> None:
 
 def _check_vectors_only(args: ServerArgs, config: ModelConfig) -> None:
     """ValueError for what only a model that generates has, or only one that computes prompts in parts."""
-    for name in (
-        ()
-        if config.generates
-        else (
-            "speculative_algorithm",
-            "enable_custom_logit_processor",
-            "enable_deterministic_inference",
-        )
-    ):
+    for name in () if config.generates else _OF_LOGITS:
         if getattr(args, name):
             raise ValueError(f"--{name.replace('_', '-')} needs a model that generates; {config.architecture} makes vectors.")
     if config.is_causal:
@@ -132,6 +131,7 @@ class Blueprint:
         dtype = resolve_dtype(args, chip.platform)
         if chip.platform == "cpu" and dtype == "float32":
             config = config.replace(native_products=few_rows.are_available())
+        config = config.replace(fp32_lm_head=args.enable_fp32_lm_head and dtype != "float32")  # where it changes something
         spec = AttentionSpec.of(
             config,
             chip=chip,

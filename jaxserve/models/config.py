@@ -50,6 +50,7 @@ class ModelConfig:
     logit_scale: float = 1.0  # what logits are multiplied with
     logit_soft_cap: float | None = None  # c: a logit x becomes c * tanh(x / c)
     lm_head_bias: bool = False
+    fp32_lm_head: bool = False  # hidden states and the output matrix are multiplied in float32; the server's option
     lm_head_has_unit_rows: bool = False  # they are divided by their length while they are loaded
     tensor_names: TensorNames = LLAMA_NAMES  # of checkpoints
     tie_word_embeddings: bool = False

@@ -35,6 +35,7 @@ from jaxserve.models.config import ModelConfig
 from jaxserve.models.context import OfAllShards, StepContext
 from jaxserve.models.specs import EmbeddingSpec, LayerSpec, MoESpec, check_divides
 from jaxserve.models.stored_as import stored_as
+from jaxserve.models.weight import in_float32, rounded_in_float32
 
 ParamTree = dict[str, Any]
 
@@ -148,6 +149,8 @@ class Decoder:
                 lm_head = tied_lm_head(ends.embed, native=config.native_products)
             else:
                 lm_head = ends.lm_head.get_value()
+            if config.fp32_lm_head:
+                (lm_head, adapters), hidden = in_float32((lm_head, adapters)), rounded_in_float32(hidden)
             if adapters is not None:
                 assert slots is not None
                 lm_head = AdaptedWeight(lm_head, adapters, TokenSlots.of(slots, adapters))

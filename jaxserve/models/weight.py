@@ -53,6 +53,18 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
+def in_float32(tree: Any) -> Any:
+    """Weights for products in float32. Integers are exact in any type: they stay."""
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+
+
+def rounded_in_float32(x: jax.Array) -> jax.Array:
+    """float32 of what x holds. A conversion alone would not do: XLA leaves out that x was rounded just before, and a step would
+    have other numbers than what reads x later."""
+    info = jnp.finfo(x.dtype)
+    return jax.lax.reduce_precision(x.astype(jnp.float32), exponent_bits=info.nexp, mantissa_bits=info.nmant)
+
+
 def linear(x: jax.Array, weight: Any, bias: Any = None) -> jax.Array:
     """x [T, in] times a parameter that holds a Weight, plus one that holds a vector."""
     held: Weight = weight.get_value()
