@@ -48,12 +48,8 @@ from jaxserve.runner import KVGroup, RunnerSpec, Vectors
 
 STATES_PER_ROW = 3  # one that runs, and snapshots: of it, and behind cached prefixes (SGLang's number)
 
-_OF_LOGITS = (
-    "speculative_algorithm",
-    "enable_custom_logit_processor",
-    "enable_fp32_lm_head",
-    "enable_deterministic_inference",
-)  # options
+# Options of models that generate.
+_OF_LOGITS = ("speculative_algorithm", "enable_custom_logit_processor", "enable_fp32_lm_head", "enable_deterministic_inference")
 
 NumPages: TypeAlias = tuple[int, ...]  # of each KV group's pool, in the order of ModelConfig.kv_windows
 
