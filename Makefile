@@ -66,7 +66,7 @@ test: $(DEV_STAMP)  ## run the tests that need no Python 3.12
 	$(BIN)/python -m pytest --hypothesis-profile ci -n $(JOBS) --dist loadfile -m "not matrix" --ignore tests/accelerator $(TESTS)
 
 families: $(DEV_STAMP)  ## every model family under all that serving does to it, against Transformers: an hour on two cores
-	$(BIN)/python -m pytest -n $(JOBS) -m matrix tests/scheduler/test_family_matrix.py tests/models \
+	$(BIN)/python -m pytest -n $(JOBS) -m matrix tests/scheduler/test_family_matrix.py tests/scheduler/test_model_parity.py tests/models \
 		tests/e2e/test_live_parity.py
 
 deployments: $(DEV_STAMP)  ## every kind of request, and new weights, of hosts, fronts, stages and shards, crowds, LoRA: a quarter of an hour on two cores

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from live_server import LiveServer, running
-from model_families import CASES, LIVE, Served, is_first_of_its_architecture
+from model_families import CASES, LIVE, Served, is_first_of_its_architecture, marked
 from model_families.case import NUM_CLIENTS
 from parity import CACHED_OUTPUT_LEN, Oracle, asked_of_prompt
 
@@ -55,7 +55,7 @@ def on_the_command_line(options: dict[str, Any]) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("served", LIVE, ids=str)
+@pytest.mark.parametrize("served", marked(LIVE), ids=str)
 def test_live_tokens_equal_those_of_transformers(
     served: Served, checkpoint: Callable[[str], Path], tmp_path: Path, compilation_cache: str
 ) -> None:

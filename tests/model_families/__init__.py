@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from model_families.case import Case, Served
 
-__all__ = ["CASES", "ENCODERS", "IN_PROCESS", "LIVE", "Case", "Served", "is_first_of_its_architecture"]
+__all__ = ["CASES", "ENCODERS", "IN_PROCESS", "LIVE", "Case", "Served", "is_first_of_its_architecture", "marked"]
 
 
 def _all(name: str, nothing: Any) -> Iterator[Any]:
@@ -29,6 +31,11 @@ CASES: dict[str, Case] = {name: case for cases in _all("CASES", {}) for name, ca
 ENCODERS: dict[str, Case] = {name: case for cases in _all("ENCODERS", {}) for name, case in cases.items()}
 LIVE: list[Served] = [served for part in _all("LIVE", ()) for served in part]
 IN_PROCESS: list[Served] = [served for part in _all("IN_PROCESS", ()) for served in part]
+
+
+def marked(serveds: list[Served]) -> list[Any]:
+    """As parameters of a test."""
+    return [pytest.param(served, marks=pytest.mark.matrix if served.in_matrix else ()) for served in serveds]
 
 
 def is_first_of_its_architecture(name: str, checkpoint: Callable[[str], Path]) -> bool:

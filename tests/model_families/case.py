@@ -48,6 +48,7 @@ class Served:
     radix: bool = True
     drafts: bool = False
     states: int | None = None  # --max-mamba-cache-size
+    in_matrix: bool = False  # a variant of an architecture that another stands for: `make families` alone has it
     rows: tuple[int, ...] = (NUM_CLIENTS,)  # buckets of decode rows; the largest is --max-running-requests
     tokens: tuple[int, ...] = (512,)  # buckets of prefill tokens. Compiling is most of a test's time
 

@@ -24,5 +24,5 @@ LIVE = [
     Served("cohere2", page_size=16, chunk=32, tp=2, mixed=True),
 ]
 IN_PROCESS = [
-    Served("cohere-norms", page_size=64, chunk=64, tp=4, drafts=True),
+    Served("cohere-norms", page_size=64, chunk=64, tp=4, drafts=True, in_matrix=True),
 ]

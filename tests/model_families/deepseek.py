@@ -58,5 +58,5 @@ LIVE = [
 IN_PROCESS = [
     Served("kimi-k2", page_size=64, chunk=64, pp=2, tp=2, attn_dp=2, mixed=True),
     Served("deepseek-v3", page_size=8, chunk=64, tp=4, dcp=4, mixed=True),
-    Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, attn_dp=2, dcp=2, drafts=True),
+    Served("deepseek-v2-lite", page_size=1, chunk=48, tp=4, attn_dp=2, dcp=2, drafts=True, in_matrix=True),
 ]

@@ -41,6 +41,6 @@ LIVE = [
     Served("gemma3", page_size=1, chunk=48, pp=4, mixed=True),
 ]
 IN_PROCESS = [
-    Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False),
-    Served("gemma3-images", page_size=16, chunk=-1, overlap=False),
+    Served("gemma2-uncapped", page_size=64, chunk=64, tp=2, overlap=False, in_matrix=True),
+    Served("gemma3-images", page_size=16, chunk=-1, overlap=False, in_matrix=True),
 ]

@@ -18,5 +18,5 @@ LIVE = [
     Served("glm4", page_size=16, chunk=32, tp=2, mixed=True),
 ]
 IN_PROCESS = [
-    Served("glm", page_size=64, chunk=64, tp=4, overlap=False),
+    Served("glm", page_size=64, chunk=64, tp=4, overlap=False, in_matrix=True),
 ]

@@ -51,5 +51,5 @@ LIVE = [
     Served("glm4-moe", page_size=16, chunk=32, tp=2, mixed=True, drafts=True),
 ]
 IN_PROCESS = [
-    Served("glm4-moe-one-group", page_size=1, chunk=48, overlap=False),
+    Served("glm4-moe-one-group", page_size=1, chunk=48, overlap=False, in_matrix=True),
 ]

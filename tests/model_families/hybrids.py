@@ -95,6 +95,6 @@ LIVE = [
 IN_PROCESS = [
     Served("granite-hybrid", page_size=16, chunk=32, tp=2, states=320),
     Served("qwen3-next-some-layers", page_size=1, chunk=48, pp=2, tp=2, overlap=False, states=320, drafts=True),
-    Served("bamba-groups", page_size=64, chunk=64, tp=4, states=320, **SEVERAL),
+    Served("bamba-groups", page_size=64, chunk=64, tp=4, states=320, **SEVERAL, in_matrix=True),
     Served("bamba-two-groups", page_size=16, chunk=32, tp=4, attn_dp=2, mixed=True, states=320, drafts=True),
 ]

@@ -69,5 +69,5 @@ CASES: dict[str, Case] = {
     "internlm3-qkv-bias": Case("Qwen2", {"vocab_size": 503}, without=("head_dim",), rewrite=_as_internlm3),
 }
 IN_PROCESS = [
-    Served("internlm2", page_size=16, chunk=32, tp=4, mixed=True),
+    Served("internlm2", page_size=16, chunk=32, tp=4, mixed=True, in_matrix=True),
 ]

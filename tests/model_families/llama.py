@@ -22,9 +22,9 @@ LIVE = [
 ]
 IN_PROCESS = [
     Served("llama-biases", page_size=64, chunk=-1, tp=4, attn_dp=4),
-    Served("llama-linear", page_size=16, chunk=32, mixed=True, overlap=False),
-    Served("llama-dynamic", page_size=1, chunk=16, mixed=True),
-    Served("llama-llama3", page_size=16, chunk=32, pp=2, tp=2, mixed=True),
-    Served("llama-yarn", page_size=64, chunk=64, overlap=False),
-    Served("mistral-full", page_size=1, chunk=32, tp=4, mixed=True),
+    Served("llama-linear", page_size=16, chunk=32, mixed=True, overlap=False, in_matrix=True),
+    Served("llama-dynamic", page_size=1, chunk=16, mixed=True, in_matrix=True),
+    Served("llama-llama3", page_size=16, chunk=32, pp=2, tp=2, mixed=True, in_matrix=True),
+    Served("llama-yarn", page_size=64, chunk=64, overlap=False, in_matrix=True),
+    Served("mistral-full", page_size=1, chunk=32, tp=4, mixed=True, in_matrix=True),
 ]

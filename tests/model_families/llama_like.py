@@ -81,8 +81,8 @@ IN_PROCESS = [
     Served("smollm3-windows", page_size=16, chunk=48, tp=2, mixed=True),
     Served("ernie4_5", page_size=64, chunk=-1),
     Served("exaone4", page_size=16, chunk=32, overlap=False),
-    Served("mimo", page_size=16, chunk=64, drafts=True),
-    Served("seed-oss", page_size=1, chunk=-1, tp=2),
+    Served("mimo", page_size=16, chunk=64, drafts=True, in_matrix=True),
+    Served("seed-oss", page_size=1, chunk=-1, tp=2, in_matrix=True),
     Served("nemotron", page_size=16, chunk=64, tp=4, mixed=True),
     Served("starcoder2", page_size=64, chunk=32, mixed=True),
 ]

@@ -23,6 +23,6 @@ CASES: dict[str, Case] = {
 }
 LIVE: list[Served] = []
 IN_PROCESS = [
-    Served("olmo2", page_size=16, chunk=32, tp=4, mixed=True),
+    Served("olmo2", page_size=16, chunk=32, tp=4, mixed=True, in_matrix=True),
     Served("olmo3", page_size=1, chunk=48, tp=2, attn_dp=2),
 ]

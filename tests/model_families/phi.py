@@ -35,9 +35,9 @@ CASES: dict[str, Case] = {
     ),
 }
 LIVE = [
-    Served("phi4-mini", page_size=16, chunk=32, tp=2, mixed=True),
+    Served("phi4-mini", page_size=16, chunk=32, tp=2, mixed=True, in_matrix=True),
 ]
 IN_PROCESS = [
-    Served("phi3-within", page_size=64, chunk=64, overlap=False),
+    Served("phi3-within", page_size=64, chunk=64, overlap=False, in_matrix=True),
     Served("phi3-beyond", page_size=1, chunk=48, tp=4, mixed=True),
 ]

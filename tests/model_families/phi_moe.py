@@ -32,5 +32,5 @@ CASES: dict[str, Case] = {
 LIVE: list[Served] = []
 IN_PROCESS = [
     Served("phimoe", page_size=16, chunk=32, tp=2, mixed=True, drafts=True),
-    Served("phimoe-beyond", page_size=64, chunk=64),
+    Served("phimoe-beyond", page_size=64, chunk=64, in_matrix=True),
 ]

@@ -20,6 +20,6 @@ LIVE = [
 ]
 IN_PROCESS = [
     Served("qwen2-windows", page_size=1, chunk=48, mixed=True, overlap=False),
-    Served("qwen2-yarn", page_size=16, chunk=64, tp=2, drafts=True),
-    Served("qwen3-biases", page_size=64, chunk=64, tp=1),
+    Served("qwen2-yarn", page_size=16, chunk=64, tp=2, drafts=True, in_matrix=True),
+    Served("qwen3-biases", page_size=64, chunk=64, tp=1, in_matrix=True),
 ]

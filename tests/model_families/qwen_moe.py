@@ -44,5 +44,5 @@ LIVE = [
 ]
 IN_PROCESS = [
     Served("qwen2-moe", page_size=16, chunk=32, tp=2, mixed=True),
-    Served("qwen3-moe-some-layers", page_size=1, chunk=48, radix=False),
+    Served("qwen3-moe-some-layers", page_size=1, chunk=48, radix=False, in_matrix=True),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_families import IN_PROCESS, Served
+from model_families import IN_PROCESS, Served, marked
 from parity import CACHED_OUTPUT_LEN, NUM_TOP, Oracle, asked_of_prompt
 from scheduler_harness import Harness
 
@@ -26,7 +26,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("compiled"))
 
 
-@pytest.mark.parametrize("served", IN_PROCESS, ids=str)
+@pytest.mark.parametrize("served", marked(IN_PROCESS), ids=str)
 def test_tokens_equal_those_of_transformers(
     served: Served, checkpoint: Callable[[str], Path], compiled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
