@@ -21,17 +21,19 @@ OPTIONS: dict[str, Any] = {
     "prefill_token_buckets": (64,),
     "chunked_prefill_size": 32,
     "max_total_tokens": 1024,
+    "grammar_backend": "none",
     "enable_return_routed_experts": True,
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "chunks": ("qwen3-moe-some-layers", {}),
+    "chunks": ("qwen3-moe-some-layers", {"enable_return_hidden_states": True}),
     "mixed steps, drafts": (
-        "qwen3-moe",
+        "mixtral",
         {"enable_mixed_chunk": True, "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3},
     ),
-    "retraction": ("mixtral", {"max_total_tokens": 112, "schedule_conservativeness": 0.0, "enable_return_hidden_states": True}),
-    "redundant experts": ("qwen3-moe", {"tp_size": 4, "ep_size": 4, "ep_num_redundant_experts": 4}),
-    "attention by data parallelism": ("qwen3-moe", {"tp_size": 4, "attn_dp_size": 4}),
+    "shards, redundant experts": (
+        "qwen3-moe",
+        {"tp_size": 4, "attn_dp_size": 2, "ep_size": 4, "ep_num_redundant_experts": 4},
+    ),
 }
 
 
@@ -61,10 +63,8 @@ def test_each_token_has_its_routers_choices(
         found = [np.concatenate(answer.experts) for answer in answers]
         assert_same_experts(model, sequences, starts, found)
         assert not harness.answer(silent).experts
-    assert answers[4].cached_tokens == 32 or name == "retraction", "whole pages of 16 before the start"
-    state = harness.scheduler.internal_state()
-    assert (state["num_retractions"] > 0) == (name == "retraction")
-    assert state["runner"]["compiles_after_ready_total"] == 0
+    assert answers[4].cached_tokens == 32, "whole pages of 16 before the start"
+    assert harness.scheduler.internal_state()["runner"]["compiles_after_ready_total"] == 0
 
 
 def test_a_model_without_experts_is_refused(checkpoint: Callable[[str], Path]) -> None:
