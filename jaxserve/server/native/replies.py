@@ -9,7 +9,6 @@ Used by /generate and by the Engine, streaming or not:
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from jaxserve.messages import HiddenStates
 from jaxserve.server.native.logprobs import LogprobColumns, Pack, TokenText
 from jaxserve.server.requests import GenerationChunk, PromptOptions
+from jaxserve.server.routed_experts import packed_experts
 from jaxserve.server.thinking_tokens import ThinkingTokens
 from jaxserve.server.token_logprobs import logprobs_of_prompt
 
@@ -130,8 +130,3 @@ def shaped_hidden_states(parts: Sequence[HiddenStates], pack: Pack, *, only_last
     if only_last:
         return pack([*prompt, *outputs][-1].tolist())
     return [[pack(vector.tolist()) for vector in prompt], *(pack(vector.tolist()) for vector in outputs)]
-
-
-def packed_experts(parts: Sequence[np.ndarray]) -> str:
-    """SGLang's: base64 of int32 [tokens, layers with experts, K], little-endian."""
-    return base64.b64encode(np.concatenate(parts).astype("<i4", copy=False)).decode()
