@@ -10,4 +10,4 @@ import numpy as np
 
 def packed_experts(parts: Sequence[np.ndarray]) -> str:
     """SGLang's: base64 of int32 [tokens, layers with experts, K], little-endian."""
-    return base64.b64encode(np.concatenate(parts).astype("<i4", copy=False)).decode()
+    return base64.b64encode(np.concatenate(parts).astype("<i4", copy=False).tobytes()).decode()
