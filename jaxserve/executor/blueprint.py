@@ -236,8 +236,9 @@ class Blueprint:
     @property
     def experts_shape(self) -> tuple[int, int] | None:
         """Of what is told of a token: layers with experts, and experts in each. None: nothing is."""
-        shape = len(self.config.sparse_layers), self.config.experts_per_token
-        return shape if self.args.enable_return_routed_experts else None
+        if not self.args.enable_return_routed_experts:
+            return None
+        return len(self.config.sparse_layers), self.config.experts_per_token
 
     @property
     def num_draft_tokens(self) -> int:
