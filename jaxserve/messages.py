@@ -108,6 +108,8 @@ class TokenizedGenerateReqInput(Message):
     logprob_start_len: int = -1  # the first prompt token whose logprob is wanted; -1: none
     token_ids_logprob: list[int] | None = None
     return_hidden_states: bool | Literal["last"] = False
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0  # the first prompt token whose experts are wanted
     pools: bool = False  # a vector is wanted (or one for each token), and no token: max_new_tokens is 0
     priority: int | None = None
     extra_key: str | None = None  # radix cache namespace (extra_key and cache_salt joined)
@@ -202,6 +204,7 @@ class BatchTokenIDOut(Message):
     logprobs: dict[int, TokenLogprobs] = {}  # of the new tokens
     input_logprobs: dict[int, InputLogprobs] = {}  # in a request's first message
     hidden_states: dict[int, HiddenStates] = {}
+    experts: dict[int, np.ndarray] = {}  # int32 [n, layers, K], as HiddenStates goes on: first the prompt's, then outputs'
     pooled: dict[int, np.ndarray] = {}  # float32 [1, size], or [prompt_len, size], in a request's last message
     times: dict[int, RequestTimes] = {}  # of the finished ones
     # Stop strings and patterns by index, in a request's first message: text that may be the beginning of what they match is not
@@ -229,6 +232,7 @@ class BatchStrOut(Message):
     logprobs: dict[int, TokenLogprobs] = {}
     input_logprobs: dict[int, InputLogprobs] = {}
     hidden_states: dict[int, HiddenStates] = {}
+    experts: dict[int, np.ndarray] = {}
     pooled: dict[int, np.ndarray] = {}
     times: dict[int, RequestTimes] = {}
     # Requests that the detokenizer itself ended (they are in `finished`): the scheduler still runs them.

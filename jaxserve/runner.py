@@ -57,6 +57,7 @@ class RunnerSpec:
     max_top_logprobs: int
     num_draft_tokens: int = 1  # most tokens that a DECODE step adds to a row: the one sampled last and the drafts behind it
     returns_hidden_states: bool = False  # whether a step may ask for them
+    experts_shape: tuple[int, int] | None = None  # layers with experts, and a token's in each; None: no step may ask for them
     logprobs_after_temperature: bool = False  # of sampled tokens; else they are of the model's own distribution
     moves_logits: bool = False  # whether the host may read and change a step's logits before they are sampled
     counts_experts: bool = False  # whether it can record how many tokens go to each expert
@@ -239,6 +240,7 @@ class StepInput:
     needs_masks: bool = False  # some row may not sample every token, or has its logits changed: `Runner.sample` may get either
     score_query: ScoreQuery | None = None
     hidden_slots: np.ndarray | None = None  # int32 [H]: tokens, as in ScoreQuery, whose hidden states are wanted
+    expert_slots: np.ndarray | None = None  # int32 [H]: likewise, whose experts are wanted
     pool_query: PoolQuery | None = None
     embeds: Sequence[EmbeddedTokens] = ()  # by slot
     adapter_loads: Sequence[AdapterLoad] = ()
@@ -280,6 +282,7 @@ class StepOutput:
     drafts: np.ndarray | None = None  # int32 [R, num_draft_tokens - 1] for the row's next DECODE step; -1 from where none is
     scores: Scores | None = None  # answers to the score_query
     hidden_states: np.ndarray | None = None  # float32 [H, hidden size] behind the final norm, of hidden_slots
+    experts: np.ndarray | None = None  # int32 [H, *experts_shape] of expert_slots: by the checkpoint's numbers, best first
     # float32 [N, size of Vectors]: of the PoolQuery's parts that end their text, one behind the other, or of each token of each
     # part where tokens have one each. Not a number: the model gave none.
     pooled: np.ndarray | None = None

@@ -38,6 +38,11 @@ def expected_hidden(position: int, token: int) -> list[float]:
     return [float(position), float(token)]
 
 
+def expected_experts(position: int, token: int) -> list[list[int]]:
+    """Of two layers, three each."""
+    return [[position, token, layer] for layer in range(2)]
+
+
 def expected_logprobs(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """What the fake gives as logprobs: known from the token alone."""
     return (-(tokens + 1.0) / vocab_size).astype(np.float32)

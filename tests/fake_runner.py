@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 from fake_adapters import FakeAdapters, adapter_number
-from fake_answers import expected_hidden, expected_logprobs, expected_scores, mixed
+from fake_answers import expected_experts, expected_hidden, expected_logprobs, expected_scores, mixed
 from fake_shards import numbered_through
 from fake_states import FakeRow, FakeStates
 from fake_step_checks import check_step
@@ -280,7 +280,7 @@ class FakeRunner:
         self._write_tokens(step, inputs)
         if self._spec.num_snapshots:
             self._run_states(step, inputs)
-        scores, hidden, pooled = self._answers(step, inputs)
+        answers = self._answers(step, inputs)
         most = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
         tokens = np.full((step.num_rows, most), _UNWRITTEN, np.int32)
         num_tokens = np.zeros(step.num_rows, np.int32)
@@ -297,9 +297,9 @@ class FakeRunner:
         if not self._spec.generates:
             assert not step.sample.any(), "a model that generates no text is to sample"
             output = StepOutput(np.zeros_like(tokens), num_tokens)
-        return dataclasses.replace(output, scores=scores, hidden_states=hidden, pooled=pooled)
+        return dataclasses.replace(output, **answers)
 
-    def _answers(self, step: StepInput, inputs: list[np.ndarray]) -> tuple[Scores | None, np.ndarray | None, np.ndarray | None]:
+    def _answers(self, step: StepInput, inputs: list[np.ndarray]) -> dict[str, Any]:
         """To what is asked about the step's tokens: from what stands in their slots, and where."""
         decode_slots = self._spec.num_draft_tokens if step.mode is ForwardMode.DECODE else 1
         slots: list[tuple[int, int]] = []  # position and token
@@ -307,13 +307,17 @@ class FakeRunner:
             most = decode_slots if i < step.num_decode_rows else len(ids)
             tokens = [*ids.tolist(), *[0] * (most - len(ids))]
             slots += [(int(self._kv_len[row]) + place, token) for place, token in enumerate(tokens)]
-        scores = hidden = None
+        scores: Scores | None = None
+        hidden = experts = None
         if (query := step.score_query) is not None:
             asked = [slots[slot] for slot in query.slots.tolist()]
             scores = expected_scores(asked, query, self._spec)
         if step.hidden_slots is not None:
             hidden = np.array([expected_hidden(*slots[slot]) for slot in step.hidden_slots.tolist()], np.float32)
-        return scores, hidden, self.vectors.run(step, slots, self._states)
+        if step.expert_slots is not None:
+            experts = np.array([expected_experts(*slots[slot]) for slot in step.expert_slots.tolist()], np.int32)
+        pooled = self.vectors.run(step, slots, self._states)
+        return {"scores": scores, "hidden_states": hidden, "experts": experts, "pooled": pooled}
 
     def _begin_row(self, state: RowState, step: StepInput) -> None:
         at = step.rows.tolist().index(state.row)

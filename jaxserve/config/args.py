@@ -183,8 +183,8 @@ class ServerArgs:
     max_top_logprobs: int = arg(20, "Most alternatives per token a request may ask for (sizes a compiled output).")
     max_reply_numbers: int | None = arg(
         4 * 1024 * 1024,
-        "Most logprobs, of tokens and their alternatives, and components of hidden states or embeddings in the reply to one "
-        "request. Engine: no limit.",
+        "Most logprobs, of tokens and their alternatives, and components of hidden states or embeddings, and experts in the "
+        "reply to one request. Engine: no limit.",
     )
     logprobs_after_temperature: bool = arg(
         False,
@@ -192,6 +192,9 @@ class ServerArgs:
         "are; else they are the model's own.",
     )
     enable_return_hidden_states: bool = arg(False, "Let requests ask for hidden states (return_hidden_states).")
+    enable_return_routed_experts: bool = arg(
+        False, "Let requests ask which experts each token went to (return_routed_experts), of a model that has some."
+    )
     enable_custom_logit_processor: bool = arg(
         False, "Let requests bring code of their own as a custom_logit_processor; it runs in a process of its own."
     )

@@ -118,6 +118,8 @@ def _check_stages(args: ServerArgs) -> None:
         raise ValueError("--enable-dynamic-chunking needs chunked prefill; do not set --chunked-prefill-size -1.")
     if args.pp_size == 1:
         return
+    if args.enable_return_routed_experts:
+        raise ValueError(f"--enable-return-routed-experts needs --pp-size 1, so that one stage has all layers; got {stages}.")
     if args.nnodes > 1:
         _check_stages_on_hosts(args)
     if args.warmup == "early":

@@ -92,6 +92,16 @@ def _check_vectors_only(args: ServerArgs, config: ModelConfig) -> None:
         raise ValueError(f"--kv-cache-dtype must be auto for encoders such as {config.architecture}, which keep no KV cache.")
 
 
+def _check_returns_experts(args: ServerArgs, config: ModelConfig) -> None:
+    """ValueError for what cannot be with experts that replies tell of."""
+    if not args.enable_return_routed_experts:
+        return
+    if not config.experts_per_token:
+        raise ValueError(f"--enable-return-routed-experts needs a model with experts; {config.architecture} has none.")
+    if not config.generates:
+        raise ValueError(f"--enable-return-routed-experts needs a model that generates; {config.architecture} makes vectors.")
+
+
 def _context(args: ServerArgs, config: ModelConfig) -> ContextGroup | None:
     """ValueError for a model whose devices have no copies."""
     if args.dcp_size == 1:
@@ -123,6 +133,7 @@ class Blueprint:
         _check_vectors_only(args, config)
         if args.expert_distribution_recorder_mode is not None and not config.num_experts:
             raise ValueError(f"--expert-distribution-recorder-mode needs a model with experts; {config.architecture} has none.")
+        _check_returns_experts(args, config)
         chip = Chip.of(mesh.devices.flat[0])
         dtype = resolve_dtype(args, chip.platform)
         if chip.platform == "cpu" and dtype == "float32":
@@ -225,6 +236,7 @@ class Blueprint:
             modes,
             drafts=drafts,
             hidden_states=hidden_states,
+            routed_experts=self.args.enable_return_routed_experts,
             moves_logits=moves_logits,
             adapts=self.args.serves_lora,
             samples=generates,
@@ -242,6 +254,13 @@ class Blueprint:
     @property
     def counts_experts(self) -> bool:
         return self.args.expert_distribution_recorder_mode is not None
+
+    @property
+    def experts_shape(self) -> tuple[int, int] | None:
+        """Of what is told of a token: layers with experts, and experts in each. None: nothing is."""
+        if not self.args.enable_return_routed_experts:
+            return None
+        return len(self.config.sparse_layers), self.config.experts_per_token
 
     @property
     def num_draft_tokens(self) -> int:
@@ -293,6 +312,7 @@ class Blueprint:
             max_top_logprobs=min(args.max_top_logprobs, self.config.vocab_size),
             num_draft_tokens=self.num_draft_tokens,
             returns_hidden_states=args.enable_return_hidden_states,
+            experts_shape=self.experts_shape,
             logprobs_after_temperature=args.logprobs_after_temperature,
             moves_logits=args.enable_custom_logit_processor,
             counts_experts=self.counts_experts,
@@ -396,6 +416,7 @@ class Blueprint:
                 self.page_size,
                 self._rows_per_shard + 1,
                 counts_experts=self.counts_experts,
+                returns_experts=self.experts_shape is not None,
                 num_state_lines=self._num_state_lines,
                 states_per_row=self.num_draft_tokens,
                 keeps_snapshots=self.num_snapshots > 0,

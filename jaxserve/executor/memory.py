@@ -98,7 +98,7 @@ class MemoryBudget:
     weights: int
     row_tables: int  # what is kept per request row: penalty counts, biases, histories that drafts are looked up in
     page_table: int
-    hidden: int  # the newest step's hidden states
+    hidden: int  # the newest step's hidden states, and its tokens' experts where they are told
     states: int  # of the request rows, in the layers that keep some
     adapters: int  # slots of them
     steps: StepMemory | None  # None: not compiled
@@ -240,7 +240,8 @@ def page_table_bytes(blueprint: Blueprint) -> int:
 
 
 def hidden_bytes(blueprint: Blueprint) -> int:
-    return _num_bytes(blueprint.programs(blueprint.pages_each(1)).state_shapes()[0].hidden)
+    state = blueprint.programs(blueprint.pages_each(1)).state_shapes()[0]
+    return _num_bytes((state.hidden, state.experts))
 
 
 def state_bytes(blueprint: Blueprint) -> int:
@@ -319,7 +320,7 @@ def memory_lines(budget: MemoryBudget, blueprint: Blueprint) -> list[str]:
         *_adapter_lines(budget, blueprint),
         ("row tables", budget.row_tables, ""),
         ("page table", budget.page_table, ""),
-        ("hidden states", budget.hidden, "of the newest step"),
+        ("hidden states", budget.hidden, f"of the newest step{', and its experts' * (blueprint.experts_shape is not None)}"),
         ("temporaries", budget.temporaries, measured or "of the largest step, and the logits of the one before it"),
         ("code", budget.code, measured or "of all programs, at most"),
         ("in use before", budget.others, ""),

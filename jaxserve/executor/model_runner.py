@@ -36,7 +36,7 @@ from jaxserve.executor.row_params import NUM_ROW_PARAMS, has_limits, row_params_
 from jaxserve.executor.row_tables import needs_tables, pack_row, packed_row_shape
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Forwarded
-from jaxserve.executor.scoring import ScoredLines, ScoringKey, unpack_hidden, unpack_scores
+from jaxserve.executor.scoring import ScoredLines, ScoringKey, unpack_lines, unpack_scores
 from jaxserve.executor.stage import Stage
 from jaxserve.executor.step import Params
 from jaxserve.executor.weights import WeightLoader
@@ -95,6 +95,8 @@ class PendingStep:
     scored: list[ScoredLines] = dataclasses.field(default_factory=list)
     num_hidden: int = 0
     hidden: list[jax.Array] = dataclasses.field(default_factory=list)
+    num_experts: int = 0  # tokens whose experts were asked for
+    experts: list[jax.Array] = dataclasses.field(default_factory=list)
     pool_query: PoolQuery | None = None
     pooled: list[jax.Array] = dataclasses.field(default_factory=list)
 
@@ -203,6 +205,8 @@ class ModelRunner:
                     last.score(key, ScoreQuery(_SLOT, _NO_TOKEN, _NO_TOKEN[:, None], needs_top=False))
                 case "hidden_states":
                     last.copy_hidden(_SLOT)
+                case "routed_experts":
+                    last.copy_experts(_SLOT)
                 case "input_embeds":
                     first.write_embeds(EmbeddedTokens(0, np.zeros((1, self.spec.hidden_size), np.float32)))
                 case "page_table":
@@ -252,6 +256,9 @@ class ModelRunner:
         if step.hidden_slots is not None:
             slots = deal.hidden_slots(step.hidden_slots)
             pending.num_hidden, pending.hidden = len(slots), pipeline.to_reader(pipeline.last.copy_hidden(slots))
+        if step.expert_slots is not None:
+            slots = deal.hidden_slots(step.expert_slots)
+            pending.num_experts, pending.experts = len(slots), pipeline.last.copy_experts(slots)
         if (asked := step.pool_query) is not None:
             assert self.spec.vectors is not None
             rows = np.array([self._shards.line(row) for row in asked.rows.tolist()], np.int32)
@@ -306,7 +313,8 @@ class ModelRunner:
             top_logprobs=read(sampled.top_logprobs)[lines] if has_top else None,
             drafts=read(sampled.drafts)[lines] if self._drafts else None,
             scores=None if handle.score_query is None else unpack_scores(handle.score_query, handle.scored),
-            hidden_states=unpack_hidden(handle.num_hidden, handle.hidden) if handle.num_hidden else None,
+            hidden_states=unpack_lines(handle.num_hidden, handle.hidden) if handle.num_hidden else None,
+            experts=unpack_lines(handle.num_experts, handle.experts) if handle.num_experts else None,
             pooled=self._pooled(handle),
         )
 

@@ -28,6 +28,7 @@ class ProgramSet:
     modes: tuple[SamplingMode, ...]  # EVERYTHING among them, where tokens are sampled
     drafts: bool
     hidden_states: bool = False
+    routed_experts: bool = False
     moves_logits: bool = False
     embeds: bool = True  # False: of a pipeline, another stage does
     samples: bool = True
@@ -43,6 +44,7 @@ class ProgramSet:
             modes=self.modes if is_last else (),
             drafts=self.drafts and is_last,
             hidden_states=self.hidden_states and is_last,
+            routed_experts=self.routed_experts and is_last,
             moves_logits=self.moves_logits and is_last,
             embeds=is_first,
             samples=self.samples and is_last,
@@ -55,6 +57,7 @@ class ProgramSet:
         """What there is one of."""
         names = ("page_table", *("row_tables",) * self.samples, *("input_embeds",) * self.embeds, "kv_pool", "empty_state")
         names += ("history",) * self.drafts + ("hidden_states",) * self.hidden_states
+        names += ("routed_experts",) * self.routed_experts
         return names + ("empty_adapters", "adapter") * self.adapts + ("pooled_sums",) * self.pools_parts
 
     def _forward(self, buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:

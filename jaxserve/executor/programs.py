@@ -22,7 +22,16 @@ from jaxserve.executor.row_params import NUM_ROW_PARAMS
 from jaxserve.executor.row_tables import RowTables, packed_row_shape, write_row
 from jaxserve.executor.sampler import SampledTokens, SamplingMode
 from jaxserve.executor.sampling import Continuation, Forwarded, Sampled, SamplingState, sample_rows
-from jaxserve.executor.scoring import HIDDEN_LINES, IDS_PER_LINE, ScoredLines, ScoringKey, StepHidden, copy_lines, score_lines
+from jaxserve.executor.scoring import (
+    HIDDEN_LINES,
+    IDS_PER_LINE,
+    ScoredLines,
+    ScoringKey,
+    StepHidden,
+    copy_experts,
+    copy_lines,
+    score_lines,
+)
 from jaxserve.executor.step import AdaptedParams, ForwardState, HandedOn, Params, RowInputs, Step, write_own_pages
 from jaxserve.kernels.native.attention import NativeAttention
 from jaxserve.kernels.native.zero_pages import zero_pages
@@ -100,7 +109,8 @@ class StepPrograms:
         hidden = _BY_SHARD if self._keeps_hidden else None
         counts = _WHOLE if step.counts_experts else None
         slots = _BY_SHARD if self._adapts_head else None
-        self._state_specs = ForwardState(kv_cache.specs(), _BY_SHARD, hidden, counts, slots)  # type: ignore[arg-type]
+        experts = _BY_SHARD if step.returns_experts else None
+        self._state_specs = ForwardState(kv_cache.specs(), _BY_SHARD, hidden, counts, slots, experts)  # type: ignore[arg-type]
 
     def lower(self, key: ProgramKey, params: Params) -> Any:
         """A jax.stages.Lowered. `params` may be shapes with shardings."""
@@ -206,6 +216,11 @@ class StepPrograms:
         sharded = self._sharded(copy_lines, (_BY_SHARD, _WHOLE), _WHOLE)
         return self._jit(sharded).lower(self._forward_state().hidden, self._whole((HIDDEN_LINES,)))
 
+    def lower_routed_experts(self) -> Any:
+        """Of (experts of tokens, int32 [HIDDEN_LINES] slots) -> int32 [HIDDEN_LINES, layers with experts, K]."""
+        sharded = self._sharded(copy_experts, (_BY_SHARD, _WHOLE), _WHOLE)
+        return self._jit(sharded).lower(self._forward_state().experts, self._whole((HIDDEN_LINES,)))
+
     def lower_input_embeds(self) -> Any:
         """Of (hidden states, int32 [1] slot, float32 [EMBED_LINES, hidden size]) -> hidden states."""
         hidden = self._forward_state().hidden
@@ -301,12 +316,13 @@ class StepPrograms:
         forward, sampling = shapes
 
         def run() -> tuple[ForwardState, SamplingState | None]:
-            page_table, hidden, counts = _zeros((forward.page_table, forward.hidden, forward.expert_counts))
+            kept = forward.page_table, forward.hidden, forward.expert_counts, forward.experts
+            page_table, hidden, counts, experts = _zeros(kept)
             slots = jax.tree.map(lambda shape: jnp.full(shape.shape, NO_SLOT, shape.dtype), forward.adapter_slots)
             if self._spec.num_snapshots:  # no page has one
                 tables = page_table.reshape(self._spec.num_shards, self._spec.num_tables, -1)
                 page_table = tables.at[:, -1].set(-1).reshape(page_table.shape)
-            return ForwardState(self._empty_pool(forward.kv), page_table, hidden, counts, slots), _zeros(sampling)
+            return ForwardState(self._empty_pool(forward.kv), page_table, hidden, counts, slots, experts), _zeros(sampling)
 
         return jax.jit(run, out_shardings=jax.tree.map(lambda shape: shape.sharding, shapes)).lower()
 
@@ -339,7 +355,8 @@ class StepPrograms:
         counts_shape = (len(config.own_sparse_layers), config.num_experts)
         counts = self._whole(counts_shape, jnp.uint32) if self._step.counts_experts else None
         slots = self._by_shard((spec.num_shards * spec.max_slots,)) if self._adapts_head else None
-        return ForwardState(kv, page_table, hidden, counts, slots)
+        experts = self._experts(spec.num_shards * spec.max_slots) if self._step.returns_experts else None
+        return ForwardState(kv, page_table, hidden, counts, slots, experts)
 
     @property
     def _keeps_hidden(self) -> bool:
@@ -349,6 +366,11 @@ class StepPrograms:
     def _hidden_states(self, num_slots: int) -> Any:
         """Of so many tokens of all shards."""
         return self._by_shard((num_slots, self._step.decoder.config.hidden_size), jnp.dtype(self._step.attention.spec.dtype))
+
+    def _experts(self, num_slots: int) -> Any:
+        """Of so many tokens of all shards."""
+        config = self._step.decoder.config
+        return self._by_shard((num_slots, len(config.own_sparse_layers), config.experts_per_token))
 
     def _handed_on(self, bucket: Bucket) -> HandedOn:
         rows = bucket.num_shards, bucket.num_rows

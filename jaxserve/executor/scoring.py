@@ -76,6 +76,11 @@ def copy_lines(hidden: jax.Array, slots: jax.Array) -> jax.Array:
     return of_all_shards(hidden, slots).astype(jnp.float32)
 
 
+def copy_experts(experts: jax.Array, slots: jax.Array) -> jax.Array:
+    """int32 [L, layers, K] of `experts` [slots, layers, K] of each shard."""
+    return of_all_shards(experts, slots)
+
+
 def of_all_shards(hidden: jax.Array, slots: jax.Array) -> jax.Array:
     if jax.lax.axis_size(DATA_AXIS) == 1:
         return hidden[slots]
@@ -123,8 +128,8 @@ def pack_slots(slots: np.ndarray) -> Iterator[np.ndarray]:
         yield packed
 
 
-def unpack_hidden(count: int, answers: list[jax.Array]) -> np.ndarray:
-    """float32 [count, E]; waits for the answers to `pack_slots`."""
+def unpack_lines(count: int, answers: list[jax.Array]) -> np.ndarray:
+    """[count, ...]; waits for the answers to `pack_slots`."""
     return _lines(answers, count)
 
 

@@ -57,7 +57,11 @@ class Stage(Protocol):
         ...
 
     def copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
-        """For `unpack_hidden`."""
+        """For `unpack_lines`."""
+        ...
+
+    def copy_experts(self, slots: np.ndarray) -> list[jax.Array]:
+        """For `unpack_lines`."""
         ...
 
     def pool(self, key: PoolingKey, query: PoolQuery, *, of_tokens: bool) -> list[jax.Array]:
@@ -145,6 +149,10 @@ class RunningStage:
     def copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         program = self.programs["hidden_states"]
         return [program(self.state.hidden, packed) for packed in pack_slots(slots)]
+
+    def copy_experts(self, slots: np.ndarray) -> list[jax.Array]:
+        program = self.programs["routed_experts"]
+        return [program(self.state.experts, packed) for packed in pack_slots(slots)]
 
     def pool(self, key: PoolingKey, query: PoolQuery, *, of_tokens: bool) -> list[jax.Array]:
         vectors = []
@@ -246,6 +254,9 @@ class DistantStage:
 
     def copy_hidden(self, slots: np.ndarray) -> list[jax.Array]:
         return [self._outputs("hidden_states") for _ in pack_slots(slots)]
+
+    def copy_experts(self, slots: np.ndarray) -> list[jax.Array]:
+        raise AssertionError("a stage of a pipeline tells no experts")
 
     def pool(self, key: PoolingKey, query: PoolQuery, *, of_tokens: bool) -> list[jax.Array]:
         return [self._outputs(key) for _ in pack_pooling(query, key.num_lines, of_tokens=of_tokens)]

@@ -55,6 +55,7 @@ class ForwardState:
     # `pooling` where logits are made, and where tokens are embedded for `input_embeds`
     expert_counts: jax.Array | None = None  # uint32 [layers with experts, experts]: tokens that went to each, if recorded
     adapter_slots: jax.Array | None = None  # int32 [slots] of the newest step's tokens, where adapters change the output head
+    experts: jax.Array | None = None  # int32 [slots, layers with experts, K] of the newest step's tokens, if they are told
 
 
 class RowInputs(NamedTuple):
@@ -83,6 +84,7 @@ class Step:
     page_size: int
     rows_per_shard: int  # of tables: a line for each request row and one for padding
     counts_experts: bool = False
+    returns_experts: bool = False
     num_state_lines: int = 0  # of each layer that keeps states
     states_per_row: int = 1
     keeps_snapshots: bool = False  # of states, behind pages: then the last table says where
@@ -136,15 +138,18 @@ class Step:
             out, pages = self._attend(inputs, kv.pages, layer, plan, offset)
             return out, kv._replace(pages=pages)
 
-        positions, is_live, counts_experts = placement.positions, placement.is_live, self.counts_experts
-        context = self.decoder.context(positions, is_live, of_all=of_all, counts_experts=counts_experts)
+        told = {"counts_experts": self.counts_experts, "returns_experts": self.returns_experts}
+        context = self.decoder.context(placement.positions, placement.is_live, of_all=of_all, **told)
         adapters = None if held is None or slots is None else StepAdapters.of(held, slots.own, slots.of_all)
         x = start.x if isinstance(start, HandedOn) else self._embed(params, state, batch, token_ids, context, adapters)
-        hidden, kv, counts = self.decoder.forward(params, x, context, state.kv, attend, adapters)
+        hidden, kv, counts, experts = self.decoder.forward(params, x, context, state.kv, attend, adapters)
         state = dataclasses.replace(state, kv=kv, page_table=page_table)
         if counts is not None:
             assert state.expert_counts is not None
             state = dataclasses.replace(state, expert_counts=state.expert_counts + counts.astype(jnp.uint32))
+        if experts is not None:
+            assert state.experts is not None
+            state = dataclasses.replace(state, experts=jax.lax.dynamic_update_slice(state.experts, experts, (0, 0, 0)))
         if not self.decoder.config.has_head:
             return state, HandedOn(hidden, None if inputs.lengths is None else inputs)
         if not self.decoder.config.generates:

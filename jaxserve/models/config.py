@@ -187,9 +187,17 @@ class ModelConfig:
     @property
     def num_experts(self) -> int:
         """Of each layer that has some; 0 if none has."""
-        counts = {mixture.num_experts for mixture in self.mixtures if mixture is not None}
+        return self._of_mixtures("num_experts")
+
+    @property
+    def experts_per_token(self) -> int:
+        """Likewise, to how many of them a token goes."""
+        return self._of_mixtures("experts_per_token")
+
+    def _of_mixtures(self, name: str) -> int:
+        counts = {int(getattr(mixture, name)) for mixture in self.mixtures if mixture is not None}
         if len(counts) > 1:
-            raise ValueError(f"the layers of {self.architecture} differ in num_experts: {', '.join(map(str, sorted(counts)))}.")
+            raise ValueError(f"the layers of {self.architecture} differ in {name}: {', '.join(map(str, sorted(counts)))}.")
         return counts.pop() if counts else 0
 
     @property

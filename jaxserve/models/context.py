@@ -33,6 +33,7 @@ class StepContext:
     of_all: OfAllShards
     rope_tables: Mapping[tuple[RopeConfig, int], CosSin]  # per kind of rope and rope_dim: float32 [T, rope_dim / 2] each
     counts_experts: bool = False  # whether mixtures count their experts' tokens
+    returns_experts: bool = False  # and tell each token's experts
     batch_invariant: bool = False  # what a token gets must not depend on the rest of the step
 
     @staticmethod
@@ -44,6 +45,7 @@ class StepContext:
         *,
         of_all: OfAllShards | None = None,
         counts_experts: bool = False,
+        returns_experts: bool = False,
         batch_invariant: bool = False,
     ) -> StepContext:
         """`of_all`: None where every device has all tokens."""
@@ -51,7 +53,7 @@ class StepContext:
             kinds = dict.fromkeys((mixer.rope, mixer.rope_dim) for mixer in attention)
             tables = {(rope, dim): rope_cos_sin(positions, rope, dim, max_position_embeddings) for rope, dim in kinds}
         of_all = of_all or OfAllShards(AllHere(in_order=batch_invariant), positions, is_live)
-        return StepContext(positions, is_live, of_all, tables, counts_experts, batch_invariant)
+        return StepContext(positions, is_live, of_all, tables, counts_experts, returns_experts, batch_invariant)
 
     def cos_sin(self, attention: AttentionMixer) -> CosSin:
         return self.rope_tables[attention.rope, attention.rope_dim]

@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.models.adapters.low_rank import AdaptedWeight, LowRank, StepAdapters, TokenSlots
+from jaxserve.models.arrays import ALL_AXES
 from jaxserve.models.blocks.attend import Attend, Inputs
 from jaxserve.models.blocks.declare import Declare
 from jaxserve.models.blocks.embedding import (
@@ -29,10 +30,12 @@ from jaxserve.models.blocks.embedding import (
     tied_lm_head,
 )
 from jaxserve.models.blocks.layer import DecoderLayer
+from jaxserve.models.blocks.moe import Routed
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.blocks.pool_head import PoolHead
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.context import OfAllShards, StepContext
+from jaxserve.models.exchange import AllHere, Exchange
 from jaxserve.models.specs import EmbeddingSpec, LayerSpec, MoESpec, check_divides
 from jaxserve.models.stored_as import stored_as
 from jaxserve.models.weight import in_float32, rounded_in_float32
@@ -44,6 +47,7 @@ class DecoderOutput(NamedTuple):
     hidden: jax.Array  # [T, hidden_size]; behind the last layer after the final norm
     kv: Any
     expert_counts: jax.Array | None  # int32 [own layers with experts, experts]: tokens that went to each, if they are counted
+    experts: jax.Array | None  # int32 [T, own layers with experts, K]: of each token, if they are told
 
 
 class Ends(nnx.Module):
@@ -65,13 +69,21 @@ class Ends(nnx.Module):
 
 
 def _jitted_layer(graphdef: Any, spec: LayerSpec, context: StepContext, attend: Attend) -> Any:
-    def layer(weights: Any, x: jax.Array, kv: Any, index: jax.Array) -> tuple[jax.Array, Any, jax.Array | None]:
+    def layer(weights: Any, x: jax.Array, kv: Any, index: jax.Array) -> tuple[jax.Array, Any, Routed]:
         def bound(inputs: Inputs) -> tuple[jax.Array, Any]:
             return attend(inputs, kv, spec.mixer, index)
 
         return nnx.merge(graphdef, weights)(x, context, bound)
 
     return jax.jit(layer)
+
+
+def _own(known: jax.Array, exchange: Exchange) -> jax.Array:
+    """Of what every device knows of the tokens of all shards, [A, ...], this shard's, [T, ...]."""
+    if isinstance(exchange, AllHere):
+        return known
+    is_first = jax.lax.axis_index(ALL_AXES) == 0
+    return exchange.sum_own(jnp.where(is_first, known, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,19 +111,17 @@ class Decoder:
         *,
         of_all: OfAllShards | None = None,
         counts_experts: bool = False,
+        returns_experts: bool = False,
     ) -> StepContext:
         """What the other methods need to know of a step: positions int32 [T], which slots hold a token, bool [T], and those
         of all shards where each has its own."""
         attention, max_len = self.config.attention, self.config.max_position_embeddings
-        return StepContext.of(
-            positions,
-            is_live,
-            attention,
-            max_len,
-            of_all=of_all,
-            counts_experts=counts_experts,
-            batch_invariant=self.config.batch_invariant,
-        )
+        told = {
+            "counts_experts": counts_experts,
+            "returns_experts": returns_experts,
+            "batch_invariant": self.config.batch_invariant,
+        }
+        return StepContext.of(positions, is_live, attention, max_len, of_all=of_all, **told)
 
     def forward(
         self,
@@ -126,17 +136,19 @@ class Decoder:
         # Layers of equal specs differ in their weights only, so one is traced and the others reuse it: a jitted function that
         # is called again with arguments of the same types is not traced again. XLA inlines the calls.
         bodies = {spec: _jitted_layer(graphdef, spec, context, attend) for spec, graphdef in self.layers.items()}
-        counts = []
+        counts, experts = [], []
         for layer, index in zip(self.config.own_layers, self.config.kv_indices, strict=True):
             weights = params["layers"][layer]
             if adapters is not None:
                 weights = adapters.adapt(layer, weights)
             x, kv, of_layer = bodies[self.config.layers[layer]](weights, x, kv, jnp.int32(index))
-            counts += [] if of_layer is None else [of_layer]
+            counts += [] if of_layer.counts is None else [of_layer.counts]
+            experts += [] if of_layer.experts is None else [of_layer.experts]
         if self.config.has_head and self.config.final_norm is not None:
             with jax.named_scope("final_norm"):
                 x = norm(x, self._ends(params).final_norm, self.config.final_norm)
-        return DecoderOutput(x, kv, jnp.stack(counts) if counts else None)
+        own_experts = _own(jnp.stack(experts, axis=1), context.of_all.exchange) if experts else None
+        return DecoderOutput(x, kv, jnp.stack(counts) if counts else None, own_experts)
 
     def logits(
         self, params: ParamTree, hidden: jax.Array, adapters: LowRank | None = None, slots: jax.Array | None = None

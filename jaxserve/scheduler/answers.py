@@ -1,4 +1,5 @@
-"""What a request has learnt of its tokens and not been sent yet: logprobs, hidden states, and vectors made of them."""
+"""What a request has learnt of its tokens and not been sent yet: logprobs, hidden states, experts, and vectors made
+of hidden states."""
 
 from __future__ import annotations
 
@@ -123,6 +124,29 @@ class HiddenStateBuffer:
         )
         self._prompt, self._outputs = [], []
         return out
+
+
+class ExpertBuffer:
+    """Experts of the prompt's tokens from position `start` on, then of each output that something was sampled behind."""
+
+    def __init__(self, prompt_len: int, start: int) -> None:
+        self.next, self.end = start, prompt_len  # the prompt's positions that have not come yet
+        self._parts: list[np.ndarray] = []
+
+    def take_in_prompt(self, start: int, experts: np.ndarray) -> None:
+        """int32 [n, layers, K] of positions from `start` on."""
+        assert start == self.next, f"the prompt's experts go on at {self.next}, not at {start}"
+        self._parts.append(experts)
+        self.next += len(experts)
+
+    def append(self, experts: np.ndarray) -> None:
+        """int32 [layers, K], of an output."""
+        self._parts.append(experts[None])
+
+    def take(self) -> np.ndarray | None:
+        """int32 [n, layers, K]: everything since the last call; None where there is nothing."""
+        parts, self._parts = self._parts, []
+        return np.concatenate(parts) if parts else None
 
 
 class VectorBuffer:

@@ -91,12 +91,12 @@ class Constraints:
         if matcher is None:
             return None
         if not matcher.accept(token_id):
-            if isinstance(matcher, ThinkingMatcher) and req.hidden_states is None and not req.sampling.stop_regex:
+            if isinstance(matcher, ThinkingMatcher) and not req.returns_states and not req.sampling.stop_regex:
                 self._take_back(req)
                 return None
             return self.failure(req) or FinishReason.abort(_REFUSED, 400, "BadRequestError")
         req.matcher = matcher.current
-        if self._table.thinks_ahead and req.hidden_states is None and isinstance(matcher, ThinkingMatcher):
+        if self._table.thinks_ahead and not req.returns_states and isinstance(matcher, ThinkingMatcher):
             self._note_thinking(req)
         return FinishReason.stop(None) if req.matcher.is_terminated else None
 

@@ -18,7 +18,7 @@ from jaxserve.messages import PROMPT_TAIL_LEN, TokenizedGenerateReqInput
 from jaxserve.namespaces import adapter_namespace
 from jaxserve.runner import NO_TOKEN_ID, RunnerSpec
 from jaxserve.scheduler.adapters import Adapters
-from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs, VectorBuffer
+from jaxserve.scheduler.answers import ExpertBuffer, HiddenStateBuffer, LogprobBuffer, PromptLogprobs, VectorBuffer
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.stops import StopMatcher, StopPatternMatcher, StopStringMatcher, StopTextDecoder, TokenPieces
 from jaxserve.timeline import RequestTimes
@@ -104,7 +104,7 @@ class Intake:
                 f"Where a vector is wanted nothing is generated: max_new_tokens must be 0, "
                 f"got {message.sampling_params.max_new_tokens}."
             )
-        for field in ("return_logprob", "return_hidden_states"):
+        for field in ("return_logprob", "return_hidden_states", "return_routed_experts"):
             if getattr(message, field):
                 raise ValueError(f"Where a vector is wanted nothing else is returned: {field} must be false.")
 
@@ -188,6 +188,13 @@ class Intake:
             if not self._spec.returns_hidden_states:
                 raise ValueError("return_hidden_states needs a server that runs with --enable-return-hidden-states.")
             req.hidden_states = HiddenStateBuffer(req.prompt_len, only_last=message.return_hidden_states == "last")
+        if message.return_routed_experts:
+            if self._spec.experts_shape is None:
+                raise ValueError("return_routed_experts needs a server that runs with --enable-return-routed-experts.")
+            first = message.routed_experts_start_len
+            if first > req.prompt_len:
+                raise ValueError(f"routed_experts_start_len may be at most the prompt's {req.prompt_len} tokens, got {first}.")
+            req.experts = ExpertBuffer(req.prompt_len, first)
 
     def _set_priority(self, req: Req, priority: int | None) -> None:
         args = self._args

@@ -6,8 +6,8 @@
 
 A run of k tokens then takes two steps, for the step after the results is launched already. The step that computes them is one
 that all others wait for, unless steps mix; so a run must be longer than there are others. A request whose tokens are looked at
-one by one (logprobs, hidden states, stop strings, stop tokens of its own, logit processors) does not jump. Which tokens come
-out does not change.
+one by one (logprobs, hidden states, experts, stop strings, stop tokens of its own, logit processors) does not jump. Which
+tokens come out does not change.
 
 The same way goes a request whose next token is to be sampled again (`redo`): see `constraints`.
 """
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 SHORTEST_RUN = 4
 # With more running beside it no run is long enough; then nobody need look.
 _MOST_OTHERS = 12
-_LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.OWN_STOP_IDS | RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES
+_LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.OWN_STOP_IDS | RowFlag.LOGPROBS | RowFlag.TOKEN_STATES
 _LOOKED_AT |= RowFlag.RULES | RowFlag.PROCESSOR
 
 

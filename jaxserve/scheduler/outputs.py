@@ -19,7 +19,7 @@ from jaxserve.scheduler.rows import RowFlag, RowTable, decode_flags
 from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason
 
-_MORE_THAN_TOKENS = RowFlag.UNANNOUNCED | RowFlag.LOGPROBS | RowFlag.HIDDEN_STATES
+_MORE_THAN_TOKENS = RowFlag.UNANNOUNCED | RowFlag.LOGPROBS | RowFlag.TOKEN_STATES
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,6 +37,7 @@ class _Ended:
     times: RequestTimes
     logprobs: TokenLogprobs | None = None
     hidden_states: HiddenStates | None = None
+    experts: np.ndarray | None = None
     pooled: np.ndarray | None = None
     unannounced: Req | None = None  # set if no message went out before
 
@@ -80,6 +81,7 @@ class OutputSender:
                 times=self._times(req),
                 logprobs=req.logprobs.take(logprobs[sent_len:].copy()) if req.logprobs is not None else None,
                 hidden_states=req.hidden_states.take() if req.hidden_states is not None else None,
+                experts=req.experts.take() if req.experts is not None else None,
                 pooled=req.vectors.take() if req.vectors is not None and reason.type != "abort" else None,
                 unannounced=None if req.announced else req,
             )
@@ -165,6 +167,8 @@ class OutputSender:
                 message.logprobs[i] = req.logprobs.take(table.output_logprobs(req.row, int(sent_len[i])).copy())
             if req.hidden_states is not None and (states := req.hidden_states.take()) is not None:
                 message.hidden_states[i] = states
+            if req.experts is not None and (experts := req.experts.take()) is not None:
+                message.experts[i] = experts
         return message
 
     def _times(self, req: Req) -> RequestTimes:
@@ -188,6 +192,8 @@ def _append_ended(message: BatchTokenIDOut, ended: list[_Ended]) -> None:
             message.logprobs[i] = last.logprobs
         if last.hidden_states is not None:
             message.hidden_states[i] = last.hidden_states
+        if last.experts is not None:
+            message.experts[i] = last.experts
         if last.pooled is not None:
             message.pooled[i] = last.pooled
         if last.unannounced is not None:

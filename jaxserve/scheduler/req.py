@@ -17,7 +17,7 @@ from jaxserve.grammar import Matcher, ThinkingMatcher
 from jaxserve.logit_processors import TokenRules
 from jaxserve.messages import Route
 from jaxserve.scheduler.adapter import Adapter
-from jaxserve.scheduler.answers import HiddenStateBuffer, LogprobBuffer, PromptLogprobs, VectorBuffer
+from jaxserve.scheduler.answers import ExpertBuffer, HiddenStateBuffer, LogprobBuffer, PromptLogprobs, VectorBuffer
 from jaxserve.scheduler.stops import StopMatcher
 from jaxserve.timeline import RequestTimes
 from jaxserve.types import FinishReason, SamplingParams, Thinking, UserProcessor
@@ -72,6 +72,7 @@ class Req:
     logprobs: LogprobBuffer | None = None  # of outputs, set if logprobs are returned
     prompt_logprobs: PromptLogprobs | None = None  # set if those of prompt tokens are returned
     hidden_states: HiddenStateBuffer | None = None  # set if they are returned
+    experts: ExpertBuffer | None = None  # set if they are returned
     vectors: VectorBuffer | None = None  # set if it pools
     thinking: Thinking | None = None  # what comes before its grammar
     matcher: Matcher | ThinkingMatcher | None = None  # set once its grammar is compiled; keeps its place over a retraction
@@ -119,11 +120,16 @@ class Req:
         return None if self.logprobs is None else self.logprobs.token_ids
 
     @property
+    def returns_states(self) -> bool:
+        """More about each token is returned than one that is sampled again could take back."""
+        return self.hidden_states is not None or self.experts is not None
+
+    @property
     def recompute_from(self) -> int | None:
         """The first position that must be computed although its KV may be cached, since something is asked about it."""
         if self.vectors is not None:
             return self.vectors.first
-        asked = (self.prompt_logprobs, self.hidden_states)
+        asked = (self.prompt_logprobs, self.hidden_states, self.experts)
         return min((about.next for about in asked if about is not None and about.next < about.end), default=None)
 
     @property

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # Requests whose newest token is looked at one by one.
 _LOOKED_AT = RowFlag.STOP_TEXT | RowFlag.GRAMMAR | RowFlag.THINKING | RowFlag.RULES
 # Requests to whose tokens more belongs than numbers of their own.
-_ANSWERED = RowFlag.TOP_LOGPROBS | RowFlag.SCORES | RowFlag.HIDDEN_STATES
+_ANSWERED = RowFlag.TOP_LOGPROBS | RowFlag.SCORES | RowFlag.TOKEN_STATES
 
 _BROKEN_LOGITS = "The model's logits were not numbers (NaN or infinite) for this request."
 _NO_CANDIDATES = (
@@ -258,9 +258,12 @@ class ResultProcessor:
                 top_logprobs = None if output.top_logprobs is None else output.top_logprobs[at]
                 id_logprobs = None if plan is None else plan.id_logprobs(output, *at)
                 req.logprobs.append(top_ids, top_logprobs, id_logprobs)
-            state = None if plan is None or req.hidden_states is None else plan.hidden_state(output, *at)
-            if state is not None and req.hidden_states is not None:
+            if plan is None:
+                continue
+            if req.hidden_states is not None and (state := plan.hidden.answer(output.hidden_states, *at)) is not None:
                 req.hidden_states.append(state)
+            if req.experts is not None and (experts := plan.experts.answer(output.experts, *at)) is not None:
+                req.experts.append(experts)
 
     def _note_prefilled(self, batch: ScheduleBatch) -> None:
         now = self._wall_clock()

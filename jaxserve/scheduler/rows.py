@@ -38,7 +38,7 @@ class RowFlag:
     STOP_TEXT = 64
     GRAMMAR = 256
     SCORES = 512  # logprobs of prompt tokens, or of tokens that the request names
-    HIDDEN_STATES = 1024
+    TOKEN_STATES = 1024  # hidden states or experts of its tokens
     THINKING = 2048  # its grammar begins when it has thought: its tokens are looked at, no mask is needed
     RULES = 4096  # named logit processors: from masks_from on masks are needed
     PROCESSOR = 8192  # code of the user's own
@@ -179,8 +179,8 @@ def _row_flags(req: Req, thinks_ahead: bool) -> int:
             flags |= RowFlag.TOP_LOGPROBS
     if req.prompt_logprobs is not None or req.token_ids_logprob is not None:
         flags |= RowFlag.SCORES
-    if req.hidden_states is not None:
-        flags |= RowFlag.HIDDEN_STATES
+    if req.returns_states:
+        flags |= RowFlag.TOKEN_STATES
     if req.vectors is not None:
         flags |= RowFlag.POOLS
     if not sampling.ignore_eos:
@@ -188,7 +188,7 @@ def _row_flags(req: Req, thinks_ahead: bool) -> int:
     if len(req.own_stop_ids):
         flags |= RowFlag.OWN_STOP_IDS
     if req.matcher is not None:
-        thinks_ahead = thinks_ahead and req.hidden_states is None and req.matcher.is_free_along(())
+        thinks_ahead = thinks_ahead and not req.returns_states and req.matcher.is_free_along(())
         flags |= RowFlag.THINKING if thinks_ahead else RowFlag.GRAMMAR
     if req.rules is not None:
         flags |= RowFlag.RULES

@@ -1,4 +1,5 @@
-"""What the rows of a step want to know besides their next token: logprobs of prompts and of tokens they name, hidden states.
+"""What the rows of a step want to know besides their next token: logprobs of prompts and of tokens they name, hidden states,
+experts.
 
 A step answers for the tokens it computes, so a prompt's answers come chunk by chunk; what the prefix cache already has is
 computed again as far as somebody asks about it (`Req.recompute_from`). A ScorePlan is the runner's query and, once it is
@@ -17,7 +18,7 @@ from jaxserve.scheduler.prefill_item import PrefillItem
 from jaxserve.scheduler.req import Req
 from jaxserve.scheduler.rows import RowFlag, RowTable
 
-ASKING = RowFlag.SCORES | RowFlag.HIDDEN_STATES
+ASKING = RowFlag.SCORES | RowFlag.TOKEN_STATES
 _NO_IDS = np.zeros(0, np.int32)
 
 
@@ -44,6 +45,16 @@ class _Lines:
     slots: list[np.ndarray] = dataclasses.field(default_factory=list)
     count: int = 0
 
+    @property
+    def all_slots(self) -> np.ndarray | None:
+        return np.concatenate(self.slots) if self.count else None
+
+    def answer(self, answers: np.ndarray | None, row: int, place: int) -> np.ndarray | None:
+        """Of `answers` [lines, ...] the one about the token behind which the step's row number `row` gained one at `place`;
+        None if nothing is asked about that, as where it is the prompt's last."""
+        line = int(self.of_rows[row])
+        return None if line < 0 or answers is None else answers[line + place]
+
     def add(self, first_slot: int, count: int = 1) -> int:
         """Returns the first line."""
         self.slots.append(np.arange(first_slot, first_slot + count, dtype=np.int32))
@@ -63,11 +74,8 @@ class _Lines:
 class ScorePlan:
     scores: _Lines
     hidden: _Lines
+    experts: _Lines
     query: ScoreQuery | None
-
-    @property
-    def hidden_slots(self) -> np.ndarray | None:
-        return np.concatenate(self.hidden.slots) if self.hidden.count else None
 
     def take_in_prompts(self, output: StepOutput) -> None:
         """Answers about prompts go to their requests."""
@@ -79,22 +87,20 @@ class ScorePlan:
             if not part.req.is_finished:
                 assert part.req.hidden_states is not None and output.hidden_states is not None
                 part.req.hidden_states.take_in_prompt(part.start, output.hidden_states[part.line : part.lines.stop])
+        for part in self.experts.parts:
+            if not part.req.is_finished:
+                assert part.req.experts is not None and output.experts is not None
+                part.req.experts.take_in_prompt(part.start, output.experts[part.line : part.lines.stop])
 
     def id_logprobs(self, output: StepOutput, row: int, place: int) -> np.ndarray | None:
         """float32 [I] for the token that the step's row number `row` gained at `place`."""
-        line = int(self.scores.of_rows[row])
-        return None if line < 0 or output.scores is None else output.scores.id_logprobs[line + place]
-
-    def hidden_state(self, output: StepOutput, row: int, place: int) -> np.ndarray | None:
-        """float32 [E], of the token behind which that one was sampled; None if it is the prompt's last."""
-        line = int(self.hidden.of_rows[row])
-        return None if line < 0 or output.hidden_states is None else output.hidden_states[line + place]
+        return self.scores.answer(None if output.scores is None else output.scores.id_logprobs, row, place)
 
 
 def plan_scores(table: RowTable, decode_rows: np.ndarray, items: Sequence[PrefillItem], tokens_per_row: int) -> ScorePlan:
     """Of a step of these rows; decode rows have `tokens_per_row` slots each."""
     num_rows = len(decode_rows) + len(items)
-    scores, hidden = (_Lines(np.full(num_rows, -1, np.int32)) for _ in range(2))
+    scores, hidden, experts = (_Lines(np.full(num_rows, -1, np.int32)) for _ in range(3))
     targets: list[np.ndarray] = []
     token_ids: list[np.ndarray] = []  # of each line
 
@@ -110,6 +116,8 @@ def plan_scores(table: RowTable, decode_rows: np.ndarray, items: Sequence[Prefil
             ask(unknown, req.token_ids_logprob)
         if req.hidden_states is not None:
             hidden.of_rows[at] = hidden.add(slot, tokens_per_row)
+        if req.experts is not None:
+            experts.of_rows[at] = experts.add(slot, tokens_per_row)
     slot = len(decode_rows) * tokens_per_row
     for at, item in enumerate(items, len(decode_rows)):
         req, last_slot = item.req, slot + item.end - item.start - 1
@@ -120,16 +128,17 @@ def plan_scores(table: RowTable, decode_rows: np.ndarray, items: Sequence[Prefil
         if samples and req.token_ids_logprob is not None:
             scores.of_rows[at] = scores.add(last_slot)
             ask(unknown[:1], req.token_ids_logprob)
-        if (states := req.hidden_states) is not None:
-            hidden.add_part(item, slot, states.next, states.end)
-            if samples and item.fill_len > req.prompt_len:
-                hidden.of_rows[at] = hidden.add(last_slot)
+        for lines, states in ((hidden, req.hidden_states), (experts, req.experts)):
+            if states is not None:
+                lines.add_part(item, slot, states.next, states.end)
+                if samples and item.fill_len > req.prompt_len:
+                    lines.of_rows[at] = lines.add(last_slot)
         slot = last_slot + 1
     query = None
     if scores.count:
         needs_top = any(part.req.prompt_logprobs.top_num for part in scores.parts if part.req.prompt_logprobs)
         query = ScoreQuery(np.concatenate(scores.slots), np.concatenate(targets), _padded(token_ids), needs_top)
-    return ScorePlan(scores, hidden, query)
+    return ScorePlan(scores, hidden, experts, query)
 
 
 def _padded(token_ids: list[np.ndarray]) -> np.ndarray:

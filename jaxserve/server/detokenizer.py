@@ -149,6 +149,7 @@ class SequenceTexts:
             logprobs=out.logprobs,
             input_logprobs=out.input_logprobs,
             hidden_states=out.hidden_states,
+            experts=out.experts,
             pooled=out.pooled,
             times=out.times,
         )

@@ -412,6 +412,8 @@ def _to_scheduler_form(
         logprob_start_len=options.logprob_start_len if options.return_logprob else -1,
         token_ids_logprob=list(options.token_ids_logprob) if options.return_logprob and options.token_ids_logprob else None,
         return_hidden_states=options.return_hidden_states,
+        return_routed_experts=options.return_routed_experts,
+        routed_experts_start_len=options.routed_experts_start_len,
         pools=req.pools,
         priority=options.priority,
         extra_key=cache_namespace(

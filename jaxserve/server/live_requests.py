@@ -178,7 +178,7 @@ class LiveTable:
         `hold`: until `release`, since more of the same is about to follow.
         """
         live, finished, all_logprobs, version = self._live, out.finished, out.logprobs, out.weight_version
-        has_more = bool(out.input_logprobs or out.hidden_states or out.pooled)
+        has_more = bool(out.input_logprobs or out.hidden_states or out.experts or out.pooled)
         token_ids, now_s, tick_s = out.token_ids.tolist(), time.time(), time.perf_counter()
         rows = zip(
             out.rids, out.texts, out.token_counts.tolist(), out.prompt_tokens.tolist(), out.completion_tokens.tolist(),
@@ -224,6 +224,7 @@ class LiveTable:
                 chunk.parts = [TokenPart(out.token_ids[start:end], all_logprobs.get(i), version)]
             if has_more:
                 chunk.hidden_states = [out.hidden_states[i]] if i in out.hidden_states else []
+                chunk.experts = [out.experts[i]] if i in out.experts else []
                 chunk.input_logprobs = out.input_logprobs.get(i)
                 chunk.pooled = out.pooled.get(i)
             if hold:

@@ -1,4 +1,4 @@
-"""How much one request may be answered with beside its text: logprobs, hidden states and vectors.
+"""How much one request may be answered with beside its text: logprobs, hidden states, experts and vectors.
 
 A prompt's tokens, the alternatives of each and the samples multiply to millions, which a reply must hold all at once. Here they
 are counted before anything is sent to the scheduler.
@@ -7,8 +7,11 @@ are counted before anything is sent to the scheduler.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from jaxserve.config import ServerArgs
 from jaxserve.runner import Vectors
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.types import SamplingParams
@@ -16,8 +19,15 @@ from jaxserve.types import SamplingParams
 
 @dataclasses.dataclass(frozen=True)
 class ReplyLimits:
-    most_numbers: int | None  # of one request's logprobs and components of hidden states; None: no limit
+    most_numbers: int | None  # of one request's logprobs, components of hidden states and experts; None: no limit
     hidden_size: int  # components of a hidden state
+    num_experts: int = 0  # of a token, those of all layers
+
+    @staticmethod
+    def of(info: Mapping[str, Any], args: ServerArgs) -> ReplyLimits:
+        """`info`: what a scheduler said of its model. What the options do not let be asked for is no number."""
+        hidden_size = info["hidden_size"] if args.enable_return_hidden_states else 0
+        return ReplyLimits(args.max_reply_numbers, hidden_size, math.prod(info.get("experts_shape") or (0,)))
 
     def rooms(self, req: GenerateReqInput, prompt_lens: Sequence[int], rooms: Sequence[int]) -> list[int]:
         """New tokens that each prompt has room for, `rooms` as far as the context goes: fewer where the request leaves their
@@ -57,14 +67,17 @@ class ReplyLimits:
             count += max(0, prompt_len - options.logprob_start_len) * _logprobs_per_token(options)
         if options.return_hidden_states:
             count += self.hidden_size * (prompt_len if options.return_hidden_states is True else 1)
+        if options.return_routed_experts:
+            count += max(0, prompt_len - options.routed_experts_start_len) * self.num_experts
         return count * params.n
 
     def _per_token(self, options: PromptOptions) -> int:
         """Numbers about each new token."""
-        return _logprobs_per_token(options) + (self.hidden_size if options.return_hidden_states is True else 0)
+        of_states = self.hidden_size if options.return_hidden_states is True else 0
+        return _logprobs_per_token(options) + of_states + (self.num_experts if options.return_routed_experts else 0)
 
     def _too_many(self, total: int, options: PromptOptions) -> RequestError:
-        field = _largest_field(options, self.hidden_size)
+        field = self._largest_field(options)
         value = getattr(options, field)
         shown = f"{len(value)} tokens" if isinstance(value, tuple) else value
         return RequestError(
@@ -73,19 +86,19 @@ class ReplyLimits:
             param=field,
         )
 
+    def _largest_field(self, options: PromptOptions) -> str:
+        counts = {
+            "return_hidden_states": self.hidden_size if options.return_hidden_states else 0,
+            "return_routed_experts": self.num_experts if options.return_routed_experts else 0,
+            "top_logprobs_num": options.top_logprobs_num if options.return_logprob else 0,
+            "token_ids_logprob": len(options.token_ids_logprob or ()) if options.return_logprob else 0,
+            "return_logprob": 1 if options.return_logprob else 0,
+        }
+        return max(counts, key=lambda field: counts[field])
+
 
 NO_REPLY_LIMITS = ReplyLimits(None, 0)
 
 
 def _logprobs_per_token(options: PromptOptions) -> int:
     return 1 + options.top_logprobs_num + len(options.token_ids_logprob or ()) if options.return_logprob else 0
-
-
-def _largest_field(options: PromptOptions, hidden_size: int) -> str:
-    counts = {
-        "return_hidden_states": hidden_size if options.return_hidden_states else 0,
-        "top_logprobs_num": options.top_logprobs_num if options.return_logprob else 0,
-        "token_ids_logprob": len(options.token_ids_logprob or ()) if options.return_logprob else 0,
-        "return_logprob": 1 if options.return_logprob else 0,
-    }
-    return max(counts, key=lambda field: counts[field])

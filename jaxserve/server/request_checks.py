@@ -214,8 +214,8 @@ def _check_pools(req: GenerateReqInput, limits: ModelLimits) -> None:
     limits.check_vectors(("embedding", "scores", "token_scores"))
     if req.stream or any(params.n > 1 or params.max_new_tokens != 0 for params in _distinct(req.sampling_params)):
         raise RequestError("A request for vectors has no new tokens (max_new_tokens 0, n 1) and no stream.", param="stream")
-    if any(o.return_logprob or o.return_hidden_states or o.session_params is not None for o in _distinct(req.options)):
-        raise RequestError("A request for vectors has no logprobs, hidden states or session.", param="return_logprob")
+    if any(o.shows_more or o.session_params is not None for o in _distinct(req.options)):
+        raise RequestError("A request for vectors has no logprobs, hidden states, experts or session.", param="return_logprob")
     if "" in (req.prompts or ()):
         raise RequestError("text must not hold an empty string.", param="text")
     wanted, longest = req.truncate_prompt_tokens, limits.of_pooling.longest_prompt_len
@@ -254,6 +254,9 @@ def _check_options(options: PromptOptions, limits: ModelLimits) -> None:
     if options.logprob_start_len < -1:
         message = f"logprob_start_len must be -1 (none) or a place in the prompt, got {options.logprob_start_len}."
         raise RequestError(message, param="logprob_start_len")
+    if (start := options.routed_experts_start_len) < 0:
+        message = f"routed_experts_start_len must be a place in the prompt, got {start}."
+        raise RequestError(message, param="routed_experts_start_len")
     token_ids = options.token_ids_logprob or ()
     if len(token_ids) > _MOST_TOKEN_IDS_LOGPROB:
         message = f"token_ids_logprob may hold at most {_MOST_TOKEN_IDS_LOGPROB} tokens, got {len(token_ids)}."

@@ -70,6 +70,8 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     logprob_start_len: int = -1
     token_ids_logprob: tuple[int, ...] | None = None
     return_hidden_states: bool | Literal["last"] = False
+    return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
     session_params: SessionParams | None = None
     priority: int | None = None
     extra_key: str | None = None
@@ -77,6 +79,11 @@ class PromptOptions(msgspec.Struct, frozen=True, kw_only=True):
     lora_path: str | None = None  # the name of a LoRA adapter (SGLang's field); None and "": the model as it is
     custom_logit_processor: str | None = None  # a name, or code
     max_thinking_tokens: int | None = None
+
+    @property
+    def shows_more(self) -> bool:
+        """The reply holds more than tokens: many numbers, perhaps."""
+        return bool(self.return_logprob or self.return_hidden_states or self.return_routed_experts)
 
 
 class PromptEmbeds:
@@ -187,16 +194,17 @@ class GenerationChunk(msgspec.Struct, gc=False):  # made once per token and sequ
     weight_version: str = ""  # of the weights it was computed with; empty if it never came to that
     input_logprobs: InputLogprobs | None = None  # of prompt tokens, once, if they were asked for
     hidden_states: list[HiddenStates] = []  # what the chunk's tokens add to them, as it came, if they were asked for
+    experts: list[np.ndarray] = []  # int32 [n, layers, K]: what the chunk's tokens add to them, likewise
     pooled: np.ndarray | None = None  # float32 [1, size], or [prompt_len, size]: of a request that pools, in its last chunk
     parts: list[TokenPart] = []  # its tokens, of a request `as_arrays`: then token_ids and logprobs are empty
 
     @property
     def num_numbers(self) -> int:
-        """Logprobs and components of hidden states that it brings."""
+        """Logprobs, components of hidden states and experts that it brings."""
         count = sum(1 + len(entry.top) + len(entry.id_logprobs) for entry in self.logprobs)
         if self.input_logprobs is not None:
             count += self.input_logprobs.logprobs.num_numbers
-        return count + sum(states.num_numbers for states in self.hidden_states)
+        return count + sum(states.num_numbers for states in self.hidden_states) + sum(part.size for part in self.experts)
 
 
 def raise_if_failed(chunk: GenerationChunk) -> None:

@@ -32,6 +32,7 @@ class RolloutOptions(TypedDict, total=False):
     input_ids: Any  # the prompts as ids, in place of texts: a list of them, or of lists or arrays of them
     n: int | None  # samples of each prompt; None: as the sampling parameters say
     logprobs: bool  # of the tokens that were drawn; True by default
+    routed_experts: bool  # of prompts and samples, from a server with --enable-return-routed-experts; False by default
     progress: bool  # a bar on stderr
     pad_token_id: int | None  # None: the tokenizer's; 0 where it has none
     max_len: int | None  # width of `tokens`, and the most new tokens; None: as long as the longest
@@ -57,6 +58,9 @@ class Rollouts:
     token_versions: np.ndarray  # int32 [N, width]: of each token, its weights' place in `versions`; -1 behind a sample's end
     num_samples: int  # n
     pad_token_id: int
+    # Of each row int32 [its prompt + its length - 1, layers with experts, K]: those of its tokens, prompt and sample, but the
+    # last. None: they were not asked for.
+    routed_experts: list[np.ndarray] | None = None
 
     def __len__(self) -> int:
         """Rows."""
@@ -99,6 +103,7 @@ class _Row:
 
     parts: list[TokenPart] = dataclasses.field(default_factory=list)
     texts: list[str] = dataclasses.field(default_factory=list)
+    experts: list[np.ndarray] = dataclasses.field(default_factory=list)
     last: GenerationChunk | None = None  # once it has ended
 
 
@@ -129,6 +134,7 @@ class RolloutSink:
             return
         row = self._rows[chunk.index]
         row.parts.extend(chunk.parts)
+        row.experts.extend(chunk.experts)
         if chunk.text:
             row.texts.append(chunk.text)
         if (reason := chunk.finish_reason) is None:
@@ -176,6 +182,7 @@ class RolloutJob:
         input_ids: Any = None,
         n: int | None = None,
         logprobs: bool = True,
+        routed_experts: bool = False,
         progress: bool = False,
         pad_token_id: int | None = None,
         max_len: int | None = None,
@@ -183,7 +190,7 @@ class RolloutJob:
         lora_path: str | list[str | None] | None = None,
     ) -> RolloutJob:
         """See RolloutOptions; `preferred_sampling_params` is the option of that name. Raises RequestError."""
-        fields = {"return_logprob": logprobs, "lora_path": lora_path}
+        fields = {"return_logprob": logprobs, "return_routed_experts": routed_experts, "lora_path": lora_path}
         body: Mapping[str, Any] = generate_body(prompts, sampling_params, input_ids, (), fields)
         req = build_generate_request(body, preferred_sampling_params).req
         req.as_arrays = True
@@ -242,6 +249,7 @@ class RolloutJob:
             token_versions=_spread(np.repeat(part_versions, part_lens).astype(np.int32), mask, -1),
             num_samples=self.req.num_samples,
             pad_token_id=self.pad_token_id,
+            routed_experts=[_joined(row.experts) for row in rows] if self.req.options[0].return_routed_experts else None,
         )
 
 
@@ -265,6 +273,11 @@ def _lengths(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 def _widest(lengths: np.ndarray) -> int:
     return int(lengths.max(initial=0))
+
+
+def _joined(experts: Sequence[np.ndarray]) -> np.ndarray:
+    """Of a row that ended before anything was computed there are none."""
+    return np.concatenate(experts) if experts else np.zeros((0, 0, 0), np.int32)
 
 
 def _left_of(lengths: np.ndarray, width: int) -> np.ndarray:

@@ -67,6 +67,7 @@ def _merge(into: GenerationChunk, later: GenerationChunk) -> None:
     if later.input_logprobs is not None:
         into.input_logprobs = later.input_logprobs
     into.hidden_states.extend(later.hidden_states)
+    into.experts.extend(later.experts)
     into.parts.extend(later.parts)
     if later.pooled is not None:
         into.pooled = later.pooled

@@ -215,11 +215,10 @@ class TokenizerManager:
     def _set_limits(self, scheduler_info: dict[str, Any]) -> None:
         """What follows from the model, and from how a scheduler serves it."""
         self._model = scheduler_info
-        hidden_size = scheduler_info["hidden_size"] if self.args.enable_return_hidden_states else 0  # else none are shown
         self._limits = ModelLimits.of(
             scheduler_info,
             self.args,
-            ReplyLimits(self.args.max_reply_numbers, hidden_size),
+            ReplyLimits.of(scheduler_info, self.args),
             None if self.args.reasoning_parser is None else REASONING_FORMATS[self.args.reasoning_parser],
         )
         given, resolved = self.args.public_dict(), scheduler_info.get("resolved_args", {})

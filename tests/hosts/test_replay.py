@@ -158,13 +158,17 @@ def step(**changes: Any) -> StepInput:
         needs_masks=True,
         score_query=ScoreQuery(ints, ints + 1, ints[:, None], needs_top=True),
         hidden_slots=ints,
+        expert_slots=ints,
         embeds=[EmbeddedTokens(1, np.ones((1, 4), np.float32))],
     )
     return dataclasses.replace(whole, **changes)
 
 
 def test_a_step_arrives_as_it_was_sent() -> None:
-    for sent in (step(), step(score_query=None, hidden_slots=None, embeds=(), new_rows=[], rows=np.zeros(0, np.int32))):
+    for sent in (
+        step(),
+        step(score_query=None, hidden_slots=None, expert_slots=None, embeds=(), new_rows=[], rows=np.zeros(0, np.int32)),
+    ):
         message = read_numbered(numbered(7, Forward(step=sent)), 7)
         assert isinstance(message, Forward)
         assert same(dataclasses.replace(sent, embeds=list(sent.embeds)), message.step)
@@ -179,7 +183,7 @@ def test_logits_that_the_host_changes(hosts: Hosts) -> None:
     together = Together(hosts, Recorder(moves_logits=True, page_size=4), moves_logits=True, page_size=4)
     runner = together.runner
     ids, both = np.array([5, 6, 7, 9], np.int32), np.array([True, True])
-    given = step(score_query=None, hidden_slots=None, embeds=(), input_ids=ids, sample=both)
+    given = step(score_query=None, hidden_slots=None, expert_slots=None, embeds=(), input_ids=ids, sample=both)
     handle = runner.forward(given)
     lines = np.array([0], np.int32)
     logits = np.array(runner.read_logits(handle, lines))
@@ -354,6 +358,9 @@ def test_hosts_that_cannot_go_back_end(hosts: Hosts) -> None:
 
 def test_a_step_that_fails_here_ends_the_replay(hosts: Hosts) -> None:
     together = Together(hosts, Recorder())
-    launch(together.runner, step(rows=np.array([0, 0], np.int32), score_query=None, hidden_slots=None, embeds=()))
+    launch(
+        together.runner,
+        step(rows=np.array([0, 0], np.int32), score_query=None, hidden_slots=None, expert_slots=None, embeds=()),
+    )
     _wait_until(lambda: together.errors)
     together.close()

@@ -82,6 +82,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     input_logprobs: InputLogprobs | None = None
     hidden_states: list[HiddenStates] = dataclasses.field(default_factory=list)
+    experts: list[np.ndarray] = dataclasses.field(default_factory=list)
     pooled: np.ndarray | None = None
     stops: list[str] | None = None
     stop_patterns: list[str] | None = None
@@ -152,6 +153,8 @@ class MemoryTransport:
             answer.input_logprobs = message.input_logprobs.get(i, answer.input_logprobs)
             if i in message.hidden_states:
                 answer.hidden_states.append(message.hidden_states[i])
+            if i in message.experts:
+                answer.experts.append(message.experts[i])
             assert i not in message.pooled or i in message.finished, f"{rid} got vectors before its end"
             answer.pooled = message.pooled.get(i)
             answer.finish, answer.times = message.finished.get(i), message.times.get(i)
@@ -215,6 +218,7 @@ class Harness:
         logprob_start_len: int = -1,
         token_ids_logprob: list[int] | None = None,
         return_hidden_states: bool | Literal["last"] = False,
+        experts_from: int | None = None,
         priority: int | None = None,
         extra_key: str | None = None,
         lora: str | None = None,
@@ -225,7 +229,8 @@ class Harness:
         route: Route = Route(),
         **sampling: Any,
     ) -> str:
-        """`embeds`: what the prompt is given as, instead of its tokens; True: as what the fake runner takes for them."""
+        """`experts_from`: those of the prompt's tokens from there on are returned.
+        `embeds`: what the prompt is given as, instead of its tokens; True: as what the fake runner takes for them."""
         rid = f"r{len(self.sent)}" if rid is None else rid
         input_embeds = embeddings_of(prompt) if embeds is True else None if embeds is False else embeds
         if input_embeds is not None:
@@ -240,6 +245,8 @@ class Harness:
             logprob_start_len=logprob_start_len,
             token_ids_logprob=token_ids_logprob,
             return_hidden_states=return_hidden_states,
+            return_routed_experts=experts_from is not None,
+            routed_experts_start_len=experts_from or 0,
             pools=pools,
             priority=priority,
             extra_key=extra_key,

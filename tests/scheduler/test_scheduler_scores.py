@@ -1,5 +1,5 @@
-"""Logprobs of prompts and of named tokens, and hidden states: each at its place, whatever chunks, the cache, mixed steps,
-drafts and retractions do in between."""
+"""Logprobs of prompts and of named tokens, hidden states and experts: each at its place, whatever chunks, the cache, mixed
+steps, drafts and retractions do in between."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_answers import expected_hidden, expected_score
+from fake_answers import expected_experts, expected_hidden, expected_score
 from scheduler_harness import Answer, Harness, prompt_of
 
 from jaxserve.messages import TokenizedGenerateReqInput
 from jaxserve.types import FinishReason
 
 NO_EOS = (1000,)
+RETURNS: dict[str, Any] = {"returns_hidden_states": True, "experts_shape": (2, 3)}
 SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # options and the runner's spec
     "pages of one": ({}, {}),
     "chunks": ({"chunked_prefill_size": 16}, {"page_size": 4, "num_pages": 128}),
@@ -67,15 +68,19 @@ def check(message: TokenizedGenerateReqInput, answer: Answer) -> None:
             assert len(prompts) == 1 and found_places == expected_places
     else:
         assert not answer.hidden_states
+    if message.return_routed_experts:
+        places = range(message.routed_experts_start_len, len(sequence) - 1)
+        found_experts = np.concatenate([np.zeros((0, 2, 3), np.int32), *answer.experts])
+        assert found_experts.tolist() == [expected_experts(at, sequence[at]) for at in places]
+    else:
+        assert not answer.experts
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_answer_is_about_its_place(make_harness: Callable[..., Harness], setting: str) -> None:
     options, spec = SETTINGS[setting]
     overlap = not options.get("disable_overlap_schedule")
-    harness = make_harness(
-        options, overlap=overlap, eos_token_ids=NO_EOS, max_step_tokens=64, returns_hidden_states=True, **spec
-    )
+    harness = make_harness(options, overlap=overlap, eos_token_ids=NO_EOS, max_step_tokens=64, **RETURNS, **spec)
     rng = random.Random(7)
     for i in range(40):
         prompt = prompt_of(rng.choice([0, 20, 40]), 1) + prompt_of(rng.randint(1, 15), 100 + i)
@@ -88,6 +93,7 @@ def test_every_answer_is_about_its_place(make_harness: Callable[..., Harness], s
             logprob_start_len=rng.choice([-1, 0, rng.randint(0, len(prompt))]),
             token_ids_logprob=rng.choice([None, [3], [1, 50, 99]]),
             return_hidden_states=rng.choice([False, False, True, "last"]),
+            experts_from=rng.choice([None, None, 0, rng.randint(0, len(prompt))]),
         )
         harness.turn(rng.randint(0, 3))
     harness.run()
@@ -114,6 +120,16 @@ def test_what_is_asked_about_is_computed_again(make_harness: Callable[..., Harne
     }  # fmt: skip
 
 
+def test_experts_are_computed_again_from_their_start_on(make_harness: Callable[..., Harness]) -> None:
+    harness = make_harness(page_size=4, eos_token_ids=NO_EOS, **RETURNS)
+    prompt = prompt_of(41)
+    for rid, start in {"first": 0, "all": 0, "late": 30, "end": 41}.items():
+        harness.submit(prompt, 3, rid=rid, experts_from=start)
+        harness.run()
+        check(harness.sent[rid], harness.answer(rid))
+    assert [harness.answer(rid).cached_tokens for rid in ("first", "all", "late", "end")] == [0, 0, 28, 40]
+
+
 def test_copies_do_not_wait_for_a_prefix_they_cannot_use(make_harness: Callable[..., Harness]) -> None:
     harness = make_harness(eos_token_ids=NO_EOS)
     for rid in "abc":
@@ -125,16 +141,17 @@ def test_copies_do_not_wait_for_a_prefix_they_cannot_use(make_harness: Callable[
 
 
 def test_no_tokens_wanted(make_harness: Callable[..., Harness]) -> None:
-    harness = make_harness({"chunked_prefill_size": 16}, eos_token_ids=NO_EOS, returns_hidden_states=True)
-    rid = harness.submit(
-        prompt_of(40), 0, return_logprob=True, logprob_start_len=3, token_ids_logprob=[5], return_hidden_states=True
-    )
+    harness = make_harness({"chunked_prefill_size": 16}, eos_token_ids=NO_EOS, **RETURNS)
+    asked: dict[str, Any] = {"token_ids_logprob": [5], "return_hidden_states": True, "experts_from": 3}
+    rid = harness.submit(prompt_of(40), 0, return_logprob=True, logprob_start_len=3, **asked)
     harness.run()
     answer = harness.answer(rid)
     assert answer.finish == FinishReason.length_limit(0) and answer.input_logprobs is not None
     assert answer.input_logprobs.logprobs.logprobs.shape == (36,)
     (states,) = answer.hidden_states
     assert states.prompt is not None and len(states.prompt) == 40 and states.outputs is None
+    (experts,) = answer.experts
+    assert experts.shape == (37, 2, 3), "the prompt's last token was computed, too"
 
 
 def test_an_abort_between_chunks_sends_what_there_is(make_harness: Callable[..., Harness]) -> None:
@@ -156,10 +173,17 @@ def test_what_cannot_be_answered_is_refused(make_harness: Callable[..., Harness]
     rids = [
         harness.submit(prompt_of(5), 1, return_logprob=True, logprob_start_len=6),
         harness.submit(prompt_of(5), 1, return_hidden_states=True),
+        harness.submit(prompt_of(5), 1, experts_from=0),
     ]
     harness.run()
     messages = [finish.message for rid in rids if (finish := harness.answer(rid).finish)]
     assert messages == [
         "logprob_start_len may be at most the prompt's 5 tokens, got 6.",
         "return_hidden_states needs a server that runs with --enable-return-hidden-states.",
+        "return_routed_experts needs a server that runs with --enable-return-routed-experts.",
     ]
+    harness = make_harness(eos_token_ids=NO_EOS, **RETURNS)
+    rid = harness.submit(prompt_of(5), 1, experts_from=6)
+    harness.run()
+    finish = harness.answer(rid).finish
+    assert finish is not None and finish.message == "routed_experts_start_len may be at most the prompt's 5 tokens, got 6."

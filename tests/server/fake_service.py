@@ -267,6 +267,8 @@ class FakeService:
         if options.return_hidden_states:
             states = np.array([[step, 0.5]], np.float32)
             chunk.hidden_states = [HiddenStates(prompt=states) if step == 1 else HiddenStates(outputs=states)]
+        if options.return_routed_experts:
+            chunk.experts = [np.full((1, 2, 3), step, np.int32)]
         return chunk
 
     def _pooled(self, index: int, rid: str, prompt: list[int]) -> GenerationChunk:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+
+import numpy as np
 import pytest
 from fake_service import FakeService
 from http_harness import app_client, events_of
@@ -105,6 +108,7 @@ async def test_what_a_reply_tells_of_the_prompt(stream: bool, incremental: bool)
         "return_text_in_logprobs": True,
         "return_prompt_token_ids": True,
         "return_hidden_states": [True, "last"],
+        "return_routed_experts": [False, True],
         "stream": stream,
     }
     service = FakeService()
@@ -122,6 +126,10 @@ async def test_what_a_reply_tells_of_the_prompt(stream: bool, incremental: bool)
         assert [meta["output_token_logprobs_length"] for meta in metas] == ([1, 2, 3] if stream else [3])
         assert ["hidden_states" in meta for meta in metas] == [False] * (len(metas) - 1) + [True]
         assert metas[-1]["hidden_states"] == ([[[1.0, 0.5]], [2.0, 0.5], [3.0, 0.5]] if index == 0 else [3.0, 0.5])
+        assert ["routed_experts" in meta for meta in metas] == [False] * (len(metas) - 1) + [index == 1]
+        if index == 1:
+            experts = np.frombuffer(base64.b64decode(metas[-1]["routed_experts"]), "<i4").reshape(3, 2, 3)
+            assert experts[:, 0, 0].tolist() == [1, 2, 3]
         top = [[[-0.75, 1, "<s>"]]] * 2
         assert metas[0].get("input_top_logprobs") == ([None, *top] if index == 0 else None)
         of_ids = [[-3.0, 7, chr(7)], [-3.0, 8, chr(8)]]

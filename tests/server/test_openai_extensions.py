@@ -1,9 +1,11 @@
-"""SGLang's extensions that completions and chat completions share: hidden states, sessions, labels."""
+"""SGLang's extensions that completions and chat completions share: hidden states, experts, sessions, labels."""
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_service import FakeService
 from http_harness import app_client, events_of
@@ -55,6 +57,23 @@ async def test_nobody_gets_hidden_states_unasked(path: str) -> None:
         for choice in await choices_of(path, return_hidden_states=False, stream=stream):
             assert "hidden_states" not in choice
             assert "hidden_states" not in choice.get("delta", {})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_experts_of_the_first_choice(path: str, stream: bool) -> None:
+    service = FakeService()
+    asked = {"return_routed_experts": True, "routed_experts_start_len": 1, "return_cached_tokens_details": True}
+    body = {**PATHS[path], **asked, "max_tokens": 3, "n": 2, "stream": stream}
+    async with app_client(service) as client:
+        reply = await client.post(path, json=body)
+        unasked = await client.post(path, json={**PATHS[path], "stream": stream})
+    (told,) = [event["sglext"] for event in (events_of(reply.text) if stream else [reply.json()]) if "sglext" in event]
+    experts = np.frombuffer(base64.b64decode(told.pop("routed_experts")), "<i4").reshape(3, 2, 3)
+    assert experts[:, 0, 0].tolist() == [1, 2, 3]
+    assert told == {"cached_tokens_details": {"device": 3, "host": 0}}
+    assert service.requests[0].options[0].routed_experts_start_len == 1
+    assert "sglext" not in unasked.text
 
 
 @pytest.mark.parametrize("path", PATHS)

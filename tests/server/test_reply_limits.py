@@ -10,7 +10,7 @@ from jaxserve.server.reply_limits import ReplyLimits
 from jaxserve.server.requests import GenerateReqInput, PromptOptions, RequestError
 from jaxserve.types import SamplingParams
 
-LIMITS = ReplyLimits(1000, hidden_size=64)
+LIMITS = ReplyLimits(1000, hidden_size=64, num_experts=20)
 ROOM = 500
 
 
@@ -34,6 +34,8 @@ LOGPROBS: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 4}
         ([400], {**LOGPROBS, "new": 200}),
         ([400], {"return_logprob": True, "token_ids_logprob": (1, 2, 3, 4), "new": 200}),
         ([5], {"return_hidden_states": True}),  # 15 * 64
+        ([40], {"return_routed_experts": True}),  # (40 + 10) * 20
+        ([400], {"return_routed_experts": True, "routed_experts_start_len": 360}),
     ],
 )
 def test_what_just_fits(prompt_lens: list[int], how: dict[str, Any]) -> None:
@@ -54,6 +56,7 @@ def test_what_is_not_said_is_not_counted() -> None:
         ({**LOGPROBS, "logprob_start_len": 0}, r"top_logprobs_num \(4\) asks for 1005 numbers", "top_logprobs_num"),
         ({"return_hidden_states": True}, r"return_hidden_states \(True\) asks for 12864 numbers", "return_hidden_states"),
         ({"return_hidden_states": "last", "n": 16}, r"return_hidden_states \(last\) asks for 1024", "return_hidden_states"),
+        ({"return_routed_experts": True}, r"return_routed_experts \(True\) asks for 4020 numbers", "return_routed_experts"),
         (
             {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": tuple(range(9))},
             r"token_ids_logprob \(9 tokens\) asks for 2010",

@@ -15,7 +15,7 @@ from jaxserve.models.blocks.gated_delta_net import GatedDeltaNet
 from jaxserve.models.blocks.latent_attention import LatentAttention
 from jaxserve.models.blocks.mamba2 import Mamba2
 from jaxserve.models.blocks.mlp import DenseMLP
-from jaxserve.models.blocks.moe import MoE
+from jaxserve.models.blocks.moe import MoE, Routed
 from jaxserve.models.blocks.norm import norm
 from jaxserve.models.context import StepContext
 from jaxserve.models.specs import GatedDeltaNetSpec, LatentAttentionSpec, LayerSpec, Mamba2Spec, MoESpec
@@ -36,19 +36,19 @@ class DecoderLayer(nnx.Module):
         self.mlp = MoE(spec.mlp, declare, mlp) if isinstance(spec.mlp, MoESpec) else DenseMLP(spec.mlp, declare, mlp)
         self.mlp_out_norm = declare.norm(f"{prefix}.post_feedforward_layernorm.weight", spec.norm) if after else None
 
-    def __call__(self, x: jax.Array, context: StepContext, attend: BoundAttend) -> tuple[jax.Array, Any, jax.Array | None]:
-        """x [T, hidden] -> ([T, hidden], kv, the tokens of each expert, if there are experts and they are counted)."""
+    def __call__(self, x: jax.Array, context: StepContext, attend: BoundAttend) -> tuple[jax.Array, Any, Routed]:
+        """x [T, hidden] -> ([T, hidden], kv, what is told of the choice of experts, if there are some)."""
         with jax.named_scope("attention"):
             read = self._normed(x, self.attn_norm)
             out, kv = self.attn(read, context, attend)
             x = self._sum(x, out, self.attn_out_norm)
         with jax.named_scope("mlp"):
-            read, counts = read if self.spec.is_parallel else self._normed(x, self.mlp_norm), None
+            read, routed = read if self.spec.is_parallel else self._normed(x, self.mlp_norm), Routed()
             if isinstance(self.mlp, MoE):
-                out, counts = self.mlp(read, context)
+                out, routed = self.mlp(read, context)
             else:
                 out = self.mlp(read, context)
-            return self._sum(x, out, self.mlp_out_norm), kv, counts
+            return self._sum(x, out, self.mlp_out_norm), kv, routed
 
     def _normed(self, x: jax.Array, weight: Any) -> jax.Array:
         return x if weight is None else norm(x, weight, self.spec.norm)

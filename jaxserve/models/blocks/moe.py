@@ -29,6 +29,13 @@ from jaxserve.models.grouped import Groups
 from jaxserve.models.specs import ClampedSwiglu, MoESpec
 
 
+class Routed(NamedTuple):
+    """What a mixture tells of its choices, as far as the step wants to know."""
+
+    counts: jax.Array | None = None  # int32 [experts]: tokens that went to each
+    experts: jax.Array | None = None  # int32 [A, K]: each token's, of all shards; by the checkpoint's numbers, best first
+
+
 class MoE(nnx.Module):
     def __init__(self, spec: MoESpec, declare: Declare, prefix: str) -> None:
         self.spec = spec
@@ -49,8 +56,8 @@ class MoE(nnx.Module):
         self.shared = DenseMLP(spec.shared, declare, f"{prefix}.shared_experts") if spec.shared is not None else None
         self.shared_gate = declare.router(f"{prefix}.shared_expert_gate.weight", 1) if spec.gates_shared else None
 
-    def __call__(self, x: jax.Array, context: StepContext) -> tuple[jax.Array, jax.Array | None]:
-        """x [tokens of this shard, hidden] -> (as much, int32 [experts]: tokens that went to each, if they are counted)."""
+    def __call__(self, x: jax.Array, context: StepContext) -> tuple[jax.Array, Routed]:
+        """x [tokens of this shard, hidden] -> (as much, what is told of the choices)."""
         x = context.of_all.exchange.gather(x)
         with jax.named_scope("route"):
             params = RouterParams(self.router, self.router_bias, self.correction)
@@ -73,7 +80,8 @@ class MoE(nnx.Module):
             with jax.named_scope("shared"):
                 out = out + self._shared(x, self.shared)
         counts = _counts(experts, context.of_all.is_live, self.spec.num_experts) if context.counts_experts else None
-        return context.of_all.exchange.sum_own(out), counts
+        routed = Routed(counts, experts if context.returns_experts else None)
+        return context.of_all.exchange.sum_own(out), routed
 
     def _shared(self, x: jax.Array, shared: DenseMLP) -> jax.Array:
         """This shard's part of what the shared experts add [T, hidden]."""

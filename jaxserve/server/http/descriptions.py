@@ -122,6 +122,8 @@ FIELDS: dict[str, str] = {
     "logprob_start_len": "With return_logprob: tell logprobs of the prompt's tokens from this one on; -1: none of them.",
     "token_ids_logprob": "With return_logprob: tell the logprobs of these tokens at each place; lists: for each prompt.",
     "return_hidden_states": "Tell hidden states, of all tokens or the last; needs --enable-return-hidden-states.",
+    "return_routed_experts": "Tell the experts of each token; needs --enable-return-routed-experts.",
+    "routed_experts_start_len": "With return_routed_experts: tell those of the prompt's tokens from this one on.",
     "top_logprobs": "Tell so many alternatives of each token, up to --max-top-logprobs; needs logprobs.",
     "priority": "Larger goes first, with --enable-priority-scheduling.",
     "routed_dp_rank": "The replica that serves it (--dp-size). Default: that of the header x-data-parallel-rank.",

@@ -10,7 +10,7 @@ GENERATE = ForeignFields(
          "mm_content_hashes", "use_audio_in_video", "video_config", "modalities", "max_dynamic_patch", "min_dynamic_patch",
          "image_max_dynamic_patch", "video_max_dynamic_patch", "images_config", "mm_processor_kwargs", "return_sampling_mask",
          "sampling_logprobs_mode", "return_flat_raw_top_logprobs", "return_flat_raw_output_top_logprobs",
-         "return_flat_raw_top_logprobs_b64", "return_routed_experts", "routed_experts_start_len", "return_indexer_topk",
+         "return_flat_raw_top_logprobs_b64", "return_indexer_topk",
          "return_entropy", "return_bytes", "lora_id", "positional_embed_overrides",
          "watermark", "background", "bootstrap_host", "bootstrap_port",
          "bootstrap_room", "bootstrap_pair_key", "decode_tp_size", "disagg_prefill_dp_rank",

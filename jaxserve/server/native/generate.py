@@ -57,6 +57,8 @@ _FIELDS = {
     "return_text_in_logprobs": {"type": "boolean", "default": False},
     "return_prompt_token_ids": {"type": "boolean", "default": False},
     "return_hidden_states": _for_each({"enum": [False, True, "last"], "default": False}),
+    "return_routed_experts": _for_each({"type": "boolean", "default": False}),
+    "routed_experts_start_len": _for_each({"type": "integer", "default": 0, "minimum": 0}),
     "priority": _for_each({"type": "integer"}),
     "routed_dp_rank": {"type": "integer", "minimum": 0},
     "data_parallel_rank": {"type": "integer", "minimum": 0},

@@ -38,8 +38,8 @@ class NativeJob:
 
     @property
     def shows_more(self) -> bool:
-        """Replies hold logprobs or hidden states."""
-        return any(options.return_logprob or options.return_hidden_states for options in self.native.req.options)
+        """Replies hold logprobs, hidden states or experts."""
+        return any(options.shows_more for options in self.native.req.options)
 
     async def whole(
         self, chunks: AsyncGenerator[GenerationChunk, None], lanes: TextLanes, shape: Callable[[Reply | list[Reply]], T]
@@ -72,7 +72,7 @@ class GrowingReplies:
         self._with_index = with_index
         self._incremental = job.args.incremental_streaming_output
         self._replies: dict[int, GenerateReply] = {}
-        self.num_numbers = 0  # logprobs and components of hidden states so far
+        self.num_numbers = 0  # logprobs, components of hidden states and experts so far
 
     def add(self, chunk: GenerationChunk) -> GenerateReply:
         """The reply that has just grown. Raises RequestError if the server failed to serve it."""

@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxserve.messages import HiddenStates
 from jaxserve.server.native.logprobs import LogprobColumns, Pack, TokenText
 from jaxserve.server.requests import GenerationChunk, PromptOptions
+from jaxserve.server.routed_experts import packed_experts
 from jaxserve.server.thinking_tokens import ThinkingTokens
 from jaxserve.server.token_logprobs import logprobs_of_prompt
 
@@ -65,6 +68,7 @@ class GenerateReply:
         self._logprobs = LogprobColumns(options, token_text, pack)
         self._thinking = thinking
         self._hidden_states: list[HiddenStates] = []  # as they came
+        self._experts: list[np.ndarray] = []  # likewise
         self._last: GenerationChunk | None = None
         self._sent_chars = self._sent_ids = self._sent_inputs = self._sent_logprobs = 0
 
@@ -82,6 +86,7 @@ class GenerateReply:
             self._input_logprobs.extend(logprobs_of_prompt(chunk.input_logprobs))
             self._logprobs.extend(chunk.logprobs)
         self._hidden_states.extend(chunk.hidden_states)
+        self._experts.extend(chunk.experts)
 
     def to_dict(self) -> dict[str, Any]:
         return self._dict(0, 0, 0, 0)
@@ -107,6 +112,8 @@ class GenerateReply:
         if self._hidden_states and self.is_finished:
             only_last = self._options.return_hidden_states == "last"
             meta["hidden_states"] = shaped_hidden_states(self._hidden_states, self._pack, only_last=only_last)
+        if self._experts and self.is_finished:
+            meta["routed_experts"] = packed_experts(self._experts)
         reply: dict[str, Any] = {"text": self._text[first_char:], "output_ids": self._output_ids[first_id:], "meta_info": meta}
         if self._prompt_ids is not None:
             reply["prompt_token_ids"] = self._prompt_ids

@@ -9,8 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from jaxserve.messages import HiddenStates, InputLogprobs
+from jaxserve.server.openai.protocol import OpenAIRequest
 from jaxserve.server.requests import GenerationChunk, TokenLogprob, raise_if_failed
+from jaxserve.server.routed_experts import packed_experts
 from jaxserve.server.text_lanes import CHARS_PER_NUMBER, TextLanes
 from jaxserve.server.thinking_tokens import ThinkingTokens
 from jaxserve.server.token_logprobs import logprobs_of_prompt
@@ -20,7 +24,8 @@ T = TypeVar("T")
 
 
 class Usage:
-    """Token counts of a request so far. The n samples of one prompt share it: its tokens count once."""
+    """Token counts of a request so far, and what else is told of it as a whole. The n samples of one prompt share it: its
+    tokens count once."""
 
     def __init__(
         self, num_samples: int, report_cached: bool, count_thinking: Callable[[], ThinkingTokens] | None = None
@@ -29,12 +34,15 @@ class Usage:
         self._num_samples = num_samples
         self._report_cached = report_cached
         self._latest: dict[int, GenerationChunk] = {}  # by sequence
+        self._experts: list[np.ndarray] = []  # of the first sequence, as they came
         self._thinking: defaultdict[int, ThinkingTokens] | None = None  # by sequence
         if count_thinking is not None:
             self._thinking = defaultdict(count_thinking)
 
     def add(self, chunk: GenerationChunk) -> None:
         self._latest[chunk.index] = chunk
+        if chunk.experts and not chunk.index:
+            self._experts.extend(chunk.experts)
         if self._thinking is not None:
             self._thinking[chunk.index].add(chunk.token_ids)
 
@@ -50,9 +58,15 @@ class Usage:
         thinking = sum(counter.count for counter in self._thinking.values()) if self._thinking is not None else 0
         return self._shape(sum(prompts.values()), completion_tokens, self._cached_tokens(), thinking)
 
-    def cached_tokens_details(self) -> dict[str, int]:
-        """SGLang's: the prompts' cached tokens by where they are kept."""
-        return {"device": self._cached_tokens(), "host": 0}
+    def sglext(self, request: OpenAIRequest) -> dict[str, Any]:
+        """SGLang's, of what was asked for: the prompts' cached tokens by where they are kept, the experts of the first
+        sequence."""
+        told: dict[str, Any] = {}
+        if request.return_routed_experts and self._experts:
+            told["routed_experts"] = packed_experts(self._experts)
+        if request.return_cached_tokens_details:
+            told["cached_tokens_details"] = {"device": self._cached_tokens(), "host": 0}
+        return told
 
     def _cached_tokens(self) -> int:
         return sum(chunk.cached_tokens for chunk in self._latest.values() if chunk.index % self._num_samples == 0)

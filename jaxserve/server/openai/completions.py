@@ -116,6 +116,8 @@ class _Job:
             cache_salt=body.cache_salt,
             custom_logit_processor=body.custom_logit_processor,
             return_hidden_states=asked_states(body),
+            return_routed_experts=bool(body.return_routed_experts),
+            routed_experts_start_len=body.routed_experts_start_len or 0,
             session_params=body.session_params,
         )
         adapters = adapters_of(body.lora_path, model, count)

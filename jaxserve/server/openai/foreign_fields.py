@@ -25,8 +25,7 @@ WITHOUT_EFFECT = {
 # Not served yet; accepted with these values only.
 _UNSERVED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
-        ("watermark", "return_routed_experts",
-         "routed_experts_start_len", "return_sampling_mask", "return_spec_tokens_details",
+        ("watermark", "return_sampling_mask", "return_spec_tokens_details",
          "bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
          "images_config", "mm_processor_kwargs"),
         OFF,

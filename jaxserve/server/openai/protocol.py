@@ -67,6 +67,8 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool | None = None
     return_cached_tokens_details: bool | None = None
     return_hidden_states: bool | Literal["last"] | None = None
+    return_routed_experts: bool | None = None
+    routed_experts_start_len: Int32 | None = None
     session_params: SessionParams | None = None
 
     @property

@@ -31,6 +31,6 @@ def whole_reply(
         "usage": usage.total(),
         "metadata": {"weight_version": version},  # as SGLang's
     }
-    if request.return_cached_tokens_details:
-        reply["sglext"] = {"cached_tokens_details": usage.cached_tokens_details()}
+    if sglext := usage.sglext(request):
+        reply["sglext"] = sglext
     return json_blocks(reply, is_long=any(sequence.num_numbers for sequence in sequences))

@@ -53,7 +53,7 @@ class StreamWriter:
         self._continuous = bool(options and options.continuous_usage_stats)
         # OpenAI: with include_usage every chunk but the last has a null usage.
         self._no_usage = b',"usage":null}\n\n' if self._ends_with_usage else b"}\n\n"
-        self._ends_with_cached = bool(request.return_cached_tokens_details)
+        self._request = request
 
     def choice(
         self,
@@ -99,11 +99,11 @@ class StreamWriter:
         )
 
     def end(self, usage: Usage) -> bytes:
-        """[DONE], and before it, if the client wants them, events without choices: cached tokens, and the request's usage."""
+        """[DONE], and before it, if the client wants them, events without choices: what SGLang calls sglext, and the
+        request's usage."""
         parts = []
-        if self._ends_with_cached:
-            details = _encode({"cached_tokens_details": usage.cached_tokens_details()})
-            parts += [self._head, b'],"sglext":', details, self._no_usage]
+        if sglext := usage.sglext(self._request):
+            parts += [self._head, b'],"sglext":', _encode(sglext), self._no_usage]
         if self._ends_with_usage:
             parts += [self._head, b'],"usage":', _encode(usage.total()), b"}\n\n"]
         return b"".join((*parts, DONE_EVENT))

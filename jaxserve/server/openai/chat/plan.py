@@ -90,6 +90,8 @@ async def plan(body: ChatCompletionRequest, context: OpenAIContext) -> ChatJob:
                 cache_salt=body.cache_salt,
                 custom_logit_processor=body.custom_logit_processor,
                 return_hidden_states=asked_states(body),
+                return_routed_experts=bool(body.return_routed_experts),
+                routed_experts_start_len=body.routed_experts_start_len or 0,
                 session_params=body.session_params,
                 lora_path=adapter,
             )
