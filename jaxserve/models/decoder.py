@@ -116,11 +116,8 @@ class Decoder:
         """What the other methods need to know of a step: positions int32 [T], which slots hold a token, bool [T], and those
         of all shards where each has its own."""
         attention, max_len = self.config.attention, self.config.max_position_embeddings
-        told = {
-            "counts_experts": counts_experts,
-            "returns_experts": returns_experts,
-            "batch_invariant": self.config.batch_invariant,
-        }
+        told = {"counts_experts": counts_experts, "returns_experts": returns_experts}
+        told["batch_invariant"] = self.config.batch_invariant
         return StepContext.of(positions, is_live, attention, max_len, of_all=of_all, **told)
 
     def forward(
