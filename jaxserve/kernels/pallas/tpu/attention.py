@@ -128,7 +128,7 @@ def decode_attention(
     checked: bool = False,
 ) -> PartialAttention:
     """`paged_attention` of a step of decode rows, with log sums: the keys are a part of those that there are."""
-    assert plan.extend is None, "the plan is of a step with prompts"
+    assert plan.decode is not None and plan.extend is None, "the plan is of a step with prompts"
     options = (scale, None, None, None, vmem_limit_bytes, interpret, checked)
     call = _Call(pool, scales, plan.page_table, page_offset, layout, *options, has_log_sums=True)
     return _partial(_run_pass(call, q, plan.decode, "paged_decode", num_items=plan.page_table.shape[0]), layout, q.shape[0])

@@ -31,7 +31,7 @@ def merge_decoded(
 ) -> jax.Array:
     """extended [Hkv, T', G, lanes] by the step's tokens, decoded [Hkv, R * n, G, lanes] by those of the decode pass ->
     `extended`, the same buffer, with the tokens of decode rows from `decoded`."""
-    assert plan.decode_tokens is not None, "a mixed step's plan knows the decode rows' tokens"
+    assert plan.decode is not None and plan.decode_tokens is not None, "a mixed step's plan knows the decode rows' tokens"
     rows = plan.decode
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     scalars = (rows.block_items[-1:], rows.item_row, rows.q_len, plan.decode_tokens)
