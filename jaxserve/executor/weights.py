@@ -26,7 +26,7 @@ from jaxserve.models.tensor_update import TensorUpdate
 # decided at start.
 _MAY_DIFFER = ("dtype", "eos_token_ids", "max_len")
 # What the server's options make of a model, whatever its weights.
-_OF_OPTIONS = ("quantization", "native_products", "fp32_lm_head", "expert_placement", "attn_dp_size")
+_OF_OPTIONS = ("quantization", "native_products", "fp32_lm_head", "expert_placement", "attn_dp_size", "batch_invariant")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

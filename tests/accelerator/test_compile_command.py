@@ -64,13 +64,16 @@ def check_steps(
     args = ServerArgs(model_path=str(folder), tp_size=tp_size, **{**SMALL, **options})
     blueprint = Blueprint.draw(args, config, make_mesh(tp_size, list(parse_target(topology).devices())))
     assert blueprint.backend.name == "pallas"
-    for bucket in (blueprint.buckets.decode[-1], blueprint.buckets.extend[-1]):
+    for bucket in (*blueprint.buckets.decode[-1:], *blueprint.buckets.extend[-1:]):
         facts = prove(blueprint.lower(bucket, blueprint.pages_each(NUM_PAGES)))
         assert facts.collectives == (expected or expected_collectives(config, tp_size)), bucket
         assert facts.aliased_bytes >= sum(blueprint.page_bytes) * NUM_PAGES, bucket
         for page in jax.tree.leaves(blueprint.backend.kv_pages()):
             assert not facts.copies_of((config.num_layers * NUM_PAGES, *page.shape)), bucket
-        assert {kernel.name for kernel in facts.tpu_kernels} == kernel_names(blueprint.backend, bucket.decode_only), bucket
+        kernels = kernel_names(blueprint.backend, bucket.decode_only)
+        if blueprint.config.batch_invariant:  # rows of one query are the extend pass', too
+            kernels = {"paged_extend", "write_kv"}
+        assert {kernel.name for kernel in facts.tpu_kernels} == kernels, bucket
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,13 @@ def test_drafts_are_verified_by_the_decode_kernel(tmp_path: Path, prove: Prove) 
 
 def test_a_quantized_cache(tmp_path: Path, prove: Prove) -> None:
     check_steps(prove, tmp_path, {**LLAMA_8B, **NARROW}, "v6e:2x2", 4, kv_cache_dtype="int8")
+
+
+def test_deterministic_inference_has_one_step(tmp_path: Path, prove: Prove) -> None:
+    """Sums are gathered and added up in the devices' order."""
+    raw, expected = {**LLAMA_8B, **NARROW}, {"all-gather": 6}
+    options = {name: None for name in SMALL if name != "max_running_requests"}
+    check_steps(prove, tmp_path, raw, "v6e:2x2", 4, expected, enable_deterministic_inference=True, **options)
 
 
 def test_the_compiler_finds_its_own_rings() -> None:
