@@ -21,6 +21,13 @@ def test_what_the_user_sets_is_left_to_the_user(monkeypatch: pytest.MonkeyPatch)
     assert told["xla_gpu_enable_triton_gemm"] is False
 
 
+def test_deterministic_programs_time_no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    told = compiler_options("gpu", deterministic=True)
+    assert told is not None and told["xla_gpu_exclude_nondeterministic_ops"] and told["xla_gpu_autotune_level"] == "0"
+    assert compiler_options("cpu", deterministic=True) is None
+
+
 def test_int8_weights_are_not_left_to_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     plain, quantized = compiler_options("gpu"), compiler_options("gpu", quantized=True)

@@ -15,6 +15,16 @@ SETS = [
     ProgramSet(BUCKETS, tuple(SamplingMode), drafts=False),
     ProgramSet(DRAFTING, tuple(SamplingMode), drafts=True, moves_logits=True),
 ]
+ONE = ProgramSet(Buckets.one(64, 16, 1, adapts=True), tuple(SamplingMode), drafts=False, adapts=True, scoring_lines=(64,))
+
+
+def test_steps_of_one_size_have_one_program() -> None:
+    (bucket,) = ONE.buckets.all
+    assert bucket.num_tokens == bucket.num_rows == 64 and bucket.adapts
+    assert ONE.num_forward == 1 and [key.num_lines for key in ONE.scoring] == [64]
+    assert {key for key in ONE.all if key == bucket} == {bucket}
+    assert ONE.largest == (bucket, SamplingKey.of(bucket, SamplingMode.EVERYTHING), *ONE.scoring)
+    assert set(ONE.essential) | set(ONE.later) == set(ONE.all)
 
 
 @pytest.mark.parametrize("programs", SETS, ids=["plain", "drafts"])

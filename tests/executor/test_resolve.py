@@ -50,6 +50,19 @@ def test_given_buckets_are_cut_and_completed() -> None:
     assert args.decode_row_buckets == (2, 3)
 
 
+def test_steps_of_deterministic_inference_have_one_size() -> None:
+    for platform, size in (("cpu", 64), ("gpu", 256), ("tpu", 256)):
+        args = resolved(platform, enable_deterministic_inference=True)
+        assert args.prefill_token_buckets == args.decode_row_buckets == (size,)
+        assert args.max_running_requests == args.chunked_prefill_size == size
+        again = resolve_args(args, platform=platform, model_context_len=4096, page_size=16)
+        assert again == args
+    small = {"chunked_prefill_size": 32, "max_running_requests": 3}
+    args = resolved(enable_deterministic_inference=True, **small)
+    assert (args.prefill_token_buckets, args.chunked_prefill_size, args.max_running_requests) == ((64,), 32, 3)
+    assert resolved(enable_deterministic_inference=True, enable_mixed_chunk=True).max_running_requests == 48
+
+
 def test_a_context_beyond_the_models_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--context-length must be at most the model's 4096; got 5000"):
         resolved(context_length=5000)

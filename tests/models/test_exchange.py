@@ -9,9 +9,25 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxserve.models.arrays import ALL_AXES, DATA_AXIS
-from jaxserve.models.exchange import Exchange, GatherAll, PackAll, own_lines
+from jaxserve.models.exchange import Exchange, GatherAll, PackAll, add_up, own_lines
 
 T, WIDTH = 6, 3
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_sums_in_order_begin_with_the_first_device(dtype: jnp.dtype) -> None:
+    mesh = Mesh(np.asarray(jax.devices()[:4]).reshape(1, 4), ALL_AXES)
+    parts = jnp.asarray(np.random.default_rng(0).standard_normal((4, 64, WIDTH)), dtype)
+    sharded = jax.shard_map(
+        lambda x: add_up(x[0], ALL_AXES, in_order=True),
+        mesh=mesh,
+        in_specs=PartitionSpec(ALL_AXES),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    wide = np.asarray(parts.astype(jnp.float32))
+    expected = jnp.asarray(((wide[0] + wide[1]) + wide[2]) + wide[3]).astype(dtype)
+    np.testing.assert_array_equal(np.asarray(jax.jit(sharded)(parts)), np.asarray(expected))
 
 
 @pytest.mark.parametrize(("num_shards", "per_shard"), [(2, 1), (2, 2), (4, 1), (4, 2)])

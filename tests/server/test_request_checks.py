@@ -115,6 +115,7 @@ def test_seeds_of_samples_stay_64_bit() -> None:
     top = SamplingParams(sampling_seed=2**63 - 1, n=2)
     assert [sample_params(top, j, 1).sampling_seed for j in (0, 1)] == [2**63 - 1, -(2**63)]
     assert sample_params(SamplingParams(n=2), 1, 1).sampling_seed is None
+    assert sample_params(SamplingParams(n=2), 1, 1, default_seed=42).sampling_seed == 43
     short = sample_params(SamplingParams(min_new_tokens=5, max_new_tokens=9), 0, 2)
     assert (short.n, short.min_new_tokens, short.max_new_tokens) == (1, 2, 2)
 
