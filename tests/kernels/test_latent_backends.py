@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import Heads, Step, make_step, nan_pool, spec_of
+from attention_cases import COMPOSITIONS, Heads, Step, make_step, nan_pool, spec_of
 from jax.sharding import PartitionSpec
 from tpu_interpreter import INTERPRET, SMALL, fail_on_races
 
@@ -110,6 +110,21 @@ def over_devices(backend: LatentBackend, attend: Callable[..., Any]) -> Callable
 
 def spec_for(latents: Latents) -> AttentionSpec:
     return spec_of(latents.step, jnp.float32, latent_dim=LATENT_DIM, projected=HEAD)
+
+
+@pytest.mark.parametrize("bind", BINDS.values(), ids=BINDS)
+def test_the_same_bits_in_any_step(bind: Callable[[AttentionSpec], LatentBackend]) -> None:
+    rng = np.random.default_rng(7)
+    keys = rng.standard_normal((70, 1, ROW_DIM)).astype(np.float32)
+    queries = rng.standard_normal((70, 2, HEAD.key_dim)).astype(np.float32)
+    found = []
+    for seed, (rows, own) in enumerate(COMPOSITIONS):
+        latents = Latents.draw(rows, 2, page_size=8, num_tokens=96, seed=seed)
+        is_own = latents.step.token_rows == own
+        latents.step.keys[own], latents.q[is_own] = keys, queries[70 - rows[own][0] :]
+        backend = bind(dataclasses.replace(spec_for(latents), batch_invariant=True))
+        found.append(run_latent(backend, latents)[is_own])
+        np.testing.assert_array_equal(found[-1], found[0][-len(found[-1]) :], err_msg=str(rows))
 
 
 @pytest.mark.parametrize("bind", BINDS.values(), ids=BINDS)
