@@ -29,6 +29,7 @@ def output_of(name: str, *arguments: str, cache: str = "") -> str:
 def test_every_example_is_tested_and_named() -> None:
     tested = {*CLIENTS, "engine.py", "rollouts.py", "grpo.py", "batch_file.py"}
     tested |= {"demo.py", "kv_events.py"}  # `make demo` and its own tests; tests/server/test_kv_events.py
+    tested |= {"grpo_tunix.py"}  # tests/integrations/test_tunix_example.py
     tested |= {"ray_engine.py", "ray_hosts.py", "ray_serve.py"}  # test_ray_examples.py
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
     readme = (EXAMPLES.parent / "README.md").read_text()
