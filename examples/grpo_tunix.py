@@ -34,7 +34,7 @@ PAD, BEGIN, END, FIRST_DIGIT, VOCAB = 0, 1, 2, 3, 16
 PROMPTS, PROMPT_LEN, SAMPLES, ANSWER_LEN = 8, 4, 8, 8  # of a batch; lengths in tokens
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCAB, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16,
     "rope_theta": 1e6, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "tie_word_embeddings": False, "eos_token_id": END,
 }  # fmt: skip
 ROWS = PROMPTS * SAMPLES
@@ -62,7 +62,7 @@ class Digits:
 
 def make_actor(mesh: Mesh) -> nnx.Module:
     config = qwen3.ModelConfig(
-        num_layers=2, vocab_size=VOCAB, embed_dim=64, hidden_dim=96, num_heads=4, head_dim=16, num_kv_heads=2,
+        num_layers=2, vocab_size=VOCAB, embed_dim=64, hidden_dim=96, num_heads=8, head_dim=16, num_kv_heads=4,
         rope_theta=1_000_000, norm_eps=1e-6, use_tied_embedding=False,
     )  # fmt: skip
     graph, state = nnx.split(qwen3.Qwen3(config, rngs=nnx.Rngs(0)))
