@@ -118,9 +118,6 @@ def main() -> None:
                     lengths[name] += map(len, drawn.tokens)
         ours.shutdown()
     print(f"\n{rows} samples of up to {args.tokens} tokens, {args.layers} layers, medians of {args.rounds} rounds")
-    print(
-        "tokens of a sample, mean and most:", {name: (round(statistics.mean(of), 1), max(of)) for name, of in lengths.items()}
-    )
     for name, values in runs.items():
         ratio = statistics.median(value / one for value, one in zip(values, runs["tunix"], strict=True))
         length = f"samples of {statistics.mean(lengths[name]):.1f} tokens on average, {max(lengths[name])} at most"
