@@ -31,6 +31,7 @@ from jaxserve.server.requests import RequestError
 PROMPTS = [[3 + (seed * 31 + i * 7) % 290 for i in range(6 + 5 * seed)] for seed in range(6)]
 GREEDY = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
 Weights = dict[str, jax.Array]
+OWN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +88,24 @@ def expected(start: Callable[..., Engine]) -> dict[str, list[list[int]]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def handlers() -> list[Any]:
+    """Of signals, before there is an engine."""
+    return [signal.getsignal(number) for number in OWN_SIGNALS]
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
-def engine(request: pytest.FixtureRequest, start: Callable[..., Engine]) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest, start: Callable[..., Engine], handlers: list[Any]) -> Iterator[Engine]:
     """Beside the trainer's devices."""
     with start(devices=jax.devices()[4 : 4 + request.param]) as running:
         yield running
 
 
 Expected = dict[str, list[list[int]]]
+
+
+def test_signals_are_the_programs(engine: Engine, handlers: list[Any]) -> None:
+    assert [signal.getsignal(number) for number in OWN_SIGNALS] == handlers
 
 
 def test_after_an_update_all_is_as_with_a_fresh_engine(engine: Engine, trained: dict[str, Weights], expected: Expected) -> None:
@@ -328,6 +339,7 @@ PROGRAM = """
 import os, signal, sys, threading
 import jax
 from jaxserve import Engine
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as from a terminal; what a shell starts in the background ignores it
 jax.config.update("jax_transfer_guard", "disallow")  # of the program's own code
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 engine = Engine({folder!r}, in_process=True, max_running_requests=4, chunked_prefill_size=64, page_size=16,
@@ -351,4 +363,3 @@ def test_a_program_ends_as_it_wants(folders: dict[str, Path], compilation_cache:
     program = textwrap.dedent(PROGRAM).format(folder=str(folders["old"]), cache=compilation_cache, interrupts=interrupts)
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
