@@ -15,7 +15,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 AOT_PYTHON ?= $(shell for python in python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python python3.13 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$python && break; done)
 AOT_TESTS  ?= tests/accelerator
-AOT_MATRIX := $(addprefix tests/kernels/test_tpu_,attention.py hidden_pages.py mla.py)
+AOT_MATRIX := $(addprefix tests/kernels/test_,tpu_attention.py tpu_hidden_pages.py tpu_mla.py latent_backends.py batch_invariance.py)
 AOT_OLDEST := 0.11.2
 AOT_NEWEST := 0.12.0.1
 AOT_PTXAS  := 13.5.37

@@ -25,6 +25,7 @@ def test_reference_in_bfloat16() -> None:
     assert_same_bits(ReferenceAttention, Heads(4, 2, 64), (16,), jnp.bfloat16)
 
 
+@pytest.mark.matrix  # of `make aot`
 def test_on_tpus() -> None:
     bind = functools.partial(PallasTpuAttention, interpret=INTERPRET, override=SMALL)
     assert_same_bits(bind, Heads(4, 2, 16), (8,), static_window=21)

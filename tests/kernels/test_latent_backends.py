@@ -37,6 +37,8 @@ BINDS: dict[str, Callable[[AttentionSpec], LatentBackend]] = {
         expanded_override=ExpandedConfig(SMALL.extend, heads_at_once=2, vmem_limit_bytes=SMALL.vmem_limit_bytes or 0),
     ),
 }
+# Interpreting takes long: `make aot` does it, when something has changed.
+EACH = [pytest.param(bind, marks=pytest.mark.matrix if name == "tpu" else (), id=name) for name, bind in BINDS.items()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +114,7 @@ def spec_for(latents: Latents) -> AttentionSpec:
     return spec_of(latents.step, jnp.float32, latent_dim=LATENT_DIM, projected=HEAD)
 
 
-@pytest.mark.parametrize("bind", BINDS.values(), ids=BINDS)
+@pytest.mark.parametrize("bind", EACH)
 def test_the_same_bits_in_any_step(bind: Callable[[AttentionSpec], LatentBackend]) -> None:
     rng = np.random.default_rng(7)
     keys = rng.standard_normal((70, 1, ROW_DIM)).astype(np.float32)
@@ -127,7 +129,7 @@ def test_the_same_bits_in_any_step(bind: Callable[[AttentionSpec], LatentBackend
         np.testing.assert_array_equal(found[-1], found[0][-len(found[-1]) :], err_msg=str(rows))
 
 
-@pytest.mark.parametrize("bind", BINDS.values(), ids=BINDS)
+@pytest.mark.parametrize("bind", EACH)
 @pytest.mark.parametrize("decode_q_len", [1, None])
 def test_absorbed(bind: Callable[[AttentionSpec], LatentBackend], decode_q_len: int | None) -> None:
     rows = ((1, 9), (0, 0), (1, 20)) if decode_q_len else ((1, 17), (0, 0), (9, 20), (2, 2))
@@ -160,6 +162,7 @@ def test_rows_of_many_queries_are_expanded(name: str) -> None:
     check_divided(BINDS["reference"], name)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["rows of many queries and of few"])
 def test_rows_of_many_queries_are_expanded_on_tpus(name: str) -> None:
     check_divided(BINDS["tpu"], name)
@@ -188,6 +191,7 @@ def test_devices_share_latents_by_tokens(num_devices: int, name: str) -> None:
     check_shared(BINDS["reference"], name, num_devices)
 
 
+@pytest.mark.matrix
 def test_tpus_share_latents_by_tokens() -> None:
     check_shared(BINDS["tpu"], "a row of each kind", 2, heads_each=2)
 

@@ -1,4 +1,7 @@
-"""The TPU kernels in Pallas' TPU interpreter, against the definition; races and reads out of bounds fail."""
+"""The TPU kernels in Pallas' TPU interpreter, against the definition; races and reads out of bounds fail.
+
+Interpreting takes long: `make test` has a few of these, `make aot` all, when something has changed.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +76,15 @@ def test_a_tile_of_several_heads_and_products(monkeypatch: pytest.MonkeyPatch, s
     check(make_step(((24, 30), (3, 3), (0, 0), (2, 40)), Heads(4, 2, 16), num_tokens=40), bind, sliding_window=21, sinks=sinks)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"static_window": 6, "sinks": np.array([0.5, -3.0, 20.0, 0.0], np.float32)},
-        pytest.param({"static_window": 1}, marks=pytest.mark.matrix),
-        pytest.param({"static_window": 17, "soft_cap": 3.0}, marks=pytest.mark.matrix),
-        pytest.param({"static_window": 2**31 - 1}, marks=pytest.mark.matrix),
+        {"static_window": 1},
+        {"static_window": 17, "soft_cap": 3.0},
+        {"static_window": 2**31 - 1},
     ],
     ids=str,
 )
@@ -105,8 +109,8 @@ def test_nothing_to_do() -> None:
         pytest.param({"sliding_window": 1}, marks=pytest.mark.matrix),
         pytest.param({"sliding_window": 7}, marks=pytest.mark.matrix),
         pytest.param({"sliding_window": 2**31 - 1}, marks=pytest.mark.matrix),
-        {"soft_cap": 1.5, "scale": 0.7},
-        {"sinks": np.array([0.5, -3.0, 20.0, 0.0], np.float32)},
+        pytest.param({"soft_cap": 1.5, "scale": 0.7}, marks=pytest.mark.matrix),
+        pytest.param({"sinks": np.array([0.5, -3.0, 20.0, 0.0], np.float32)}, marks=pytest.mark.matrix),
         {"sliding_window": 9, "soft_cap": 3.0, "sinks": np.array([2.0, -1.0, 0.0, 9.0], np.float32)},
     ],
     ids=str,
@@ -134,6 +138,7 @@ def test_shapes(heads: Heads, page_size: int) -> None:
     check(step, functools.partial(PallasTpuAttention, interpret=INTERPRET, override=config))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kv_dtype", "error"), [("bfloat16", 1e-2), ("int8", 1.5e-2), ("float8_e4m3fn", 5e-2)])
 def test_dtypes(kv_dtype: str, error: float) -> None:
     """Errors are of the whole, ||got - expected|| / ||expected||: a value of float8_e4m3fn is off by up to 1/16."""
@@ -180,6 +185,7 @@ def test_a_write_changes_the_new_slots_of_one_layer_only(
         np.testing.assert_array_equal(~per_slot.all(axis=2), changed)
 
 
+@pytest.mark.matrix
 def test_a_layer_in_the_middle_of_the_pool() -> None:
     step = make_step(MIXED, Heads(2, 1, 16), num_tokens=32)
     got = run(bind_small, step, num_layers=3, layer=1)
