@@ -185,6 +185,7 @@ def test_a_program_is_found_for_its_own_devices_alone(tmp_path: Path) -> None:
 def jax_cache_of_others(tmp_path: Path) -> Iterator[None]:
     """JAX's own cache, in use by a program that an engine is in."""
     options = {
+        "jax_enable_compilation_cache": True,  # planners, in tests before this one, have switched it off for good
         "jax_compilation_cache_dir": str(tmp_path / "jax"),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
