@@ -309,24 +309,38 @@ class ReplaceWeights:
 
 
 @dataclasses.dataclass(frozen=True)
+class ReadTensors:
+    """Keeps tensors in the host's memory, beside those that were read before, for the next `ReplaceTensors`. Refused if they
+    cannot be read, or one is there already: then none of them is kept."""
+
+    files: tuple[bytes, ...] = dataclasses.field(repr=False)  # each as a safetensors file
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetTensors:
+    """The memory of what was read is free again."""
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckTensors:
     """Whether `ReplaceTensors` of these would be refused for their names, shapes or types. Changes nothing, and leaves them
     where they are."""
 
-    handover: int  # number of a mapping, tensor -> models' GivenTensor, that was left in the runner's Handover
+    # Number of a mapping, tensor -> models' GivenTensor, that was left in the runner's Handover; None: what was read.
+    handover: int | None
     partial: bool  # not all of the model's tensors need be there
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplaceTensors:
-    """Other weights of the same model, from arrays on devices of this process. With `partial`, tensors that are not given
-    stay. The pool's contents stay, as with `ReplaceWeights`.
+    """Other weights of the same model, from arrays on devices of this process, or in the host's memory. With `partial`, tensors
+    that are not given stay. The pool's contents stay, as with `ReplaceWeights`.
 
-    Leaves them in the Handover, as other replicas want them too. It writes over the old weights as it goes: a failure on the
-    way is a `WeightsLost`.
+    Leaves them where they are, as other replicas want those of the Handover too. It writes over the old weights as it goes: a
+    failure on the way is a `WeightsLost`.
     """
 
-    handover: int
+    handover: int | None
     partial: bool
 
 
@@ -398,6 +412,8 @@ AdapterCommand = ReadAdapter | ForgetAdapter
 Command = (
     CheckWeights
     | ReplaceWeights
+    | ReadTensors
+    | ForgetTensors
     | CheckTensors
     | ReplaceTensors
     | ReleaseMemory
@@ -449,8 +465,8 @@ class Runner(Protocol):
         what is neither.
 
         It stands between steps: all steps launched before it must have been fetched, and none may be launched until it is
-        done, nor while a part of the memory is released. Only CheckWeights, CheckTensors, StartProfile, StopProfile and those
-        of adapters may run beside steps.
+        done, nor while a part of the memory is released. Only CheckWeights, CheckTensors, ReadTensors, ForgetTensors,
+        StartProfile, StopProfile and those of adapters may run beside steps.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,11 @@ import pytest
 
 _DEVICES_FLAG = "--xla_force_host_platform_device_count"
 # LLVM optimizes little: most of a test's time is the compilation of what runs a few times. XLA's own passes are as always.
-QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICK_COMPILATION = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
+)
+if importlib.metadata.version("jax").startswith("0.10."):  # which can still do without MLIR's emitters, the slower ones
+    QUICK_COMPILATION += " --xla_cpu_use_fusion_emitters=false"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if _DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):

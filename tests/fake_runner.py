@@ -11,7 +11,8 @@ An embedding is taken for the token that its first number says.
 
 Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
 "bad" fails when it is checked, one with "broken" while it is loaded), ReplaceTensors of a number `weights_of(str(number))` (a
-negative one fails when it is checked, LOST_TENSORS on the way). KV that other weights wrote must not be read, unless
+negative one fails when it is checked, LOST_TENSORS on the way); of None `weights_of` all that was read, one behind the other
+(b"bad" cannot be read, b"wrong" is refused when it is checked). KV that other weights wrote must not be read, unless
 `reads_old_kv`. The same holds of LoRA adapters (`fake_adapters`), row by row.
 
 Vectors of texts: `fake_vectors`.
@@ -49,8 +50,10 @@ from jaxserve.runner import (
     CheckWeights,
     Command,
     CommandError,
+    ForgetTensors,
     KVGroup,
     LogitLines,
+    ReadTensors,
     ReleaseMemory,
     ReplaceTensors,
     ReplaceWeights,
@@ -125,6 +128,7 @@ class FakeRunner:
         self.command_delay_s = 0.0
         self.programs_missing = 0
         self.commands: list[Command] = []  # all that were given
+        self.read_tensors: list[bytes] = []
         self.released: set[str] = set()
         self.spans: list[tuple[str, dict[str, Any]]] = []  # all that were annotated
         self._profile: tuple[str, int] | None = None  # folder, and what was annotated before
@@ -174,7 +178,7 @@ class FakeRunner:
         if isinstance(command, AdapterCommand):
             return self.adapters.execute(command)
         future = self._worker.submit(self._carry_out, command)
-        if not isinstance(command, CheckWeights | CheckTensors | StartProfile | StopProfile):
+        if not isinstance(command, CheckWeights | CheckTensors | ReadTensors | ForgetTensors | StartProfile | StopProfile):
             assert not self._unfetched, "a command that changes something is given while a step is in flight"
             self._command = future
         return future
@@ -234,14 +238,20 @@ class FakeRunner:
                 if not is_check:
                     self.weights = weights_of(path)
                     self.released.discard("weights")
+            case ReadTensors(files):
+                if b"bad" in files:
+                    raise CommandError("It cannot be read.")
+                self.read_tensors += files
+            case ForgetTensors():
+                self.read_tensors.clear()
             case CheckTensors(number):
-                if number < 0:
+                if b"wrong" in self.read_tensors if number is None else number < 0:
                     raise CommandError(f"{number} is wrong.")
             case ReplaceTensors(number):
                 if number == LOST_TENSORS:
                     self.released.add("weights")
                     raise WeightsLost("The weights are gone.")
-                self.weights = weights_of(str(number))
+                self.weights = weights_of(b"".join(self.read_tensors).decode() if number is None else str(number))
                 self.released.discard("weights")
             case ReleaseMemory(tags):
                 assert not self.released & set(tags) and set(tags) <= set(MEMORY_TAGS)

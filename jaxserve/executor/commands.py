@@ -11,7 +11,7 @@ import dataclasses
 import gc
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from jaxserve.executor.step import Params
 from jaxserve.executor.weights import WeightLoader, delete
 from jaxserve.handover import Handover
 from jaxserve.models.given_tensors import GivenTensor
+from jaxserve.models.safetensors_files import tensors_in
 from jaxserve.runner import (
     CheckTensors,
     CheckWeights,
@@ -33,8 +34,10 @@ from jaxserve.runner import (
     CommandError,
     DumpExpertRecord,
     ForgetAdapter,
+    ForgetTensors,
     MemoryTag,
     ReadAdapter,
+    ReadTensors,
     ReleaseMemory,
     ReplaceTensors,
     ReplaceWeights,
@@ -92,6 +95,7 @@ class CommandThread:
         self._expert_record = expert_record
         self._adapters = adapters
         self._handover = handover
+        self._read: dict[str, GivenTensor] = {}
         self._thread = ThreadPoolExecutor(1, "runner-commands")
 
     def start(self, command: Command) -> Future[None]:
@@ -118,10 +122,14 @@ class CommandThread:
                 self._loader.check(model_path, load_format)
             case ReplaceWeights(model_path, load_format):
                 self._replace_weights(model_path, load_format)
+            case ReadTensors(files):
+                self._read_tensors(files)
+            case ForgetTensors():
+                self._read.clear()
             case CheckTensors(number, partial):
-                self._loader.check_tensors(self._contents.params, self._left.peek(number), partial=partial)
+                self._loader.check_tensors(self._contents.params, self._given(number), partial=partial)
             case ReplaceTensors(number, partial):
-                self._replace_tensors(self._left.peek(number), partial=partial)
+                self._replace_tensors(self._given(number), partial=partial)
             case ReleaseMemory(tags):
                 self._release(tags)
             case ResumeMemory(tags):
@@ -143,11 +151,23 @@ class CommandThread:
             raise ValueError("LoRA adapters need a server that runs with --enable-lora.")
         return self._adapters
 
-    @property
-    def _left(self) -> Handover:
+    def _given(self, number: int | None) -> Mapping[str, GivenTensor]:
+        if number is None:
+            return self._read
         if self._handover is None:
             raise ValueError("Weights as arrays must be in the engine's own process (in_process=True).")
-        return self._handover
+        given: Mapping[str, GivenTensor] = self._handover.peek(number)
+        return given
+
+    def _read_tensors(self, files: Sequence[bytes]) -> None:
+        """All of them or none."""
+        read: dict[str, GivenTensor] = {}
+        for data in files:
+            for name, array in tensors_in(data).items():
+                if name in read or name in self._read:
+                    raise ValueError(f"The tensor {name} is given twice.")
+                read[name] = GivenTensor(array)
+        self._read |= read
 
     def _replace_tensors(self, given: Mapping[str, GivenTensor], *, partial: bool) -> None:
         contents = self._contents

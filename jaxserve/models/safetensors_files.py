@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -25,7 +26,8 @@ _PREFIX = "model."
 _OTHER_PREFIXES = ("language_model.model.", "model.language_model.", "", "bert.", "roberta.", "distilbert.", "nomic_bert.")
 # What TensorFlow called the arrays of a norm.
 _OTHER_ENDINGS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-_READABLE_TYPES = ("F64", "F32", "F16", "BF16")
+_TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_READABLE_TYPES = tuple(_TYPES)
 _LENGTH_BYTES = 8  # that a file begins with: how long the header behind them is
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
 
@@ -153,6 +155,20 @@ def spellings(name: str) -> Iterator[str]:
     yield from names
     if name.startswith(_PREFIX):
         yield from (prefix + other.removeprefix(_PREFIX) for prefix in _OTHER_PREFIXES for other in names)
+
+
+def tensors_in(data: bytes) -> dict[str, np.ndarray]:
+    """Of a safetensors file that is in memory. ValueError with a sentence if it is none, or a type cannot be read."""
+    try:
+        entries = dict(deserialize(data))
+    except SafetensorError as error:
+        raise ValueError(f"{len(data)} bytes are cut off or not a safetensors file: {error}") from error
+    for name, entry in entries.items():
+        if entry["dtype"] not in _TYPES:
+            raise ValueError(f"Tensor {name} has type {entry['dtype']}; types that can be read: {', '.join(_READABLE_TYPES)}.")
+    return {
+        name: np.frombuffer(entry["data"], _TYPES[entry["dtype"]]).reshape(entry["shape"]) for name, entry in entries.items()
+    }
 
 
 def _open_file(path: Path) -> Any:

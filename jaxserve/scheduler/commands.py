@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING
 
 from jaxserve.runner import (
     MEMORY_TAGS,
     Command,
     CommandError,
+    ForgetTensors,
     MemoryTag,
     ReleaseMemory,
     ReplaceTensors,
@@ -26,6 +28,9 @@ from jaxserve.scheduler.pace import Pace
 from jaxserve.scheduler.requests import Requests
 from jaxserve.scheduler.residents import Residents
 from jaxserve.scheduler.waiting import WaitingQueue
+
+if TYPE_CHECKING:
+    from jaxserve.scheduler.control.update_weights_from_tensor import OpenUpdate
 
 RELEASED_MESSAGE = "The server's memory is released ({tags}); /resume_memory_occupation takes it again."
 
@@ -52,6 +57,7 @@ class RunnerCommands:
         self._flush_cache = flush_cache
         self._under_way = ""  # the control request that is served
         self._released: set[MemoryTag] = set()
+        self.open_update: OpenUpdate | None = None  # for which tensors are taken in
 
     @property
     def released(self) -> tuple[MemoryTag, ...]:
@@ -68,6 +74,21 @@ class RunnerCommands:
         finally:
             self._under_way = ""
             self._waiting.only_begun = False
+
+    @contextlib.contextmanager
+    def forgetting(self, command: ReplaceWeights | ReplaceTensors) -> Iterator[None]:
+        """Around what leads to the command: whether it comes to that or not, of tensors that were read for it nothing is
+        kept."""
+        try:
+            yield
+        finally:
+            if isinstance(command, ReplaceTensors) and command.handover is None:
+                self.forget_tensors()
+
+    def forget_tensors(self) -> None:
+        """Those that were read, with the update that was to bring them."""
+        self._runner.execute(ForgetTensors())  # comes before whatever is asked next; nobody need wait for it
+        self.open_update = None
 
     def beside_steps(self, command: Command) -> Waiting:
         """Raises CommandError."""

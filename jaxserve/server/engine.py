@@ -28,6 +28,7 @@ from jaxserve.server.engine_vectors import VectorMethods
 from jaxserve.server.engine_weights import WeightMethods
 from jaxserve.server.following import Following
 from jaxserve.server.located import located
+from jaxserve.server.named_tensors import TensorUpdateMethods
 from jaxserve.server.native.input_embeds import with_embeds
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.positions import generate_body
@@ -66,7 +67,7 @@ def _engine_args(model_path: str, server_args: ServerArgs | None, options: Mappi
     return server_args
 
 
-class Engine(RolloutMethods, VectorMethods, WeightMethods):
+class Engine(RolloutMethods, VectorMethods, WeightMethods, TensorUpdateMethods):
     """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
     context manager; `shutdown` also runs at exit.
 

@@ -25,6 +25,7 @@ import msgspec
 from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.registry import control_of
 from jaxserve.server.control.engine_methods import add_control_methods
+from jaxserve.server.named_tensors import TensorUpdateMethods
 from jaxserve.server.native.positions import encode_body, generate_body
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.requests import RequestError
@@ -32,7 +33,7 @@ from jaxserve.server.requests import RequestError
 _END = object()
 
 
-class RemoteEngine:
+class RemoteEngine(TensorUpdateMethods):
     """May be used from any thread; each call has a connection of its own."""
 
     def __init__(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import gc
+import functools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,38 +15,32 @@ import numpy as np
 import psutil
 import pytest
 from checkpoints import make_checkpoint
+from commanded_runner import (
+    PROMPTS,
+    build_small,
+    execute,
+    generate,
+    live_bytes,
+    loader_of,
+    refusal,
+    replace,
+    tokens_of,
+)
 from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
-from jaxserve.config import ServerArgs
-from jaxserve.executor import ModelRunner, build_runner
+from jaxserve.executor import ModelRunner
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.warmup import CompileCounter
-from jaxserve.executor.weights import WeightLoader, delete
-from jaxserve.handover import Handover
-from jaxserve.models import TENSOR_AXIS, ModelConfig, convert, divide_layers
-from jaxserve.models.given_tensors import GivenTensor
+from jaxserve.executor.weights import WeightLoader
+from jaxserve.models import TENSOR_AXIS, ModelConfig, convert
 from jaxserve.models.safetensors_files import SafetensorsCheckpoint
-from jaxserve.models.tensor_update import TensorUpdate
 from jaxserve.runner import (
-    CheckTensors,
     CheckWeights,
-    Command,
-    CommandError,
-    PageUpdates,
     ReleaseMemory,
-    ReplaceTensors,
     ReplaceWeights,
     ResumeMemory,
-    RowState,
-    StepInput,
-    WeightsLost,
-    launch,
 )
-from jaxserve.types import ForwardMode, SamplingParams
-
-PROMPTS = ([5, 6, 7, 8, 9], [40, 41, 42], list(range(60, 75)))
-NUM_TOKENS = 6
 
 
 @pytest.fixture(scope="module")
@@ -62,22 +55,8 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory, handover: Handover) -> Callable[..., ModelRunner]:
-    cache = str(tmp_path_factory.mktemp("cache"))
-
-    def build(path: Path, **options: Any) -> ModelRunner:
-        args = ServerArgs(
-            model_path=str(path), page_size=1, max_total_tokens=200, max_running_requests=2, context_length=100,
-            chunked_prefill_size=16, decode_row_buckets=(2,), compilation_cache_dir=cache, **options,
-        )  # fmt: skip
-        return build_runner(args, show_progress=False, handover=handover).runner
-
-    return build
-
-
-@pytest.fixture(scope="module")
-def handover() -> Handover:
-    return Handover()
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelRunner]:
+    return functools.partial(build_small, cache=tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
@@ -101,61 +80,6 @@ def new_tokens(build: Callable[..., ModelRunner], new: Path, old_tokens: list[li
 def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are replaced as they are there, over copies in the host's memory."""
     monkeypatch.setattr(WeightLoader, "loads_beside", False)
-
-
-def tokens_of(runner: ModelRunner) -> list[list[int]]:
-    return [generate(runner, prompt) for prompt in PROMPTS]
-
-
-def generate(runner: ModelRunner, prompt: list[int]) -> list[int]:
-    """Greedy tokens of a prompt, alone in row 0 and the pool's first pages."""
-    with compiling_nothing(runner):
-        first = run(runner, prompt, 0, decode=False)
-        return [first, *(run(runner, prompt, at, decode=True) for at in range(len(prompt), len(prompt) + NUM_TOKENS - 1))]
-
-
-@contextlib.contextmanager
-def compiling_nothing(runner: ModelRunner) -> Iterator[None]:
-    before = runner.internal_state()["compiles_total"]
-    yield
-    assert runner.internal_state()["compiles_total"] == before
-
-
-def run(runner: ModelRunner, prompt: list[int], start: int, *, decode: bool) -> int:
-    nothing, count = np.zeros(0, np.int32), 1 if decode else len(prompt)
-    positions = np.arange(start, start + count, dtype=np.int32)
-    state = RowState(0, SamplingParams(temperature=0), 0, len(prompt), nothing, nothing, np.array(prompt, np.int32))
-    step = StepInput(
-        mode=ForwardMode.DECODE if decode else ForwardMode.EXTEND,
-        rows=np.zeros(1, np.int32),
-        seq_lens=np.array([start + count], np.int32),
-        extend_lens=np.array([count], np.int32),
-        num_decode_rows=int(decode),
-        input_ids=nothing if decode else np.array(prompt, np.int32),
-        sample=np.array([True]),
-        page_updates=PageUpdates.of(np.zeros(count, np.int32), positions, positions),
-        new_rows=[] if decode else [state],
-        needs_sampling=False,
-        needs_adjusting=False,
-        needs_logprobs=False,
-        needs_top_logprobs=False,
-    )
-    return int(runner.fetch(launch(runner, step)).token_ids[0, 0])
-
-
-def execute(runner: ModelRunner, command: Command) -> None:
-    with compiling_nothing(runner):
-        runner.execute(command).result(timeout=120)
-
-
-def replace(runner: ModelRunner, path: Path, load_format: str = "auto") -> None:
-    execute(runner, ReplaceWeights(str(path), load_format))
-
-
-def refusal(runner: ModelRunner, command: Command) -> str:
-    with pytest.raises(CommandError) as error:
-        execute(runner, command)
-    return str(error.value)
 
 
 def damaged(source: Path, folder: Path, change: Callable[[dict[str, np.ndarray]], None]) -> Path:
@@ -360,141 +284,6 @@ def test_quantized_weights(
     assert tokens_of(runner) == expected
 
 
-# --- weights as arrays
-
-
-def trained(folder: Path) -> dict[str, GivenTensor]:
-    """A checkpoint as a trainer has it, on another device."""
-    device = jax.devices()[1]
-    tensors = load_file(folder / "model.safetensors")
-    return {name: GivenTensor(jax.device_put(array, device)) for name, array in tensors.items()}
-
-
-def hand_over(runner: ModelRunner, handover: Handover, given: dict[str, GivenTensor], *, partial: bool = False) -> None:
-    number = handover.leave(given)
-    execute(runner, CheckTensors(number, partial))
-    try:
-        runner.execute(ReplaceTensors(number, partial)).result(timeout=120)
-    finally:
-        assert handover.peek(number) is given  # for other replicas
-        handover.drop(number)
-
-
-def test_arrays_give_the_tokens_of_a_fresh_runner(
-    runner: ModelRunner,
-    handover: Handover,
-    old: Path,
-    new: Path,
-    old_tokens: list[list[int]],
-    new_tokens: list[list[int]],
-) -> None:
-    before = live_bytes()
-    first, second = trained(new), trained(old)
-    hand_over(runner, handover, first)
-    assert tokens_of(runner) == new_tokens
-    with compiling_nothing(runner):
-        hand_over(runner, handover, second)
-        delete([tensor.array for tensor in second.values()])
-        assert tokens_of(runner) == old_tokens
-        hand_over(runner, handover, first)
-        assert tokens_of(runner) == new_tokens
-        hand_over(runner, handover, {"model.norm.weight": first["model.norm.weight"]}, partial=True)
-    replace(runner, old)
-    assert tokens_of(runner) == old_tokens
-    del first, second
-    assert live_bytes() == before
-
-
-def test_arrays_that_are_refused_change_nothing(
-    runner: ModelRunner, handover: Handover, new: Path, old_tokens: list[list[int]]
-) -> None:
-    given = trained(new)
-    delete(given["model.norm.weight"].array)
-    number = handover.leave(given)
-    says = "Deleted arrays, as donated ones are: model.norm.weight."
-    assert refusal(runner, CheckTensors(number, partial=False)) == says
-    assert refusal(runner, ReplaceTensors(number, partial=False)) == says
-    number = handover.leave({"model.norm.weight": GivenTensor(np.ones(64, np.float32))})
-    assert "Missing tensors: " in refusal(runner, ReplaceTensors(number, partial=False))
-    assert tokens_of(runner) == old_tokens
-
-
-def test_arrays_need_an_engine_in_their_process(runner: ModelRunner, old_tokens: list[list[int]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner._commands, "_handover", None)
-        for command in (CheckTensors(1, partial=False), ReplaceTensors(1, partial=True)):
-            assert refusal(runner, command).endswith("must be in the engine's own process (in_process=True).")
-    assert tokens_of(runner) == old_tokens
-
-
-def test_arrays_in_place_of_released_weights(
-    runner: ModelRunner,
-    handover: Handover,
-    old: Path,
-    new: Path,
-    old_tokens: list[list[int]],
-    new_tokens: list[list[int]],
-) -> None:
-    execute(runner, ReleaseMemory(("weights",)))
-    given = trained(new)
-    some = handover.leave({"model.norm.weight": given["model.norm.weight"]})
-    assert "The weights are released: all tensors" in refusal(runner, ReplaceTensors(some, partial=True))
-    hand_over(runner, handover, given)
-    assert tokens_of(runner) == new_tokens
-    replace(runner, old)
-
-
-def test_a_failure_half_way_leaves_no_weights(
-    runner: ModelRunner, handover: Handover, old: Path, new: Path, old_tokens: list[list[int]], new_tokens: list[list[int]]
-) -> None:
-    """Those of half a model would be worse; they come back from where they came last, or whole."""
-    given, make_one, remaining = trained(new), TensorUpdate._make, iter(range(5))
-
-    def failing(*args: Any) -> jax.Array:
-        if next(remaining, None) is None:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the memory is gone\nand where it went")
-        return make_one(*args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TensorUpdate, "_make", failing)
-        with pytest.raises(WeightsLost, match=r"the memory is gone The old weights are partly replaced and gone"):
-            hand_over(runner, handover, given)
-    assert runner.internal_state()["memory_usage"]["weight_gb"] == 0
-    with pytest.raises(AssertionError, match="memory is released"):
-        generate(runner, PROMPTS[0])
-    execute(runner, ResumeMemory(("weights",)))
-    assert tokens_of(runner) == old_tokens
-    hand_over(runner, handover, given)
-    assert tokens_of(runner) == new_tokens
-    replace(runner, old)
-
-
-def test_arrays_for_two_stages(old: Path, new: Path) -> None:
-    config = ModelConfig.from_pretrained(old)
-    devices = jax.devices()
-    stages = tuple(
-        (stage, make_mesh(2, devices[first : first + 2]))
-        for stage, first in zip(divide_layers(config.num_layers, 2), (2, 4), strict=True)
-    )
-    loader = dataclasses.replace(loader_of(config, stages[0][1]), stages=stages)
-    params, expected, given = loader.load(str(old), "auto"), loader.load(str(new), "auto"), trained(new)
-    loader.check_tensors(params, given, partial=False)
-    jax.tree.map(np.testing.assert_array_equal, loader.replace_tensors(params, given), expected)
-    del given["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"Missing tensors: model\.norm\.weight\."):
-        loader.check_tensors(expected, given, partial=False)
-
-
-def loader_of(config: ModelConfig, mesh: Mesh, context_len: int | None = None) -> WeightLoader:
-    return WeightLoader(
-        config=config,
-        context_len=context_len or config.context_len,
-        stages=((None, mesh),),
-        dtype=np.dtype(np.float32),
-        model_override_args="{}",
-    )
-
-
 def test_a_window_that_no_sequence_outgrows_makes_no_other_model(tmp_path: Path) -> None:
     folder = make_checkpoint("mistral", tmp_path)
     config = ModelConfig.from_pretrained(folder)
@@ -553,8 +342,3 @@ def failing_reads(after: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SafetensorsCheckpoint, "read", failing)
         yield
-
-
-def live_bytes() -> int:
-    gc.collect()
-    return sum(array.nbytes for array in jax.live_arrays())

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from jaxserve.messages import SCHEDULER, TOKENIZER
-from jaxserve.runner import CheckTensors, CheckWeights, CommandError, ReplaceTensors, ReplaceWeights
+from jaxserve.runner import (
+    CheckTensors,
+    CheckWeights,
+    CommandError,
+    ReadTensors,
+    ReplaceTensors,
+    ReplaceWeights,
+)
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 if TYPE_CHECKING:
@@ -86,12 +93,15 @@ class Replacement(NamedTuple):
     abort_all_requests: bool
     message: str  # that says it is done
     keeps_cache: bool = False
+    read: ReadTensors | None = None  # first of all
 
 
 def carry_out(scheduler: Scheduler, replacement: Replacement) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:
     commands = scheduler.commands
     try:
-        with commands.serving(replacement.name):
+        with commands.serving(replacement.name), commands.forgetting(replacement.replace):
+            if replacement.read is not None:
+                yield from commands.beside_steps(replacement.read)
             yield from commands.beside_steps(replacement.check)
             if replacement.abort_all_requests:
                 scheduler.abort("")

@@ -1,0 +1,72 @@
+"""update_weights_from_tensor of an Engine, here or elsewhere: a training program's arrays become safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxserve.scheduler.control.declaration import ControlStruct
+from jaxserve.scheduler.control.update_weights_from_tensor import (
+    TensorUpdateOutput,
+    UpdateWeightsFromTensorReqInput,
+    success_and_message,
+)
+
+NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+class TensorUpdateMethods:
+    def control(self, request: ControlStruct) -> Any:
+        """Of the Engine."""
+        raise NotImplementedError
+
+    def update_weights_from_tensor(
+        self,
+        named_tensors: NamedTensors,
+        load_format: str | None = None,
+        flush_cache: bool = True,
+        *,
+        abort_all_requests: bool = False,
+        weight_version: str | None = None,
+    ) -> tuple[bool, str]:
+        """Replaces the weights that are given: tensors of PyTorch, NumPy or JAX, under the names of a Hugging Face checkpoint.
+        They go to the server's processes over the host's memory; between `begin_weight_update` and `end_weight_update` they
+        wait there, and are replaced all at once. Returns whether it was done, and what the server says.
+
+        Raises ValueError for what cannot be sent: no arrays, a name that is given twice.
+        """
+        request = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=as_files(named_tensors),
+            load_format=load_format,
+            flush_cache=flush_cache,
+            abort_all_requests=abort_all_requests,
+            weight_version=weight_version,
+        )
+        reply: TensorUpdateOutput = self.control(request)
+        return success_and_message(reply)
+
+
+def as_files(named_tensors: NamedTensors) -> list[bytes]:
+    """safetensors files: one of PyTorch's tensors, one of other arrays. ValueError as above."""
+    torch: dict[str, Any] = {}
+    others: dict[str, np.ndarray] = {}
+    for name, tensor in named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors:
+        if name in torch or name in others:
+            raise ValueError(f"The tensor {name} is given twice.")
+        if type(tensor).__module__.partition(".")[0] == "torch":
+            # Of its own memory: safetensors refuses parts of one, as weights of fused layers are.
+            torch[name] = tensor.detach().cpu().contiguous().clone()
+        elif hasattr(tensor, "__array__"):
+            others[name] = np.ascontiguousarray(tensor)
+        else:
+            raise ValueError(f"The tensor {name} is a {type(tensor).__name__}; it must be an array.")
+    files = []
+    if torch:
+        import safetensors.torch
+
+        files.append(safetensors.torch.save(torch))
+    if others:
+        files.append(safetensors.numpy.save(others))
+    return files
