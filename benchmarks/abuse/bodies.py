@@ -48,6 +48,7 @@ _GOOD: dict[str, dict[str, Any]] = {
     "/set_internal_state": {"server_args": {"decode_log_interval": 40}},
     "/slow_down": {"forward_sleep_time": 0.001},
     "/update_weights_from_disk": {"model_path": "/nowhere"},
+    "/update_weights_from_tensor": {"serialized_named_tensors": ["gAROLg=="]},
     "/release_memory_occupation": {"tags": ["kv_cache"]},
     "/resume_memory_occupation": {"tags": ["kv_cache"]},
 }

@@ -49,7 +49,10 @@ from jaxserve.runner import KVGroup, RunnerSpec, Vectors
 STATES_PER_ROW = 3  # one that runs, and snapshots: of it, and behind cached prefixes (SGLang's number)
 
 # Options of models that generate.
-_OF_LOGITS = ("speculative_algorithm", "enable_custom_logit_processor", "enable_fp32_lm_head", "enable_deterministic_inference")
+_OF_LOGITS = (
+    "speculative_algorithm", "enable_custom_logit_processor", "enable_fp32_lm_head", "enable_deterministic_inference",
+    "enable_return_routed_experts",
+)  # fmt: skip
 
 NumPages: TypeAlias = tuple[int, ...]  # of each KV group's pool, in the order of ModelConfig.kv_windows
 
@@ -92,14 +95,11 @@ def _check_vectors_only(args: ServerArgs, config: ModelConfig) -> None:
         raise ValueError(f"--kv-cache-dtype must be auto for encoders such as {config.architecture}, which keep no KV cache.")
 
 
-def _check_returns_experts(args: ServerArgs, config: ModelConfig) -> None:
-    """ValueError for what cannot be with experts that replies tell of."""
-    if not args.enable_return_routed_experts:
-        return
-    if not config.experts_per_token:
-        raise ValueError(f"--enable-return-routed-experts needs a model with experts; {config.architecture} has none.")
-    if not config.generates:
-        raise ValueError(f"--enable-return-routed-experts needs a model that generates; {config.architecture} makes vectors.")
+def _check_experts(args: ServerArgs, config: ModelConfig) -> None:
+    """ValueError for what only a model with experts has."""
+    for name in () if config.experts_per_token else ("expert_distribution_recorder_mode", "enable_return_routed_experts"):
+        if getattr(args, name):
+            raise ValueError(f"--{name.replace('_', '-')} needs a model with experts; {config.architecture} has none.")
 
 
 def _context(args: ServerArgs, config: ModelConfig) -> ContextGroup | None:
@@ -125,15 +125,16 @@ class Blueprint:
     def draw(args: ServerArgs, config: ModelConfig, mesh: Mesh) -> Blueprint:
         """ValueError with the reason if the model cannot be split so, or if no attention backend serves it."""
         placement = placement_of(args, config)
-        config = config.replace(quantization=args.quantization, expert_placement=placement, attn_dp_size=args.attn_dp_size)
-        config = config.replace(batch_invariant=args.enable_deterministic_inference)
-        config = config.for_context(args.context_length or config.context_len)
+        config = config.replace(
+            quantization=args.quantization,
+            expert_placement=placement,
+            attn_dp_size=args.attn_dp_size,
+            batch_invariant=args.enable_deterministic_inference,
+        ).for_context(args.context_length or config.context_len)
         check_tp(config, args.tp_size)
         _check_states(args, config)
         _check_vectors_only(args, config)
-        if args.expert_distribution_recorder_mode is not None and not config.num_experts:
-            raise ValueError(f"--expert-distribution-recorder-mode needs a model with experts; {config.architecture} has none.")
-        _check_returns_experts(args, config)
+        _check_experts(args, config)
         chip = Chip.of(mesh.devices.flat[0])
         dtype = resolve_dtype(args, chip.platform)
         if chip.platform == "cpu" and dtype == "float32":

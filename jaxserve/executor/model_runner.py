@@ -313,8 +313,8 @@ class ModelRunner:
             top_logprobs=read(sampled.top_logprobs)[lines] if has_top else None,
             drafts=read(sampled.drafts)[lines] if self._drafts else None,
             scores=None if handle.score_query is None else unpack_scores(handle.score_query, handle.scored),
-            hidden_states=unpack_lines(handle.num_hidden, handle.hidden) if handle.num_hidden else None,
-            experts=unpack_lines(handle.num_experts, handle.experts) if handle.num_experts else None,
+            hidden_states=unpack_lines(handle.hidden, handle.num_hidden) if handle.num_hidden else None,
+            experts=unpack_lines(handle.experts, handle.num_experts) if handle.num_experts else None,
             pooled=self._pooled(handle),
         )
 

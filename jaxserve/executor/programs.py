@@ -28,8 +28,8 @@ from jaxserve.executor.scoring import (
     ScoredLines,
     ScoringKey,
     StepHidden,
-    copy_experts,
     copy_lines,
+    of_all_shards,
     score_lines,
 )
 from jaxserve.executor.step import AdaptedParams, ForwardState, HandedOn, Params, RowInputs, Step, write_own_pages
@@ -218,7 +218,7 @@ class StepPrograms:
 
     def lower_routed_experts(self) -> Any:
         """Of (experts of tokens, int32 [HIDDEN_LINES] slots) -> int32 [HIDDEN_LINES, layers with experts, K]."""
-        sharded = self._sharded(copy_experts, (_BY_SHARD, _WHOLE), _WHOLE)
+        sharded = self._sharded(of_all_shards, (_BY_SHARD, _WHOLE), _WHOLE)
         return self._jit(sharded).lower(self._forward_state().experts, self._whole((HIDDEN_LINES,)))
 
     def lower_input_embeds(self) -> Any:

@@ -76,12 +76,8 @@ def copy_lines(hidden: jax.Array, slots: jax.Array) -> jax.Array:
     return of_all_shards(hidden, slots).astype(jnp.float32)
 
 
-def copy_experts(experts: jax.Array, slots: jax.Array) -> jax.Array:
-    """int32 [L, layers, K] of `experts` [slots, layers, K] of each shard."""
-    return of_all_shards(experts, slots)
-
-
 def of_all_shards(hidden: jax.Array, slots: jax.Array) -> jax.Array:
+    """[L, ...] of `hidden` [slots, ...] of each shard."""
     if jax.lax.axis_size(DATA_AXIS) == 1:
         return hidden[slots]
     return jax.lax.psum(hidden.at[own_lines(slots, len(hidden))].get(mode="fill", fill_value=0), DATA_AXIS)
@@ -109,13 +105,13 @@ def unpack_scores(query: ScoreQuery, answers: list[ScoredLines]) -> Scores:
     id_logprobs = np.zeros((count, num_ids), np.float32)
     for part in range(per_line if num_ids else 0):
         columns = slice(part * IDS_PER_LINE, (part + 1) * IDS_PER_LINE)
-        found = _lines([answer.id_logprobs for answer in answers[part::per_line]], count)
+        found = unpack_lines([answer.id_logprobs for answer in answers[part::per_line]], count)
         id_logprobs[:, columns] = found[:, : id_logprobs[:, columns].shape[1]]
     return Scores(
-        logprobs=_lines([answer.logprobs for answer in firsts], count),
+        logprobs=unpack_lines([answer.logprobs for answer in firsts], count),
         id_logprobs=id_logprobs,
-        top_ids=_lines([answer.top_ids for answer in firsts], count) if query.needs_top else None,
-        top_logprobs=_lines([answer.top_logprobs for answer in firsts], count) if query.needs_top else None,
+        top_ids=unpack_lines([answer.top_ids for answer in firsts], count) if query.needs_top else None,
+        top_logprobs=unpack_lines([answer.top_logprobs for answer in firsts], count) if query.needs_top else None,
     )
 
 
@@ -128,10 +124,6 @@ def pack_slots(slots: np.ndarray) -> Iterator[np.ndarray]:
         yield packed
 
 
-def unpack_lines(count: int, answers: list[jax.Array]) -> np.ndarray:
-    """[count, ...]; waits for the answers to `pack_slots`."""
-    return _lines(answers, count)
-
-
-def _lines(parts: list[jax.Array], count: int) -> np.ndarray:
-    return np.concatenate([read(part) for part in parts])[:count]
+def unpack_lines(answers: list[jax.Array], count: int) -> np.ndarray:
+    """[count, ...]; waits for the answers, as to `pack_slots`."""
+    return np.concatenate([read(answer) for answer in answers])[:count]

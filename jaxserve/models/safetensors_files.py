@@ -162,10 +162,10 @@ def tensors_in(data: bytes) -> dict[str, np.ndarray]:
     try:
         entries = dict(deserialize(data))
     except SafetensorError as error:
-        raise ValueError(f"{len(data)} bytes are cut off or not a safetensors file: {error}") from error
+        raise ValueError(f"The {len(data)} bytes must be a whole safetensors file: {error}") from error
     for name, entry in entries.items():
         if entry["dtype"] not in _TYPES:
-            raise ValueError(f"Tensor {name} has type {entry['dtype']}; types that can be read: {', '.join(_READABLE_TYPES)}.")
+            raise ValueError(f"The type of tensor {name} must be one of {', '.join(_READABLE_TYPES)}; got {entry['dtype']}.")
     return {
         name: np.frombuffer(entry["data"], _TYPES[entry["dtype"]]).reshape(entry["shape"]) for name, entry in entries.items()
     }

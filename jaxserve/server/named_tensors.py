@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save
 
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.update_weights_from_tensor import (
@@ -64,9 +65,9 @@ def as_files(named_tensors: NamedTensors) -> list[bytes]:
             raise ValueError(f"The tensor {name} is a {type(tensor).__name__}; it must be an array.")
     files = []
     if torch:
-        import safetensors.torch
+        from safetensors.torch import save as save_torch  # which imports PyTorch, as whoever has its tensors did
 
-        files.append(safetensors.torch.save(torch))
+        files.append(save_torch(torch))
     if others:
-        files.append(safetensors.numpy.save(others))
+        files.append(save(others))
     return files

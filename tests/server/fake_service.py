@@ -39,6 +39,7 @@ from jaxserve.scheduler.control.stop_profile import StopProfileReqOutput
 from jaxserve.scheduler.control.unblock_input import UnblockInputReqOutput
 from jaxserve.scheduler.control.update_weight_version import UpdateWeightVersionReqOutput
 from jaxserve.scheduler.control.update_weights_from_disk import UpdateWeightFromDiskReqOutput
+from jaxserve.scheduler.control.update_weights_from_tensor import TensorUpdateOutput
 from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.metrics import ServerMetrics
 from jaxserve.server.request_checks import ModelLimits
@@ -145,6 +146,9 @@ class FakeService:
             "unload_lora_adapter": [LoRAUpdateOutput(True)],
             "update_weight_version": [UpdateWeightVersionReqOutput(True, "Done.", "v2")],
             "update_weights_from_disk": [UpdateWeightFromDiskReqOutput(True, "Done.")],
+            "update_weights_from_tensor": [TensorUpdateOutput(True, "Done.", True, True, "v2")],
+            "begin_weight_update": [TensorUpdateOutput(True, "Done.")],
+            "end_weight_update": [TensorUpdateOutput(True, "Done.", True, True, "v2")],
         }
         self.is_paused = False
         self.healthy = True

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_scheduler
+import numpy as np
 import psutil
 import pytest
 
@@ -252,6 +253,17 @@ def test_a_weight_update_is_a_tuple_as_well() -> None:
         assert engine.update_weight_version("v2").new_version == "v2"
         assert engine.get_model_info()["weight_version"] == "v2"
         assert engine.generate("a", GREEDY)["meta_info"]["weight_version"] == "v2"  # type: ignore[index,call-overload]
+
+
+def test_weights_as_tensors() -> None:
+    with new_engine() as engine:
+        assert engine.update_weights_from_tensor({"a": np.zeros(2)}, weight_version="v2") == (True, "The weights are replaced.")
+        assert engine.get_model_info()["weight_version"] == "v2"
+        assert engine.begin_weight_update() == (True, "The update of weights has begun.")
+        assert engine.update_weights_from_tensor([("a", np.zeros(2))], None, False, weight_version="v3")[0]
+        assert engine.get_model_info()["weight_version"] == "v2"
+        assert engine.end_weight_update() == (True, "The weights are replaced.")
+        assert engine.generate("a", GREEDY)["meta_info"]["weight_version"] == "v3"  # type: ignore[index,call-overload]
 
 
 def test_two_engines_and_a_thread_that_ends() -> None:

@@ -1,9 +1,9 @@
 """update_weights_from_tensor: other weights of the same model, in the request itself, as safetensors files; all or a part.
 
-    /update_weights_from_tensor                     replaces what it brings
-    /begin_weight_update                            or, for more than a message should carry:
-    /update_weights_from_tensor ... (several)       takes in what it brings
-    /end_weight_update                              replaces all that was taken in at once: nobody sees two versions
+/update_weights_from_tensor                     replaces what it brings
+/begin_weight_update                            or, for more than a message should carry:
+/update_weights_from_tensor ... (several)       takes in what it brings
+/end_weight_update                              replaces all that was taken in at once: nobody sees two versions
 """
 
 from __future__ import annotations

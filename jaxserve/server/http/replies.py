@@ -52,6 +52,7 @@ _SERVER_INFO = {
     "max_total_num_tokens": 65536,
     "internal_states": [{"dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 0, "max_total_num_tokens": 65536}],
 }
+_TENSORS = {"success": True, "message": "Done.", "is_replaced": True, "is_flushed": True, "weight_version": None}
 _OLLAMA_DETAILS = {
     "parent_model": "",
     "format": "auto",
@@ -103,6 +104,7 @@ TEXTS: dict[str, str] = {
     "/flush_cache": "Cache flushed.\n",
     "/freeze_gc": "Garbage collection frozen.\n",
 }
+
 JSON: dict[str, Any] = {
     "/generate": {
         "text": " Paris.",
@@ -229,6 +231,9 @@ JSON: dict[str, Any] = {
     "/unload_lora_adapter": {"success": True, "error_message": "", "loaded_adapters": {}},
     "/update_weight_version": {"success": True, "message": "The version of the weights is v2 now.", "new_version": "v2"},
     "/update_weights_from_disk": {"success": True, "message": "Done.", "num_paused_requests": 0},
+    "/update_weights_from_tensor": _TENSORS,
+    "/begin_weight_update": _TENSORS,
+    "/end_weight_update": _TENSORS,
 }
 
 
