@@ -261,6 +261,9 @@ FIELDS: dict[str, str] = {
     "weight_version": "A new label; null: the old one stays.",
     "new_version": "The label, as replies show it.",
     "flush_cache": "Forget all cached prefixes; only true is taken.",
+    "serialized_named_tensors": "Files in the safetensors format, in base64.",
+    "disable_draft_model": "Taken without effect.",
+    "selector": 'Of the models of a server; only "all" is taken.',
     "torch_empty_cache": "Taken without effect.",
     "recapture_cuda_graph": "Taken without effect.",
     "is_async": "Not served; only false is taken.",
@@ -337,6 +340,10 @@ FIELDS_OF: dict[str, dict[str, str]] = {
     "OllamaGenerateRequest": {**_OLLAMA, "prompt": "What the user says; empty: nothing is generated."},
     "OllamaShowRequest": {"model": _OLLAMA["model"], "name": "The older name of model."},
     "OllamaOptions": {"top_k": "Draw from this many likeliest tokens; 0: all."},
+    "UpdateWeightsFromTensorReqInput": {
+        "load_format": "safetensors; null: the same.",
+        "flush_cache": "Forget all cached prefixes; false: they stay, and requests that run go on with both.",
+    },
     "LoadLoRAAdapterReqInput": {"lora_path": "A folder of the server with the adapter, in PEFT's format."},
     "AbortRequest": {"rid": "What the ids of the requests to end begin with."},
     "ParseFunctionCallRequest": {
@@ -354,6 +361,11 @@ FIELDS_OF: dict[str, dict[str, str]] = {
     "CompletionRequest": {"logprobs": "Tell each token's logprob and so many alternatives, up to --max-top-logprobs."},
     "ChatCompletionRequest": {"logprobs": "Tell each token's logprob."},
 }
+
+# A safetensors file: model.norm.weight, two float32.
+_NORM = (
+    "SAAAAAAAAAB7Im1vZGVsLm5vcm0ud2VpZ2h0Ijp7ImR0eXBlIjoiRjMyIiwic2hhcGUiOlsyXSwiZGF0YV9vZmZzZXRzIjpbMCw4XX19ICAAAIA/AACAPw=="
+)
 
 # Bodies to begin with, by struct.
 EXAMPLES: dict[str, dict[str, Any]] = {
@@ -402,6 +414,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "PauseGenerationReqInput": {"mode": "retract"},
     "SetInternalStateReq": {"server_args": {"max_queued_requests": 1000}},
     "UpdateWeightFromDiskReqInput": {"model_path": "/models/other"},
+    "UpdateWeightsFromTensorReqInput": {"serialized_named_tensors": [_NORM]},
+    "BeginWeightUpdateReqInput": {},
+    "EndWeightUpdateReqInput": {},
     "LoadLoRAAdapterReqInput": {"lora_name": "sql", "lora_path": "/adapters/sql"},
     "UnloadLoRAAdapterReqInput": {"lora_name": "sql"},
 }
