@@ -1,16 +1,22 @@
 """Seconds that replacing the weights of a live server takes, and the memory of its scheduler after fifty times.
 
-python -m benchmarks.weight_update [--model-path FOLDER] [--updates 50] [-- any option of jaxserve serve]
+    python -m benchmarks.weight_update [--model-path FOLDER] [--updates 50] [--in-requests] [-- any option of jaxserve serve]
+
+--in-requests: as tensors in requests, one for each layer, by RemoteEngine; else from the folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 
+import numpy as np
 import psutil
+from safetensors.numpy import load_file
 
+from jaxserve import RemoteEngine
 from jaxserve.bench.live_server import serve
 from jaxserve.demo import demo_model_path
 
@@ -24,18 +30,33 @@ def scheduler_mib() -> float:
     return float(scheduler.memory_info().rss / 2**20)
 
 
+def by_layer(folder: str) -> list[list[tuple[str, np.ndarray]]]:
+    tensors = load_file(f"{folder}/model.safetensors")
+    layers = itertools.groupby(sorted(tensors), key=lambda name: name.split(".")[:3])
+    return [[(name, tensors[name]) for name in names] for _, names in layers]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", default=demo_model_path())
     parser.add_argument("--updates", type=int, default=50)
+    parser.add_argument("--in-requests", action="store_true")
     options, server_options = parser.parse_known_args()
     server_options = [option for option in server_options if option != "--"]
     with serve("--model-path", options.model_path, *server_options) as server:
-        connection = server.connect()
+        engine = RemoteEngine(f"http://127.0.0.1:{server.port}")
+        layers = by_layer(options.model_path) if options.in_requests else []
 
         def update_s() -> float:
             started_s = time.perf_counter()
-            server.post(connection, "/update_weights_from_disk", {"model_path": options.model_path})
+            if options.in_requests:
+                engine.begin_weight_update()
+                for layer in layers:
+                    engine.update_weights_from_tensor(layer)
+                success, message = engine.end_weight_update()
+            else:
+                success, message, _ = engine.update_weights_from_disk(options.model_path)
+            assert success, message
             return time.perf_counter() - started_s
 
         for _ in range(WARM_UP_UPDATES):

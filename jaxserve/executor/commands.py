@@ -25,6 +25,7 @@ from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.executor.step import Params
 from jaxserve.executor.weights import WeightLoader, delete
 from jaxserve.handover import Handover
+from jaxserve.host_memory import give_back_memory
 from jaxserve.models.given_tensors import GivenTensor
 from jaxserve.models.safetensors_files import tensors_in
 from jaxserve.runner import (
@@ -216,6 +217,7 @@ class CommandThread:
         if "weights" in tags:
             delete(contents.params)
             contents.params = None
+        give_back_memory()  # of CPU devices, whose memory the C library would keep
 
     def _resume(self, tags: tuple[MemoryTag, ...]) -> None:
         contents = self._contents

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import ctypes
 import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+from jaxserve.host_memory import give_back_memory
 
 T = TypeVar("T")
 
@@ -58,9 +59,3 @@ class TextLanes:
             if num_chars > _TRIM_CHARS:
                 with contextlib.suppress(RuntimeError):  # closed meanwhile
                     self._long.submit(give_back_memory)
-
-
-def give_back_memory() -> None:
-    """Has the C library return freed memory to the system, if it is one that keeps it otherwise (glibc)."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
