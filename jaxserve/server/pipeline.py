@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -63,6 +64,8 @@ class Pipeline:
         self._hide_torch = hide_torch
         self._open_channels = open_channels
         self._open = contextlib.ExitStack()
+        self._closing = threading.Lock()  # what is written into the folder is written before it is removed, or never
+        self._is_closed = False
         self._channels: Channels | None = None
         self._info: dict[WorkerAddress, dict[str, Any]] = {}
 
@@ -106,7 +109,10 @@ class Pipeline:
             logger.info("Ready after %.1f s.", took_s)
 
     def _load_tokenizer(self) -> None:
-        hand_over(self.manager.load_tokenizer(hide_torch=self._hide_torch), self.folder)
+        tokenizer = self.manager.load_tokenizer(hide_torch=self._hide_torch)
+        with self._closing:
+            if not self._is_closed:
+                hand_over(tokenizer, self.folder)
 
     async def _warm_up(self) -> None:
         """One token through every process, before anybody is told that they work."""
@@ -206,4 +212,6 @@ class Pipeline:
             await self.workers.wait_exits(fronts, FRONT_GRACE_S)
         await self.workers.kill()
         self.manager.close()
-        self._open.close()
+        with self._closing:
+            self._is_closed = True
+            self._open.close()
