@@ -71,8 +71,7 @@ families: $(DEV_STAMP)  ## every model family under all that serving does to it,
 
 deployments: $(DEV_STAMP)  ## every kind of request, and new weights, of hosts, fronts, stages and shards, crowds, LoRA: a quarter of an hour on two cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m matrix tests/e2e/test_live_everything.py tests/e2e/test_live_weights.py \
-		tests/e2e/test_live_weight_files.py \
-		tests/e2e/test_live_crowds.py tests/e2e/test_live_lora.py
+		tests/e2e/test_live_weight_files.py tests/e2e/test_live_crowds.py tests/e2e/test_live_lora.py
 
 tunix: .venv-tunix/.installed  ## rollouts for tunix, against its own models and with its GRPO learner: two minutes, after an install of 1.6 GB
 	.venv-tunix/bin/python -m pytest tests/integrations

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192)
     args = parser.parse_args()
     folder = args.model_path if args.model_path != MEDIUM_QWEN3 else write_medium_qwen3(MEDIUM_QWEN3)
-    jax.devices()
+    jax.devices()  # what JAX itself takes was there before
     print("| | arrays | device | RSS |\n|---|--:|--:|--:|")
     print_mib("before there is an engine")
     with Engine(str(folder), in_process=True, devices=jax.devices()[:1], max_total_tokens=args.tokens) as engine:

@@ -60,7 +60,7 @@ class WeightMethods(EngineBase):
         if self._handover is None:
             raise ValueError(
                 "update_weights needs an Engine with in_process=True, which shares devices with this program; for others there "
-                "is update_weights_from_disk."
+                "are update_weights_from_tensor and update_weights_from_disk."
             )
         # Here and not above: it imports JAX, which other Engines leave to their workers.
         from jaxserve.models.leaf_names import hugging_face_names, named_leaves

@@ -8,23 +8,19 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.update_weights_from_tensor import (
     TensorUpdateOutput,
     UpdateWeightsFromTensorReqInput,
     success_and_message,
 )
+from jaxserve.server.control.engine_methods import Controllable
 
 NamedTensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
 class TensorUpdateMethods:
-    def control(self, request: ControlStruct) -> Any:
-        """Of the Engine."""
-        raise NotImplementedError
-
     def update_weights_from_tensor(
-        self,
+        self: Controllable,
         named_tensors: NamedTensors,
         load_format: str | None = None,
         flush_cache: bool = True,

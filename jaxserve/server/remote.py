@@ -31,6 +31,7 @@ from jaxserve.server.native.replies import Reply
 from jaxserve.server.requests import RequestError
 
 _END = object()
+_Body = Mapping[str, Any] | ControlStruct
 
 
 class RemoteEngine(TensorUpdateMethods):
@@ -117,10 +118,11 @@ class RemoteEngine(TensorUpdateMethods):
         control = control_of(type(request))
         if control.route is None:
             raise RequestError(f"{control.name} has no route: it is for an Engine.", 404)
-        path, body = control.route.path, msgspec.to_builtins(request)
+        path: str = control.route.path
+        body: ControlStruct | None = request
         key = self._admin_api_key if control.route.needs_admin_key else self._api_key
         if control.route.fields_from == "query":
-            path, body = f"{path}?{urllib.parse.urlencode(body)}", None
+            path, body = f"{path}?{urllib.parse.urlencode(msgspec.to_builtins(request))}", None
         reply = self._ask("POST" if "POST" in control.route.methods else control.route.methods[0], path, body, key)
         if control.route.render is first_failure:
             return msgspec.json.decode(reply, type=control.reply)
@@ -160,12 +162,12 @@ class RemoteEngine(TensorUpdateMethods):
 
     # --- HTTP
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, key: str | None = None) -> bytes:
+    def _ask(self, method: str, path: str, body: _Body | None = None, key: str | None = None) -> bytes:
         with self._open(method, path, body, key) as reply:
             data: bytes = reply.read()
             return data
 
-    def _open(self, method: str, path: str, body: Mapping[str, Any] | None, key: str | None = None) -> Any:
+    def _open(self, method: str, path: str, body: _Body | None, key: str | None = None) -> Any:
         data = None if body is None else msgspec.json.encode(body, enc_hook=_plain)
         headers = {"Content-Type": "application/json"}
         if key or self._api_key:

@@ -1,9 +1,11 @@
 """update_weights_from_tensor: other weights of the same model, in the request itself, as safetensors files; all or a part.
 
-/update_weights_from_tensor                     replaces what it brings
-/begin_weight_update                            or, for more than a message should carry:
-/update_weights_from_tensor ... (several)       takes in what it brings
-/end_weight_update                              replaces all that was taken in at once: nobody sees two versions
+    /update_weights_from_tensor                     replaces what it brings
+    /begin_weight_update                            or, for more than a message should carry:
+    /update_weights_from_tensor ... (several)       takes in what it brings
+    /end_weight_update                              replaces all that was taken in at once: nobody sees two versions
+
+The tensors are kept by the runner; here is what else the requests asked for.
 """
 
 from __future__ import annotations
