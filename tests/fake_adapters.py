@@ -12,7 +12,8 @@ import threading
 import time
 import zlib
 
-from jaxserve.runner import NO_SLOT, AdapterCommand, CommandError, ForgetAdapter, ReadAdapter, RunnerSpec, StepInput
+from jaxserve.commands import AdapterCommand, CommandError, ForgetAdapter, ReadAdapter
+from jaxserve.runner import NO_SLOT, RunnerSpec, StepInput
 
 
 def adapter_number(path: str) -> int:

@@ -40,32 +40,34 @@ from fake_states import FakeRow, FakeStates
 from fake_step_checks import check_step
 from fake_vectors import FakeVectors, expected_vectors
 
-from jaxserve.runner import (
-    BROKEN_LOGITS,
+from jaxserve.commands import (
     MEMORY_TAGS,
-    NO_CANDIDATES,
-    NO_TOKEN_ID,
     AdapterCommand,
     CheckTensors,
     CheckWeights,
     Command,
     CommandError,
     ForgetTensors,
-    KVGroup,
-    LogitLines,
     ReadTensors,
     ReleaseMemory,
     ReplaceTensors,
     ReplaceWeights,
     ResumeMemory,
+    StartProfile,
+    StopProfile,
+    WeightsLost,
+)
+from jaxserve.runner import (
+    BROKEN_LOGITS,
+    NO_CANDIDATES,
+    NO_TOKEN_ID,
+    KVGroup,
+    LogitLines,
     RowState,
     RunnerSpec,
     Scores,
-    StartProfile,
     StepInput,
     StepOutput,
-    StopProfile,
-    WeightsLost,
 )
 from jaxserve.types import ForwardMode
 

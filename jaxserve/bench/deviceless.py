@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.runner import Command, CommandError, LogitLines, RunnerSpec
+from jaxserve.commands import Command, CommandError
+from jaxserve.runner import LogitLines, RunnerSpec
 
 _NO_TRACE = nullcontext()
 

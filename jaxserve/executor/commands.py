@@ -18,17 +18,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxserve.executor import profiling
-from jaxserve.executor.adapter_store import AdapterStore
-from jaxserve.executor.compile_counter import in_context
-from jaxserve.executor.expert_record import ExpertRecord
-from jaxserve.executor.step import Params
-from jaxserve.executor.weights import WeightLoader, delete
-from jaxserve.handover import Handover
-from jaxserve.host_memory import give_back_memory
-from jaxserve.models.given_tensors import GivenTensor
-from jaxserve.models.safetensors_files import tensors_in
-from jaxserve.runner import (
+from jaxserve.commands import (
     CheckTensors,
     CheckWeights,
     Command,
@@ -49,6 +39,16 @@ from jaxserve.runner import (
     StopProfile,
     WeightsLost,
 )
+from jaxserve.executor import profiling
+from jaxserve.executor.adapter_store import AdapterStore
+from jaxserve.executor.compile_counter import in_context
+from jaxserve.executor.expert_record import ExpertRecord
+from jaxserve.executor.step import Params
+from jaxserve.executor.weights import WeightLoader, delete
+from jaxserve.handover import Handover
+from jaxserve.host_memory import give_back_memory
+from jaxserve.models.given_tensors import GivenTensor
+from jaxserve.models.safetensors_files import tensors_in
 
 logger = logging.getLogger(__name__)
 

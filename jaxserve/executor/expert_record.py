@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxserve.runner import CommandError, DumpExpertRecord, ExpertRecordCommand, StartExpertRecord, StopExpertRecord
+from jaxserve.commands import CommandError, DumpExpertRecord, ExpertRecordCommand, StartExpertRecord, StopExpertRecord
 
 
 class ExpertRecord:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from jaxserve.commands import Command
 from jaxserve.executor import distributed, profiling
 from jaxserve.executor.adapter_store import AdapterStore
 from jaxserve.executor.background import BackgroundCompiler
@@ -45,7 +46,6 @@ from jaxserve.runner import (
     NO_SLOT,
     NO_TOKEN_ID,
     AdapterLoad,
-    Command,
     EmbeddedTokens,
     LogitLines,
     PageUpdates,

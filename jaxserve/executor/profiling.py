@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from jaxserve.runner import CommandError, StartProfile, StopProfile
+from jaxserve.commands import CommandError, StartProfile, StopProfile
 
 # Of XLA's tracer on the host: annotations, and what runtime and compiler do.
 _HOST_LEVEL = 2

@@ -16,9 +16,10 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 
+from jaxserve.commands import Command, ReadAdapter, ReplaceWeights
 from jaxserve.hosts.fingerprint import adapter_fingerprint, fingerprint
 from jaxserve.messages import Message, decoder, encode, pack, unpack
-from jaxserve.runner import Command, ReadAdapter, ReplaceWeights, StepInput
+from jaxserve.runner import StepInput
 
 _NUMBER_BYTES = 8
 COMMANDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Command)}

@@ -9,10 +9,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from jaxserve.commands import AdapterCommand, Command, StartProfile, StopProfile
 from jaxserve.hosts.follower import Follower
 from jaxserve.hosts.protocol import Execute, Forward, ReadLogits, Sample, StepMessage, Undo, weights_of
 from jaxserve.hosts.reversible import Reversible
-from jaxserve.runner import AdapterCommand, Command, LogitLines, Runner, StartProfile, StopProfile
+from jaxserve.runner import LogitLines, Runner
 
 _IDLE_S = 0.05
 

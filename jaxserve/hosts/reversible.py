@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from jaxserve.runner import (
+from jaxserve.commands import (
     AdapterCommand,
     Command,
     ForgetAdapter,
@@ -16,10 +16,10 @@ from jaxserve.runner import (
     ReleaseMemory,
     ReplaceWeights,
     ResumeMemory,
-    Runner,
     StartProfile,
     StopProfile,
 )
+from jaxserve.runner import Runner
 
 
 class Reversible:

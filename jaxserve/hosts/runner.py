@@ -13,20 +13,11 @@ from typing import Any, get_args
 
 import numpy as np
 
+from jaxserve.commands import Command, CommandError, ExpertRecordCommand, ReadAdapter
 from jaxserve.hosts.leader import Leader
 from jaxserve.hosts.protocol import Execute, Forward, ReadLogits, Sample, Undo
 from jaxserve.hosts.reversible import Reversible
-from jaxserve.runner import (
-    Command,
-    CommandError,
-    ExpertRecordCommand,
-    LogitLines,
-    ReadAdapter,
-    Runner,
-    RunnerSpec,
-    StepInput,
-    StepOutput,
-)
+from jaxserve.runner import LogitLines, Runner, RunnerSpec, StepInput, StepOutput
 
 
 class BroadcastRunner:

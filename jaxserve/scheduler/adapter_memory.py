@@ -15,7 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from jaxserve.runner import CommandError, ForgetAdapter, ReadAdapter, Runner
+from jaxserve.commands import CommandError, ForgetAdapter, ReadAdapter
+from jaxserve.runner import Runner
 from jaxserve.scheduler.adapter import Adapter, Stamp
 from jaxserve.scheduler.adapter_slots import AdapterSlots
 from jaxserve.scheduler.req import Place, Req

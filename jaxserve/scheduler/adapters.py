@@ -15,9 +15,10 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
+from jaxserve.commands import CommandError
 from jaxserve.config import ServerArgs
 from jaxserve.config.lora import split_lora_path
-from jaxserve.runner import CommandError, Runner
+from jaxserve.runner import Runner
 from jaxserve.scheduler.adapter import Adapter
 from jaxserve.scheduler.adapter_memory import AdapterMemory
 from jaxserve.scheduler.adapter_slots import AdapterSlots

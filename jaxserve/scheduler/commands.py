@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING
 
-from jaxserve.runner import (
+from jaxserve.commands import (
     MEMORY_TAGS,
     Command,
     CommandError,
@@ -21,9 +21,9 @@ from jaxserve.runner import (
     ReplaceTensors,
     ReplaceWeights,
     ResumeMemory,
-    Runner,
     WeightsLost,
 )
+from jaxserve.runner import Runner
 from jaxserve.scheduler.pace import Pace
 from jaxserve.scheduler.requests import Requests
 from jaxserve.scheduler.residents import Residents

@@ -22,8 +22,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxserve.commands import CommandError, StartProfile, StopProfile
 from jaxserve.messages import ProfileBegan, ProfileEnded, WorkerAddress
-from jaxserve.runner import CommandError, Runner, StartProfile, StopProfile
+from jaxserve.runner import Runner
 
 if TYPE_CHECKING:  # the main process has this module too, for the request's sake, and none of the scheduler
     from jaxserve.scheduler.batch import ScheduleBatch

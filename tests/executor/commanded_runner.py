@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jaxserve.commands import Command, CommandError, ReplaceWeights
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.handover import Handover
 from jaxserve.models import ModelConfig
-from jaxserve.runner import Command, CommandError, PageUpdates, ReplaceWeights, RowState, StepInput, launch
+from jaxserve.runner import PageUpdates, RowState, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 PROMPTS = ([5, 6, 7, 8, 9], [40, 41, 42], list(range(60, 75)))

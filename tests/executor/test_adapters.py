@@ -15,8 +15,9 @@ from checkpoints import load_model
 from driven_runner import MAX_ROWS, Driver, small_runner
 from peft_adapters import load_adapted, make_adapter
 
+from jaxserve.commands import ReadAdapter
 from jaxserve.executor import ModelRunner
-from jaxserve.runner import AdapterLoad, ReadAdapter
+from jaxserve.runner import AdapterLoad
 
 LLAMA_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 # The fields of PEFT's LoraConfig of three adapters that together change everything.

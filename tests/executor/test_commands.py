@@ -29,18 +29,13 @@ from commanded_runner import (
 from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
+from jaxserve.commands import CheckWeights, ReleaseMemory, ReplaceWeights, ResumeMemory
 from jaxserve.executor import ModelRunner
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.warmup import CompileCounter
 from jaxserve.executor.weights import WeightLoader
 from jaxserve.models import TENSOR_AXIS, ModelConfig, convert
 from jaxserve.models.safetensors_files import SafetensorsCheckpoint
-from jaxserve.runner import (
-    CheckWeights,
-    ReleaseMemory,
-    ReplaceWeights,
-    ResumeMemory,
-)
 
 
 @pytest.fixture(scope="module")

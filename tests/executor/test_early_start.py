@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxserve.commands import ReleaseMemory, ResumeMemory
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, background, build_runner
-from jaxserve.runner import PageUpdates, ReleaseMemory, ResumeMemory, RowState, StepInput, launch
+from jaxserve.runner import PageUpdates, RowState, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 NOTHING = np.zeros(0, np.int32)

@@ -27,6 +27,7 @@ from commanded_runner import (
 )
 from safetensors.numpy import load_file, save
 
+from jaxserve.commands import CheckTensors, ForgetTensors, ReadTensors, ReleaseMemory, ReplaceTensors, ResumeMemory, WeightsLost
 from jaxserve.executor import ModelRunner
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.weights import delete
@@ -34,15 +35,6 @@ from jaxserve.handover import Handover
 from jaxserve.models import ModelConfig, divide_layers
 from jaxserve.models.given_tensors import GivenTensor
 from jaxserve.models.tensor_update import TensorUpdate
-from jaxserve.runner import (
-    CheckTensors,
-    ForgetTensors,
-    ReadTensors,
-    ReleaseMemory,
-    ReplaceTensors,
-    ResumeMemory,
-    WeightsLost,
-)
 
 
 @pytest.fixture(scope="module")

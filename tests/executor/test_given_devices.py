@@ -23,6 +23,7 @@ from driven_runner import MAX_ROWS, Driver
 from jax._src.monitoring import get_event_duration_listeners
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxserve.commands import CheckWeights, ReleaseMemory, ResumeMemory
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, background, build, build_runner
 from jaxserve.executor.build import draw_blueprints
@@ -30,7 +31,6 @@ from jaxserve.executor.memory import DeviceMemory, MemoryBudget, StepMemory, wei
 from jaxserve.executor.mesh import Sizes, check_given
 from jaxserve.executor.own_settings import own_settings
 from jaxserve.executor.weights import WeightLoader
-from jaxserve.runner import CheckWeights, ReleaseMemory, ResumeMemory
 
 MIB = 1 << 20
 PROMPTS = {0: [5, 6, 7, 8, 9], 3: [17, 4, 11]}

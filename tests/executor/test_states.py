@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxserve.commands import ReleaseMemory, ResumeMemory
 from jaxserve.config import ServerArgs
 from jaxserve.executor import ModelRunner, build_runner
 from jaxserve.executor.blueprint import Blueprint
@@ -17,7 +18,7 @@ from jaxserve.executor.kv_cache import PagesAndStates
 from jaxserve.executor.memory import DeviceMemory, memory_budget, memory_lines
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.models import ModelConfig
-from jaxserve.runner import PageUpdates, ReleaseMemory, ResumeMemory, RowState, StepInput, launch
+from jaxserve.runner import PageUpdates, RowState, StepInput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 ROWS, PAGE_SIZE = 2, 4

@@ -14,29 +14,22 @@ from fake_runner import FakeRunner, fake_spec
 from host_harness import Hosts
 from scheduler_harness import Harness
 
-from jaxserve.hosts import BroadcastRunner, HostsError, Replay
-from jaxserve.hosts.fingerprint import adapter_fingerprint, fingerprint
-from jaxserve.hosts.protocol import Forward, numbered, read_numbered
-from jaxserve.runner import (
+from jaxserve.commands import (
     CheckWeights,
     Command,
     CommandError,
-    EmbeddedTokens,
     ForgetAdapter,
-    LogitLines,
-    PageUpdates,
     ReadAdapter,
     ReleaseMemory,
     ReplaceWeights,
     ResumeMemory,
-    RowState,
-    ScoreQuery,
     StartProfile,
-    StepInput,
-    StepOutput,
     StopProfile,
-    launch,
 )
+from jaxserve.hosts import BroadcastRunner, HostsError, Replay
+from jaxserve.hosts.fingerprint import adapter_fingerprint, fingerprint
+from jaxserve.hosts.protocol import Forward, numbered, read_numbered
+from jaxserve.runner import EmbeddedTokens, LogitLines, PageUpdates, RowState, ScoreQuery, StepInput, StepOutput, launch
 from jaxserve.types import ForwardMode, SamplingParams
 
 

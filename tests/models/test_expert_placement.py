@@ -16,12 +16,12 @@ from jax.sharding import NamedSharding
 from model_families import CASES
 
 from jaxserve.aot.hlo import count_collectives, expected_collectives
+from jaxserve.commands import DumpExpertRecord, StartExpertRecord
 from jaxserve.executor.expert_record import ExpertRecord
 from jaxserve.models import ModelConfig, abstract_params
 from jaxserve.models.conversion import convert
 from jaxserve.models.expert_placement import ExpertPlacement, ExpertSlots, balanced, place_experts
 from jaxserve.models.specs import MoESpec
-from jaxserve.runner import DumpExpertRecord, StartExpertRecord
 
 CheckpointOf = Callable[[str], Path]
 

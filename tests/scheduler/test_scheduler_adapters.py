@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from scheduler_harness import Harness, prompt_of
 
+from jaxserve.commands import ForgetAdapter, ReadAdapter
 from jaxserve.namespaces import adapter_of
-from jaxserve.runner import ForgetAdapter, ReadAdapter
 from jaxserve.scheduler.adapters import Adapters
 from jaxserve.scheduler.control.declaration import ControlError
 from jaxserve.scheduler.control.load_lora_adapter import LoadLoRAAdapterReqInput, LoRAUpdateOutput, check

@@ -8,7 +8,7 @@ import pytest
 from fake_runner import LOST_TENSORS, weights_of
 from scheduler_harness import Harness, prompt_of, until_replied
 
-from jaxserve.runner import CheckTensors, ReplaceTensors
+from jaxserve.commands import CheckTensors, ReplaceTensors
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
 from jaxserve.scheduler.control.update_weights_from_arrays import UpdateWeightsFromArraysReq

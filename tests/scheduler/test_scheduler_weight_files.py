@@ -9,7 +9,7 @@ import pytest
 from fake_runner import weights_of
 from scheduler_harness import Harness, prompt_of, until_replied
 
-from jaxserve.runner import CheckTensors, ForgetTensors, ReadTensors, ReplaceTensors
+from jaxserve.commands import CheckTensors, ForgetTensors, ReadTensors, ReplaceTensors
 from jaxserve.scheduler.control.begin_weight_update import BeginWeightUpdateReqInput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.end_weight_update import EndWeightUpdateReqInput

@@ -9,7 +9,7 @@ import pytest
 from fake_runner import weights_of
 from scheduler_harness import Harness, prompt_of, until_replied
 
-from jaxserve.runner import CheckWeights, ReleaseMemory, ReplaceWeights, ResumeMemory
+from jaxserve.commands import CheckWeights, ReleaseMemory, ReplaceWeights, ResumeMemory
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.get_internal_state import GetInternalStateReq
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator
 
 import msgspec
 
+from jaxserve.commands import CommandError
 from jaxserve.messages import ControlReply, ControlRequest, WorkerAddress, pack, unpack
-from jaxserve.runner import CommandError
 from jaxserve.scheduler.control.declaration import ControlError, Reply
 from jaxserve.scheduler.control.registry import controls
 

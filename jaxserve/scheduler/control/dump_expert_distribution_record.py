@@ -9,8 +9,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxserve.commands import DumpExpertRecord
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import DumpExpertRecord
 from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route, each_message
 from jaxserve.scheduler.control.start_expert_distribution_record import ExpertDistributionReqOutput, carry_out
 

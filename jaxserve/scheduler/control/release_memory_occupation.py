@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from jaxserve.commands import MEMORY_TAGS, MemoryTag
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import MEMORY_TAGS, MemoryTag
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 if TYPE_CHECKING:

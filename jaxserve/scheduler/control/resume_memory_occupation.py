@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from jaxserve.commands import MemoryTag
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import MemoryTag
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 from jaxserve.scheduler.control.release_memory_occupation import ReleaseMemoryOccupationReqOutput, note_released
 

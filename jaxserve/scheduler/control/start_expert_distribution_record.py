@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jaxserve.commands import ExpertRecordCommand, StartExpertRecord
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import ExpertRecordCommand, StartExpertRecord
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route, each_message
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from jaxserve.commands import StopExpertRecord
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import StopExpertRecord
 from jaxserve.scheduler.control.declaration import Control, ControlStruct, Route, each_message
 from jaxserve.scheduler.control.start_expert_distribution_record import ExpertDistributionReqOutput, carry_out
 

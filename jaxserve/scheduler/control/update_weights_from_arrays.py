@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
+from jaxserve.commands import CheckTensors, ReplaceTensors
 from jaxserve.messages import SCHEDULER
-from jaxserve.runner import CheckTensors, ReplaceTensors
 from jaxserve.scheduler.control.declaration import Control, ControlStruct
 from jaxserve.scheduler.control.update_weights_from_disk import (
     Replacement,

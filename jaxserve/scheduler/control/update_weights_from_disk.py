@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from jaxserve.commands import CheckTensors, CheckWeights, CommandError, ReadTensors, ReplaceTensors, ReplaceWeights
 from jaxserve.messages import SCHEDULER, TOKENIZER
-from jaxserve.runner import (
-    CheckTensors,
-    CheckWeights,
-    CommandError,
-    ReadTensors,
-    ReplaceTensors,
-    ReplaceWeights,
-)
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from jaxserve.commands import CheckTensors, CommandError, ReadTensors, ReplaceTensors
 from jaxserve.config import ServerArgs
 from jaxserve.messages import SCHEDULER, TOKENIZER
-from jaxserve.runner import CheckTensors, CommandError, ReadTensors, ReplaceTensors
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 from jaxserve.scheduler.control.update_weights_from_disk import Replacement, ShowsWeights, carry_out, note_replaced
 
