@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from jaxserve.server.mismatch import compare_logprobs as compare_logprobs
     from jaxserve.server.remote import RemoteEngine as RemoteEngine
     from jaxserve.server.rollouts import Rollouts as Rollouts
+    from jaxserve.server.weight_sender import WeightSender as WeightSender
     from jaxserve.types import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "Rollouts",
     "SamplingParams",
     "ServerArgs",
+    "WeightSender",
     "__version__",
     "compare_logprobs",
 ]
@@ -42,6 +44,7 @@ _HOMES = {
     "Rollouts": "jaxserve.server.rollouts",
     "SamplingParams": "jaxserve.types",
     "ServerArgs": "jaxserve.config",
+    "WeightSender": "jaxserve.server.weight_sender",
     "compare_logprobs": "jaxserve.server.mismatch",
 }
 

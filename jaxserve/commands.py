@@ -34,6 +34,23 @@ class ReadTensors:
 
 
 @dataclasses.dataclass(frozen=True)
+class OfferedTensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PullTensors:
+    """As `ReadTensors`, of arrays that another process offers: jax.experimental.transfer."""
+
+    address: str  # of its transfer server
+    uuid: int  # that of the offer, which is used up
+    tensors: tuple[OfferedTensor, ...] = dataclasses.field(repr=False)  # in its order
+    timeout_s: float  # so long they may take to come
+
+
+@dataclasses.dataclass(frozen=True)
 class ForgetTensors:
     """The memory of what was read is free again."""
 
@@ -130,6 +147,7 @@ Command = (
     CheckWeights
     | ReplaceWeights
     | ReadTensors
+    | PullTensors
     | ForgetTensors
     | CheckTensors
     | ReplaceTensors
@@ -139,6 +157,10 @@ Command = (
     | StopProfile
     | ExpertRecordCommand
     | AdapterCommand
+)
+# These may run beside steps; the others stand between them.
+BesideSteps = (
+    CheckWeights | ReadTensors | PullTensors | ForgetTensors | CheckTensors | StartProfile | StopProfile | AdapterCommand
 )
 
 

@@ -321,8 +321,7 @@ class Runner(Protocol):
         what is neither.
 
         It stands between steps: all steps launched before it must have been fetched, and none may be launched until it is
-        done, nor while a part of the memory is released. Only CheckWeights, CheckTensors, ReadTensors, ForgetTensors,
-        StartProfile, StopProfile and those of adapters may run beside steps.
+        done, nor while a part of the memory is released. Only those of `BesideSteps` may run beside them.
         """
         ...
 

@@ -43,11 +43,13 @@ from fake_vectors import FakeVectors, expected_vectors
 from jaxserve.commands import (
     MEMORY_TAGS,
     AdapterCommand,
+    BesideSteps,
     CheckTensors,
     CheckWeights,
     Command,
     CommandError,
     ForgetTensors,
+    PullTensors,
     ReadTensors,
     ReleaseMemory,
     ReplaceTensors,
@@ -180,7 +182,7 @@ class FakeRunner:
         if isinstance(command, AdapterCommand):
             return self.adapters.execute(command)
         future = self._worker.submit(self._carry_out, command)
-        if not isinstance(command, CheckWeights | CheckTensors | ReadTensors | ForgetTensors | StartProfile | StopProfile):
+        if not isinstance(command, BesideSteps):
             assert not self._unfetched, "a command that changes something is given while a step is in flight"
             self._command = future
         return future
@@ -244,6 +246,8 @@ class FakeRunner:
                 if b"bad" in files:
                     raise CommandError("It cannot be read.")
                 self.read_tensors += files
+            case PullTensors(_, uuid):
+                self.read_tensors.append(b"%d" % uuid)
             case ForgetTensors():
                 self.read_tensors.clear()
             case CheckTensors(number):

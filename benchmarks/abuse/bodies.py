@@ -49,6 +49,14 @@ _GOOD: dict[str, dict[str, Any]] = {
     "/slow_down": {"forward_sleep_time": 0.001},
     "/update_weights_from_disk": {"model_path": "/nowhere"},
     "/update_weights_from_tensor": {"serialized_named_tensors": ["gAROLg=="]},
+    "/update_weights_from_distributed": {
+        "names": ["model.norm.weight"],
+        "dtypes": ["float32"],
+        "shapes": [[64]],
+        "address": "127.0.0.1:9",
+        "uuid": 1,
+        "timeout_s": 0.1,
+    },
     "/release_memory_occupation": {"tags": ["kv_cache"]},
     "/resume_memory_occupation": {"tags": ["kv_cache"]},
 }

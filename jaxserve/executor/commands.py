@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ from jaxserve.commands import (
     ForgetAdapter,
     ForgetTensors,
     MemoryTag,
+    PullTensors,
     ReadAdapter,
     ReadTensors,
     ReleaseMemory,
@@ -43,6 +45,7 @@ from jaxserve.executor import profiling
 from jaxserve.executor.adapter_store import AdapterStore
 from jaxserve.executor.compile_counter import in_context
 from jaxserve.executor.expert_record import ExpertRecord
+from jaxserve.executor.pulled_tensors import pull
 from jaxserve.executor.step import Params
 from jaxserve.executor.weights import WeightLoader, delete
 from jaxserve.handover import Handover
@@ -124,7 +127,9 @@ class CommandThread:
             case ReplaceWeights(model_path, load_format):
                 self._replace_weights(model_path, load_format)
             case ReadTensors(files):
-                self._read_tensors(files)
+                self._keep(itertools.chain.from_iterable(tensors_in(data).items() for data in files))
+            case PullTensors():
+                self._keep(pull(command))
             case ForgetTensors():
                 self._read.clear()
             case CheckTensors(number, partial):
@@ -160,14 +165,13 @@ class CommandThread:
         given: Mapping[str, GivenTensor] = self._handover.peek(number)
         return given
 
-    def _read_tensors(self, files: Sequence[bytes]) -> None:
+    def _keep(self, tensors: Iterable[tuple[str, np.ndarray]]) -> None:
         """All of them or none."""
         read: dict[str, GivenTensor] = {}
-        for data in files:
-            for name, array in tensors_in(data).items():
-                if name in read or name in self._read:
-                    raise ValueError(f"The tensor {name} is given twice.")
-                read[name] = GivenTensor(array)
+        for name, array in tensors:
+            if name in read or name in self._read:
+                raise ValueError(f"The tensor {name} is given twice.")
+            read[name] = GivenTensor(array)
         self._read |= read
 
     def _replace_tensors(self, given: Mapping[str, GivenTensor], *, partial: bool) -> None:

@@ -20,7 +20,7 @@ def start(
     """Before JAX's first use in this process. The process of rank 0 listens at `coordinator`; all must come in time.
     `hands_on`: arrays go from devices of one process to those of another."""
     if hands_on:  # GPUs and TPUs need no address for it
-        address = _own_address(coordinator)
+        address = own_address(coordinator)
         jax.config.update("jax_cross_host_transfer_socket_address", f"{address}:{_free_port(address)}")
         jax.config.update("jax_cross_host_transport_addresses", ",".join([f"{address}:0"] * _NUM_TRANSPORTS))
     jax.distributed.initialize(
@@ -33,12 +33,12 @@ def start(
     )
 
 
-def _own_address(coordinator: str) -> str:
-    """Of this machine, where others reach it as it reaches the coordinator. Nothing is sent."""
-    host, _, port = coordinator.rpartition(":")
-    family, kind, _, _, there = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+def own_address(there: str) -> str:
+    """Of this machine, where others reach it as it reaches host:port `there`. Nothing is sent."""
+    host, _, port = there.rpartition(":")
+    family, kind, _, _, found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
     with contextlib.closing(socket.socket(family, kind)) as probe:
-        probe.connect(there)
+        probe.connect(found)
         address: str = probe.getsockname()[0]
     return f"[{address}]" if family == socket.AF_INET6 else address
 

@@ -35,10 +35,6 @@ class GivenTensor:
     compute: Callable[[jax.Array], jax.Array] | None = None
     index: tuple[int, ...] = ()  # where the array stacks such tensors, or those that `compute` takes, along its first axes
 
-    @property
-    def is_deleted(self) -> bool:
-        return isinstance(self.array, jax.Array) and self.array.is_deleted()
-
     def element(self) -> jax.Array | np.ndarray:
         """That of the stack, on the devices where it is; what `compute` takes."""
         if isinstance(self.array, np.ndarray):
@@ -78,9 +74,8 @@ class ExpectedTensors:
         sentences = [
             sentence("The model has no tensors of these names: {}.", filter(self._is_unknown, given)),
             sentence("Given twice, under several names: {}.", self._given_twice(given)),
-            sentence("Deleted arrays, as donated ones are: {}.", (name for name in given if given[name].is_deleted)),
+            *unreachable(given),
             sentence(f"Types that are none of {', '.join(_TYPES)}: {{}}.", _wrong_types(known)),
-            sentence("Arrays that this process reaches only in part: {}.", _elsewhere(known)),
             sentence("Wrong shapes: {}.", self._wrong_shapes(known)),
             *self._incomplete(known, partial=partial),
         ]
@@ -160,10 +155,16 @@ def _wrong_types(known: Mapping[str, GivenTensor]) -> Iterator[str]:
             yield f"{name} is {jnp.dtype(tensor.array.dtype).name}"
 
 
-def _elsewhere(known: Mapping[str, GivenTensor]) -> Iterator[str]:
-    for name, tensor in known.items():
-        if isinstance(tensor.array, jax.Array) and not tensor.array.is_fully_addressable:
-            yield name
+def unreachable(given: Mapping[str, GivenTensor]) -> list[str]:
+    """Sentences about arrays whose elements this process cannot have."""
+    arrays = {name: tensor.array for name, tensor in given.items() if isinstance(tensor.array, jax.Array)}
+    return [
+        sentence("Deleted arrays, as donated ones are: {}.", (name for name, array in arrays.items() if array.is_deleted())),
+        sentence(
+            "Arrays that this process reaches only in part: {}.",
+            (name for name, array in arrays.items() if not array.is_fully_addressable),
+        ),
+    ]
 
 
 def sentence(form: str, items: Iterable[str]) -> str:

@@ -191,7 +191,7 @@ class Scheduler:
             ratio=self._ratio,
         )
         self._time_limits = TimeLimits(self._requests.live, clock)
-        self._address, self._send_reply = address, sink.send_reply
+        self.address, self._send_reply = address, sink.send_reply
         self._programs_missing = 0  # as the main process knows it
         self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
         self.commands = RunnerCommands(
@@ -258,7 +258,7 @@ class Scheduler:
     def internal_state(self) -> dict[str, Any]:
         load, spec = self.load(), self._runner.spec
         return {
-            "dp_rank": self._address.rank,
+            "dp_rank": self.address.rank,
             "num_running_reqs": load.num_running,
             "num_waiting_reqs": load.num_waiting,
             "num_pending_tokens": load.pending_tokens,
@@ -496,7 +496,7 @@ class Scheduler:
         missing = self._runner.tend()
         if missing != self._programs_missing:
             self._programs_missing = missing
-            self._send_reply(WorkerProgress(worker=self._address, programs_missing=missing))
+            self._send_reply(WorkerProgress(worker=self.address, programs_missing=missing))
 
     def on_idle(self) -> None:
         """Once after all requests are done: resets what adapts to load and compares the cache's books."""

@@ -1,4 +1,4 @@
-"""Weights that a trainer in another process puts into requests: layer by layer, of PyTorch, NumPy or JAX, never as pickles."""
+"""Weights that a trainer in another process puts into requests, of PyTorch, NumPy or JAX, or that a server fetches from it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from live_server import DEPLOYMENTS, LiveServer, ending, launch, launch_hosts, wait_ready
 from safetensors.numpy import load_file, save
 
-from jaxserve import RemoteEngine
+from jaxserve import RemoteEngine, WeightSender
 from jaxserve.server.requests import RequestError
 
 PROMPTS = [[3 + (seed * 31 + i * 7) % 290 for i in range(6 + 5 * seed)] for seed in range(3)]
@@ -129,6 +131,49 @@ def test_what_is_refused_changes_nothing(server: LiveServer, tensors: dict[str, 
     ):
         assert says in json.dumps(bring(server, *files, **fields, weight_version="wrong", abort_all_requests=True))
     assert "selector must be" in server.post("/begin_weight_update", {"selector": "draft"}).text
+    assert (tokens_now(server), version_of(server)) == (expected["old"], "old")
+
+
+def test_fetched_from_the_trainer(server: LiveServer, tensors: dict[str, Tensors], expected: dict[str, Tokens]) -> None:
+    """From arrays over several devices, in several parts."""
+    sharding = NamedSharding(Mesh(jax.devices()[:4], ("fsdp",)), PartitionSpec("fsdp"))
+    sender = WeightSender(bucket_bytes=100_000)
+    with RemoteEngine(server.url) as engine:
+        for times in range(2):
+            for name in ("new", "old"):
+                sender.send(engine, jax.device_put(tensors[name], sharding), weight_version=name)
+                assert (tokens_now(server), version_of(server)) == (expected[name], name)
+            if not times:
+                compiles = server.internal_state()["runner"]["compiles_total"]
+        assert server.internal_state()["runner"]["compiles_total"] == compiles
+
+        named = {"head": jnp.zeros(3), "out": jnp.ones(64)}
+        with pytest.raises(ValueError, match=r"The mapping does not know: head\."):
+            sender.send(engine, named, {"out": "model.norm.weight"})
+        with pytest.raises(RequestError, match=r"Wrong shapes: model\.norm\.weight is \[3\]"):
+            sender.send(engine, named, {"head": "model.norm.weight", "out": None}, weight_version="wrong")
+        named["out"].delete()
+        with pytest.raises(ValueError, match=r"Deleted arrays, as donated ones are: out\."):
+            sender.send(engine, named)
+        assert (tokens_now(server), version_of(server)) == (expected["old"], "old")
+        transposed = {"out": jnp.asarray(tensors["new"]["model.norm.weight"]) / 2, "head": jnp.ones(1)}
+        sender.send(engine, transposed, {"out": ("model.norm.weight", lambda norm: 2 * norm), "head": None})
+        sender.send(engine, {"model.norm.weight": tensors["old"]["model.norm.weight"]})
+        assert tokens_now(server) == expected["old"]
+
+
+def test_what_cannot_be_fetched_changes_nothing(server: LiveServer, expected: dict[str, Tokens]) -> None:
+    whole = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[64]], "address": "127.0.0.1:9", "uuid": 1}
+    for fields, says in (
+        ({"timeout_s": 0.2}, "have not come within 0.2 s: nobody answers there"),
+        ({"dtypes": []}, "must each have one entry for each tensor; got (1, 0, 1) entries."),
+        ({"shapes": [[-1]]}, "shapes must hold no negative numbers."),
+        ({"address": "nowhere"}, "address must be host:port of a transfer server; got 'nowhere'."),
+        ({"uuid": -1}, "uuid must be in [0, "),
+        ({"timeout_s": 0}, "timeout_s must be positive; got 0."),
+    ):
+        reply = server.post("/update_weights_from_distributed", {**whole, **fields})
+        assert reply.status_code == 400 and says in json.dumps(reply.json()), reply.text
     assert (tokens_now(server), version_of(server)) == (expected["old"], "old")
 
 

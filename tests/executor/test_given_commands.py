@@ -25,9 +25,20 @@ from commanded_runner import (
     replace,
     tokens_of,
 )
+from jax.experimental import transfer
 from safetensors.numpy import load_file, save
 
-from jaxserve.commands import CheckTensors, ForgetTensors, ReadTensors, ReleaseMemory, ReplaceTensors, ResumeMemory, WeightsLost
+from jaxserve.commands import (
+    CheckTensors,
+    ForgetTensors,
+    OfferedTensor,
+    PullTensors,
+    ReadTensors,
+    ReleaseMemory,
+    ReplaceTensors,
+    ResumeMemory,
+    WeightsLost,
+)
 from jaxserve.executor import ModelRunner
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.weights import delete
@@ -228,6 +239,65 @@ def test_files_give_the_tokens_of_a_fresh_runner(
         assert tokens_of(runner) == old_tokens
     execute(runner, ForgetTensors())
     assert live_bytes() == before
+
+
+# --- and as arrays that somebody offers
+
+
+@pytest.fixture(scope="module")
+def offering() -> Any:
+    """A trainer's end. In this process, whose devices have a client of their own."""
+    return transfer.start_transfer_server(jax.devices()[0].client, "127.0.0.1:0", ["127.0.0.1:0"])
+
+
+def offered(offering: Any, uuid: int, tensors: dict[str, np.ndarray], **others: Any) -> PullTensors:
+    """`others`: in place of what is true."""
+    offering.await_pull(uuid, [jax.device_put(array, jax.devices()[0]) for array in tensors.values()])
+    described = tuple(OfferedTensor(name, str(array.dtype), array.shape) for name, array in tensors.items())
+    fields: dict[str, Any] = {"address": offering.address(), "uuid": uuid, "tensors": described, "timeout_s": 60.0}
+    return PullTensors(**fields | others)
+
+
+def test_offered_arrays_give_the_tokens_of_a_fresh_runner(
+    runner: ModelRunner, offering: Any, old: Path, new: Path, old_tokens: list[list[int]], new_tokens: list[list[int]]
+) -> None:
+    replace(runner, old)
+    before = live_bytes()
+    first, second = (load_file(folder / "model.safetensors") for folder in (new, old))
+    norm = first.pop("model.norm.weight")
+    execute(runner, offered(offering, 1, first))
+    execute(runner, offered(offering, 2, {"model.norm.weight": norm.astype(ml_dtypes.bfloat16).astype(np.float32)}))
+    assert tokens_of(runner) == old_tokens
+    execute(runner, ReplaceTensors(None, partial=False))
+    assert tokens_of(runner) == new_tokens
+    execute(runner, ForgetTensors())
+    with compiling_nothing(runner):
+        execute(runner, offered(offering, 3, second))
+        execute(runner, ReplaceTensors(None, partial=False))
+        assert tokens_of(runner) == old_tokens
+    execute(runner, ForgetTensors())
+    del first, second
+    assert live_bytes() == before
+
+
+def test_offers_that_are_not_what_was_said(runner: ModelRunner, offering: Any, old_tokens: list[list[int]]) -> None:
+    norm = {"model.norm.weight": np.ones(64, np.float32)}
+    never = offered(offering, 10, norm, uuid=11, timeout_s=0.2)
+    assert "have not come within 0.2 s" in refusal(runner, never)
+    nobody = offered(offering, 12, norm, address="127.0.0.1:9", timeout_s=0.2)
+    assert refusal(runner, nobody)
+    larger = offered(offering, 13, norm, tensors=(OfferedTensor("model.norm.weight", "float32", (65,)),))
+    assert refusal(runner, larger)
+    unknown = offered(offering, 14, norm, tensors=(OfferedTensor("model.norm.weight", "float33", (64,)),))
+    assert "The dtype of model.norm.weight must be one of an array's; got 'float33'." in refusal(runner, unknown)
+    one = OfferedTensor("model.norm.weight", "float32", (64,))
+    twice = offered(offering, 15, norm | {"other": np.ones(64, np.float32)}, tensors=(one, one))
+    assert refusal(runner, twice) == "The tensor model.norm.weight is given twice."
+    assert "No tensors are given." in refusal(runner, CheckTensors(None, partial=True))
+    execute(runner, offered(offering, 16, norm))
+    execute(runner, CheckTensors(None, partial=True))
+    execute(runner, ForgetTensors())
+    assert tokens_of(runner) == old_tokens
 
 
 def test_files_that_are_refused_change_nothing(runner: ModelRunner, old: Path, new: Path, old_tokens: list[list[int]]) -> None:

@@ -9,11 +9,12 @@ import pytest
 from fake_runner import weights_of
 from scheduler_harness import Harness, prompt_of, until_replied
 
-from jaxserve.commands import CheckTensors, ForgetTensors, ReadTensors, ReplaceTensors
+from jaxserve.commands import CheckTensors, ForgetTensors, OfferedTensor, PullTensors, ReadTensors, ReplaceTensors
 from jaxserve.scheduler.control.begin_weight_update import BeginWeightUpdateReqInput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.end_weight_update import EndWeightUpdateReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput
+from jaxserve.scheduler.control.update_weights_from_distributed import UpdateWeightsFromDistributedReqInput
 from jaxserve.scheduler.control.update_weights_from_tensor import TensorUpdateOutput, UpdateWeightsFromTensorReqInput
 
 both_loops = pytest.mark.parametrize("overlap", [True, False])
@@ -95,6 +96,29 @@ def test_an_update_that_nobody_ended_is_given_up(make_harness: Callable[..., Har
     harness.control(EndWeightUpdateReqInput())
     assert until_replied(harness, 5).is_replaced
     assert tokens_of(harness) == tokens_with(harness, "2")
+
+
+@both_loops
+def test_what_others_offer_is_fetched(make_harness: Callable[..., Harness], overlap: bool) -> None:
+    """Alone, and beside tensors that requests bring."""
+    harness = make_harness(overlap=overlap)
+
+    def fetch(uuid: int, **options: Any) -> None:
+        tensors = {"names": ["a", "b"], "dtypes": ["float32", "bfloat16"], "shapes": [[2, 3], []]}
+        harness.control(UpdateWeightsFromDistributedReqInput(**tensors, address="trainer:1", uuid=uuid, **options))
+
+    fetch(7, timeout_s=5, weight_version="v1")
+    assert until_replied(harness) == TensorUpdateOutput(True, "The weights are replaced.", True, True, "v1")
+    assert tokens_of(harness) == tokens_with(harness, "7")
+    described = (OfferedTensor("a", "float32", (2, 3)), OfferedTensor("b", "bfloat16", ()))
+    assert harness.runner.commands[0] == PullTensors("trainer:1", 7, described, 5)
+    harness.control(BeginWeightUpdateReqInput())
+    fetch(8)
+    bring(harness, b"9")
+    assert not until_replied(harness, 4).is_replaced
+    harness.control(EndWeightUpdateReqInput())
+    assert until_replied(harness, 5).is_replaced
+    assert tokens_of(harness) == tokens_with(harness, "89")
 
 
 def test_what_is_refused_changes_nothing_and_is_not_kept(make_harness: Callable[..., Harness]) -> None:

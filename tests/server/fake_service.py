@@ -147,6 +147,7 @@ class FakeService:
             "update_weight_version": [UpdateWeightVersionReqOutput(True, "Done.", "v2")],
             "update_weights_from_disk": [UpdateWeightFromDiskReqOutput(True, "Done.")],
             "update_weights_from_tensor": [TensorUpdateOutput(True, "Done.", True, True, "v2")],
+            "update_weights_from_distributed": [TensorUpdateOutput(True, "Done.", True, True, "v2")],
             "begin_weight_update": [TensorUpdateOutput(True, "Done.")],
             "end_weight_update": [TensorUpdateOutput(True, "Done.", True, True, "v2")],
         }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from jaxserve.commands import CheckTensors, CheckWeights, CommandError, ReadTensors, ReplaceTensors, ReplaceWeights
+from jaxserve.commands import CheckTensors, CheckWeights, CommandError, PullTensors, ReadTensors, ReplaceTensors, ReplaceWeights
 from jaxserve.messages import SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 
@@ -86,7 +86,7 @@ class Replacement(NamedTuple):
     abort_all_requests: bool
     message: str  # that says it is done
     keeps_cache: bool = False
-    read: ReadTensors | None = None  # first of all
+    read: ReadTensors | PullTensors | None = None  # first of all
 
 
 def carry_out(scheduler: Scheduler, replacement: Replacement) -> Generator[None, None, UpdateWeightFromDiskReqOutput]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from jaxserve.commands import CheckTensors, CommandError, ReadTensors, ReplaceTensors
+from jaxserve.commands import CheckTensors, CommandError, PullTensors, ReadTensors, ReplaceTensors
 from jaxserve.config import ServerArgs
 from jaxserve.messages import SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
@@ -49,6 +49,14 @@ class UpdateWeightsFromTensorReqInput(ControlStruct):
     disable_draft_model: bool | None = None
 
 
+class TensorRequest(Protocol):
+    """What one asks for beside its tensors."""
+
+    flush_cache: bool
+    abort_all_requests: bool
+    weight_version: str | None
+
+
 class TensorUpdateOutput(msgspec.Struct):
     success: bool
     message: str
@@ -65,7 +73,7 @@ class OpenUpdate:
     abort_all_requests: bool = False
     weight_version: str | None = None
 
-    def add(self, request: UpdateWeightsFromTensorReqInput) -> None:
+    def add(self, request: TensorRequest) -> None:
         self.flush_cache |= request.flush_cache
         self.abort_all_requests |= request.abort_all_requests
         if request.weight_version is not None:
@@ -105,13 +113,20 @@ def check_takes_tensors(manager: TakesTensors) -> None:
 
 
 def update(scheduler: Scheduler, request: UpdateWeightsFromTensorReqInput) -> Generator[None, None, TensorUpdateOutput]:
-    commands, read = scheduler.commands, ReadTensors(tuple(request.serialized_named_tensors))
+    return (yield from take_in(scheduler, CONTROL.name, request, ReadTensors(tuple(request.serialized_named_tensors))))
+
+
+def take_in(
+    scheduler: Scheduler, name: str, request: TensorRequest, read: ReadTensors | PullTensors
+) -> Generator[None, None, TensorUpdateOutput]:
+    """Replaces what is read, or keeps it for the update that has begun."""
+    commands = scheduler.commands
     if commands.open_update is None:
         alone = OpenUpdate()
         alone.add(request)
-        return (yield from replace(scheduler, CONTROL.name, alone, read))
+        return (yield from replace(scheduler, name, alone, read))
     try:
-        with commands.serving(CONTROL.name):
+        with commands.serving(name):
             yield from commands.beside_steps(read)
     except CommandError as error:
         return TensorUpdateOutput(False, str(error))
@@ -120,7 +135,7 @@ def update(scheduler: Scheduler, request: UpdateWeightsFromTensorReqInput) -> Ge
 
 
 def replace(
-    scheduler: Scheduler, name: str, asked: OpenUpdate, read: ReadTensors | None
+    scheduler: Scheduler, name: str, asked: OpenUpdate, read: ReadTensors | PullTensors | None
 ) -> Generator[None, None, TensorUpdateOutput]:
     """What was read, and `read`; nothing of it is kept."""
     partial = "weights" not in scheduler.commands.released

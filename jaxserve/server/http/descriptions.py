@@ -344,6 +344,9 @@ FIELDS_OF: dict[str, dict[str, str]] = {
         "load_format": "safetensors; null: the same.",
         "flush_cache": "Forget all cached prefixes; false: they stay, and requests that run go on with both.",
     },
+    "UpdateWeightsFromDistributedReqInput": {
+        "flush_cache": "Forget all cached prefixes; false: they stay, and requests that run go on with both.",
+    },
     "LoadLoRAAdapterReqInput": {"lora_path": "A folder of the server with the adapter, in PEFT's format."},
     "AbortRequest": {"rid": "What the ids of the requests to end begin with."},
     "ParseFunctionCallRequest": {
@@ -415,6 +418,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "SetInternalStateReq": {"server_args": {"max_queued_requests": 1000}},
     "UpdateWeightFromDiskReqInput": {"model_path": "/models/other"},
     "UpdateWeightsFromTensorReqInput": {"serialized_named_tensors": [_NORM]},
+    "UpdateWeightsFromDistributedReqInput": {
+        "names": ["model.norm.weight"],
+        "dtypes": ["bfloat16"],
+        "shapes": [[1024]],
+        "address": "10.0.0.7:40001",
+        "uuid": 4611686018427387904,
+    },
     "BeginWeightUpdateReqInput": {},
     "EndWeightUpdateReqInput": {},
     "LoadLoRAAdapterReqInput": {"lora_name": "sql", "lora_path": "/adapters/sql"},

@@ -232,6 +232,7 @@ JSON: dict[str, Any] = {
     "/update_weight_version": {"success": True, "message": "The version of the weights is v2 now.", "new_version": "v2"},
     "/update_weights_from_disk": {"success": True, "message": "Done.", "num_paused_requests": 0},
     "/update_weights_from_tensor": _TENSORS,
+    "/update_weights_from_distributed": _TENSORS,
     "/begin_weight_update": _TENSORS,
     "/end_weight_update": _TENSORS,
 }
