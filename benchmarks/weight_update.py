@@ -1,8 +1,8 @@
 """Seconds that replacing the weights of a live server takes, and the memory of its scheduler after fifty times.
 
-    python -m benchmarks.weight_update [--model-path FOLDER] [--updates 50] [--in-requests] [-- any option of jaxserve serve]
+    python -m benchmarks.weight_update [--model-path FOLDER] [--updates 50] [--way folder] [-- any option of jaxserve serve]
 
---in-requests: as tensors in requests, one for each layer, by RemoteEngine; else from the folder.
+--way requests: as tensors in requests, one for each layer, by RemoteEngine; fetched: by the server, from a WeightSender here.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import itertools
 import statistics
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import psutil
 from safetensors.numpy import load_file
 
-from jaxserve import RemoteEngine
+from jaxserve import RemoteEngine, WeightSender
 from jaxserve.bench.live_server import serve
 from jaxserve.demo import demo_model_path
 
@@ -40,16 +41,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model-path", default=demo_model_path())
     parser.add_argument("--updates", type=int, default=50)
-    parser.add_argument("--in-requests", action="store_true")
+    parser.add_argument("--way", default="folder", choices=("folder", "requests", "fetched"))
     options, server_options = parser.parse_known_args()
     server_options = [option for option in server_options if option != "--"]
     with serve("--model-path", options.model_path, *server_options) as server:
         engine = RemoteEngine(f"http://127.0.0.1:{server.port}")
-        layers = by_layer(options.model_path) if options.in_requests else []
+        layers = by_layer(options.model_path)
+        arrays = {name: jnp.asarray(tensor) for layer in layers for name, tensor in layer}
+        sender = WeightSender()
 
         def update_s() -> float:
             started_s = time.perf_counter()
-            if options.in_requests:
+            success, message = True, ""
+            if options.way == "fetched":
+                sender.send(engine, arrays)
+            elif options.way == "requests":
                 engine.begin_weight_update()
                 for layer in layers:
                     engine.update_weights_from_tensor(layer)

@@ -250,11 +250,11 @@ def offering() -> Any:
     return transfer.start_transfer_server(jax.devices()[0].client, "127.0.0.1:0", ["127.0.0.1:0"])
 
 
-def offered(offering: Any, uuid: int, tensors: dict[str, np.ndarray], **others: Any) -> PullTensors:
+def offered(offering: Any, number: int, arrays: dict[str, np.ndarray], **others: Any) -> PullTensors:
     """`others`: in place of what is true."""
-    offering.await_pull(uuid, [jax.device_put(array, jax.devices()[0]) for array in tensors.values()])
-    described = tuple(OfferedTensor(name, str(array.dtype), array.shape) for name, array in tensors.items())
-    fields: dict[str, Any] = {"address": offering.address(), "uuid": uuid, "tensors": described, "timeout_s": 60.0}
+    offering.await_pull(number, [jax.device_put(array, jax.devices()[0]) for array in arrays.values()])
+    described = tuple(OfferedTensor(name, str(array.dtype), array.shape) for name, array in arrays.items())
+    fields: dict[str, Any] = {"address": offering.address(), "uuid": number, "tensors": described, "timeout_s": 60.0}
     return PullTensors(**fields | others)
 
 

@@ -114,6 +114,7 @@ def test_what_others_offer_is_fetched(make_harness: Callable[..., Harness], over
     assert harness.runner.commands[0] == PullTensors("trainer:1", 7, described, 5)
     harness.control(BeginWeightUpdateReqInput())
     fetch(8)
+    assert not until_replied(harness, 3).is_replaced
     bring(harness, b"9")
     assert not until_replied(harness, 4).is_replaced
     harness.control(EndWeightUpdateReqInput())
