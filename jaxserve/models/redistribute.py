@@ -38,7 +38,8 @@ def redistribute(array: jax.Array, sharding: Sharding, *, fresh: bool = False) -
     """The same elements with that sharding, which must divide the shape. Buffers that are on the right device already are
     shared with `array`, unless `fresh`."""
     blocks, theirs = blocks_of(sharding, array.shape), blocks_of(array.sharding, array.shape)
-    if list(blocks.values()) == list(theirs.values()) and blocks.keys() != theirs.keys():
+    shares = not fresh and _is_on_cpu(array)
+    if list(blocks.values()) == list(theirs.values()) and blocks.keys() != theirs.keys() and not shares:
         return jax.device_put(array, sharding, may_alias=False if fresh else None)  # shard for shard
     wanted = {device: Block(array, bounds) for device, bounds in blocks.items()}
     return jax.make_array_from_single_device_arrays(array.shape, sharding, bring(wanted, fresh=fresh))
@@ -85,9 +86,18 @@ def bring(wanted: Mapping[jax.Device, Block], *, fresh: bool = False) -> list[ja
         for start in itertools.product(*(range(*bounds, step) for bounds, step in zip(block.bounds, unit, strict=True))):
             sources.append(_nearest(pieces[id(block.array)][start], device, number))
             targets.append(device)
-    moved = jax.device_put(sources, targets, may_alias=False if fresh and unit == size else None)
+    copies = fresh and unit == size
+    held: Sequence[Any] = sources
+    if not copies and all(map(_is_on_cpu, sources)):
+        held = [np.asarray(source) for source in sources]  # the same memory, which CPU devices have in common
+    moved = jax.device_put(held, targets, may_alias=False if copies else None)
     grid = tuple(whole // part for whole, part in zip(size, unit, strict=True))
     return moved if unit == size else _put_together(moved, tuple(wanted), grid)
+
+
+def _is_on_cpu(array: jax.Array) -> bool:
+    device: Any = next(iter(array.sharding.device_set))
+    return bool(device.platform == "cpu")
 
 
 def _size(bounds: Bounds) -> Shape:

@@ -361,6 +361,20 @@ def test_from_any_sharding_to_any(of: Mesh, target: tuple[int, int], reverse: bo
         np.testing.assert_array_equal(moved, numbers)
 
 
+@pytest.mark.parametrize("spec", [PartitionSpec("fsdp"), PartitionSpec(None, "fsdp")])
+def test_cpu_devices_share_what_need_not_be_fresh(spec: PartitionSpec) -> None:
+    """The other one's memory; whoever donates it afterwards gets other memory."""
+    array = jax.jit(jnp.copy)(divided(np.arange(64.0, dtype=np.float32).reshape(8, 8), trainer_mesh(0, 2)))
+    there = NamedSharding(trainer_mesh(2, 2), spec)
+    addresses = {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+    for fresh in (True, False):
+        moved = redistribute(array, there, fresh=fresh)
+        shared = {shard.data.unsafe_buffer_pointer() for shard in moved.addressable_shards} == addresses
+        assert shared == (not fresh and spec == array.sharding.spec)
+    jax.block_until_ready(jax.jit(jnp.negative, donate_argnums=0)(array))
+    np.testing.assert_array_equal(moved, np.arange(64).reshape(8, 8))
+
+
 def test_layers_share_programs_and_old_arrays_go_as_new_ones_come(
     checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
