@@ -101,11 +101,11 @@ def compare(label: str, of_trainer: Any, of_engine: Any, rounds: int) -> None:
     import numpy as np
     from jax.sharding import Mesh
 
-    from jaxserve.models.tensor_update import TensorUpdate
+    from jaxserve.models.tensor_update import TensorUpdate, check
 
     given, target = trained(Mesh(np.array(of_trainer), ("model",))), Mesh(np.array(of_engine), ("model",))
     update = TensorUpdate(model_config(), Mesh(np.array([of_engine]), ("data", "tensor")), jnp.float32)
-    update.check(given, partial=False)
+    check([update], given, partial=False)
     params = update.apply(update.apply(None, given), given)
     taken: dict[str, list[float]] = {"apply": [], "device_put": []}
     for _ in range(rounds):

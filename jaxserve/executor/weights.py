@@ -20,7 +20,7 @@ from jaxserve.executor.mesh import platform_of
 from jaxserve.executor.step import Params
 from jaxserve.models import ModelConfig, Stage, check_params, load_params
 from jaxserve.models.given_tensors import GivenTensor
-from jaxserve.models.tensor_update import TensorUpdate
+from jaxserve.models.tensor_update import TensorUpdate, check
 
 # What may differ between checkpoints of one model: how they are stored, and where a text ends and how long it may be, which is
 # decided at start.
@@ -65,8 +65,7 @@ class WeightLoader:
         """ValueError with all that keeps `replace_tensors` from using them in place of `params`. None: released."""
         if params is None and partial:
             raise ValueError("The weights are released: all tensors must be given, not a part of them.")
-        for update in self._updates:
-            update.check(given, partial=partial)
+        check(self._updates, given, partial=partial)
 
     def replace_tensors(self, params: tuple[Params, ...] | None, given: Mapping[str, GivenTensor]) -> tuple[Params, ...]:
         """Of each stage, in the memory of `params`, which are deleted if there is an exception. `given` is checked."""

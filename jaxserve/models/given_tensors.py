@@ -68,8 +68,8 @@ class ExpectedTensors:
         """By the names that descriptions have, without what is passed over."""
         return {self._name_of[name]: tensor for name, tensor in given.items() if name in self._name_of}
 
-    def check(self, given: Mapping[str, GivenTensor], *, partial: bool) -> None:
-        """ValueError with all that is wrong. `partial`: what is not given is to stay as it is."""
+    def problems(self, given: Mapping[str, GivenTensor], *, partial: bool) -> list[str]:
+        """Sentences about all that is wrong. `partial`: what is not given is to stay as it is."""
         known = self.named(given)
         sentences = [
             sentence("The model has no tensors of these names: {}.", filter(self._is_unknown, given)),
@@ -81,9 +81,7 @@ class ExpectedTensors:
         ]
         if not given:
             sentences.insert(0, "No tensors are given.")
-        found = [sentence for sentence in sentences if sentence]
-        if found:
-            raise ValueError(" ".join(found))
+        return [sentence for sentence in sentences if sentence]
 
     def _is_unknown(self, name: str) -> bool:
         return name not in self._name_of and name not in self._passed_over and not name.endswith(_PASSED_OVER)

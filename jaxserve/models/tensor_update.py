@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,14 +45,14 @@ class TensorUpdate:
         self._programs = ArrayPrograms(mesh)
         self._devices = tuple(mesh.devices.flat)
 
-    def check(self, given: Mapping[str, GivenTensor], *, partial: bool) -> None:
-        """ValueError with all that is wrong, by the tensors' names. `partial`: what is not given stays as it is."""
-        self._expected.check(given, partial=partial)
+    def problems(self, given: Mapping[str, GivenTensor], *, partial: bool) -> list[str]:
+        """Sentences about all that is wrong, by the tensors' names. `partial`: what is not given stays as it is."""
+        return self._expected.problems(given, partial=partial)
 
     def apply(self, params: ParamTree | None, given: Mapping[str, GivenTensor]) -> ParamTree:
         """The tree; of `params` what is not replaced. New arrays are written into the memory of the old ones, as they come.
 
-        `given` has passed `check`; all of it is needed where `params` is None: there are no weights. After an exception
+        `given` has no problems; all of it is needed where `params` is None: there are no weights. After an exception
         `params` are deleted.
         """
         leaves: dict[str, jax.Array] = {}
@@ -192,6 +192,13 @@ class TensorUpdate:
             dataclasses.replace(source, names=(), matrix=None if source.matrix is None else 0, shapes=()) for source in sources
         ]
         return tuple(tuple(plain[start : start + per_device]) for start in range(0, len(plain), per_device))
+
+
+def check(stages: Iterable[TensorUpdate], given: Mapping[str, GivenTensor], *, partial: bool) -> None:
+    """ValueError with all that is wrong for any of them, once."""
+    problems = dict.fromkeys(problem for stage in stages for problem in stage.problems(given, partial=partial))
+    if problems:
+        raise ValueError(" ".join(problems))
 
 
 def _stacks(sources: Sequence[Source], given: Mapping[str, GivenTensor]) -> list[GivenTensor] | None:

@@ -203,9 +203,16 @@ def test_arrays_for_two_stages(old: Path, new: Path) -> None:
     params, expected, given = loader.load(str(old), "auto"), loader.load(str(new), "auto"), trained(new)
     loader.check_tensors(params, given, partial=False)
     jax.tree.map(np.testing.assert_array_equal, loader.replace_tensors(params, given), expected)
-    del given["model.norm.weight"]
-    with pytest.raises(ValueError, match=r"Missing tensors: model\.norm\.weight\."):
+    del given["model.norm.weight"], given["model.embed_tokens.weight"]
+    given["lm.norm"] = given["model.layers.0.input_layernorm.weight"]
+    with pytest.raises(ValueError, match="Missing tensors") as refused:
         loader.check_tensors(expected, given, partial=False)
+    sentences = str(refused.value).split(". ")
+    assert sorted(sentences) == [  # of each stage, and what both say once
+        "Missing tensors: model.embed_tokens.weight",
+        "Missing tensors: model.norm.weight.",
+        "The model has no tensors of these names: lm.norm",
+    ]
 
 
 # --- and as files in memory

@@ -24,7 +24,7 @@ from jaxserve.models.expert_placement import place_experts
 from jaxserve.models.given_tensors import GivenTensor
 from jaxserve.models.names import stored_arrays
 from jaxserve.models.redistribute import redistribute
-from jaxserve.models.tensor_update import TensorUpdate
+from jaxserve.models.tensor_update import TensorUpdate, check
 
 CheckpointOf: TypeAlias = Callable[[str], Path]
 Tensors: TypeAlias = dict[str, np.ndarray]
@@ -66,7 +66,7 @@ def tensors_of(folder: Path) -> Tensors:
 
 
 def make(update: TensorUpdate, params: Any, given: Mapping[str, GivenTensor], *, partial: bool = False) -> Any:
-    update.check(given, partial=partial)
+    check([update], given, partial=partial)
     return update.apply(params, given)
 
 
@@ -322,7 +322,7 @@ def test_some_tensors(checkpoint: CheckpointOf) -> None:
     np.testing.assert_array_equal(params["layers"][0]["mlp"]["down"].matrix, changed.T)
     assert params["layers"][1]["mlp"]["down"].matrix is kept
     with pytest.raises(ValueError, match=r"Missing tensors: .* and \d+ more"):
-        update.check(of_trainer({DOWN_PROJ: changed}, trainer_mesh(4, 2)), partial=False)
+        check([update], of_trainer({DOWN_PROJ: changed}, trainer_mesh(4, 2)), partial=False)
 
 
 @pytest.mark.parametrize("of", [trainer_mesh(0, 2), trainer_mesh(0, 1), trainer_mesh(4, 2), BACKWARDS])
@@ -426,7 +426,7 @@ def test_all_that_is_wrong_is_said_at_once(checkpoint: CheckpointOf) -> None:
     given["model.layers.1.input_layernorm.weight"] = GivenTensor(np.zeros(64, np.int32))
     del given["lm_head.weight"]
     with pytest.raises(ValueError, match="The model has no tensors") as error:
-        update.check(given, partial=False)
+        check([update], given, partial=False)
     for part in (
         "The model has no tensors of these names: model.layers.0.vision.weight, model.layers.1.vision.weight, "
         "model.layers.2.vision.weight and 2 more.",
@@ -447,9 +447,9 @@ def test_parts_of_what_is_stored_as_one(checkpoint: CheckpointOf) -> None:
     prefix = Q_PROJ.removesuffix("q_proj.weight")
     says = f"Stored as one and given in part: {Q_PROJ} is given without {prefix}k_proj.weight, {prefix}v_proj.weight."
     with pytest.raises(ValueError, match=re.escape(says)):
-        update.check(given, partial=True)
+        check([update], given, partial=True)
     with pytest.raises(ValueError, match="No tensors are given"):
-        update.check({}, partial=True)
+        check([update], {}, partial=True)
 
 
 def test_experts_given_both_ways(checkpoint: CheckpointOf) -> None:
@@ -458,10 +458,10 @@ def test_experts_given_both_ways(checkpoint: CheckpointOf) -> None:
     tensors = tensors_of(folder)
     given = {name: GivenTensor(array) for name, array in (tensors | restacked(config, tensors)).items()}
     with pytest.raises(ValueError, match="Experts that are given one by one as well: "):
-        TensorUpdate(config, mesh_of(1, 1), jnp.float32).check(given, partial=False)
+        check([TensorUpdate(config, mesh_of(1, 1), jnp.float32)], given, partial=False)
     one = next(name for name in given if ".experts.1." in name)
     with pytest.raises(ValueError, match=r"experts.* is given without .* and \d+ more"):
-        TensorUpdate(config, mesh_of(1, 1), jnp.float32).check({one: given[one]}, partial=True)
+        check([TensorUpdate(config, mesh_of(1, 1), jnp.float32)], {one: given[one]}, partial=True)
 
 
 def test_a_head_that_is_tied_is_passed_over(checkpoint: CheckpointOf) -> None:
