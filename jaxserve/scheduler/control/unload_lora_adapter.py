@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jaxserve.messages import SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 from jaxserve.scheduler.control.load_lora_adapter import KnowsAdapters, LoRAUpdateOutput, about_adapter
+from jaxserve.scheduler.control.load_lora_adapter_from_tensors import TakesAdapters
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
@@ -30,7 +31,10 @@ def unload(scheduler: Scheduler, request: UnloadLoRAAdapterReqInput) -> Generato
     return LoRAUpdateOutput(True, "", scheduler.adapters.loaded)
 
 
-def note_unloaded(manager: KnowsAdapters, request: UnloadLoRAAdapterReqInput, replies: Sequence[LoRAUpdateOutput]) -> None:
+def note_unloaded(manager: TakesAdapters, request: UnloadLoRAAdapterReqInput, replies: Sequence[LoRAUpdateOutput]) -> None:
+    folder = manager.given_adapters.folder_of(request.lora_name)
+    if manager.lora_adapters.get(request.lora_name) == str(folder):
+        manager.given_adapters.remove(folder)
     manager.lora_adapters = {name: path for name, path in manager.lora_adapters.items() if name != request.lora_name}
 
 
@@ -44,4 +48,5 @@ CONTROL = Control(
     lasting="each",
     about=about_adapter,
     completed=note_unloaded,
+    has_async_method=True,
 )
