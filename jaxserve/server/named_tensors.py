@@ -1,4 +1,4 @@
-"""What an Engine, here or elsewhere, takes as a training program's arrays, which become safetensors files: weights, adapters."""
+"""A training program's arrays, as an Engine here or elsewhere takes them, become safetensors files: weights, LoRA adapters."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Control:
     # By kind of worker. The TokenizerManager's runs first, and whatever it raises keeps the request from the others.
     handlers: Mapping[str, Handler]
     route: Route | None = None
-    # Of one that only the TokenizerManager handles: given it and the request, a context in which another request is asked in its
-    # place, whose declaration holds from then on. It may await, as handlers may not.
+    # Of one that only the TokenizerManager handles: given it and the request, a context in which another request is asked
+    # instead, whose declaration holds from then on. It may await, as handlers may not.
     asked_as: Callable[[Any, Any], AbstractAsyncContextManager[ControlStruct]] | None = None
     takes_long: bool = False  # as long as loading a model may: whoever asks waits until it is answered or the worker is gone
     # The TokenizerManager's part once every worker has carried it out, given the manager, the request and the replies. Not

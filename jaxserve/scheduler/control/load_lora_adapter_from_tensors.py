@@ -69,9 +69,7 @@ def check(manager: TakesAdapters, request: LoadLoRAAdapterFromTensorsReqInput) -
     if request.added_tokens_config:
         raise ControlError("added_tokens_config must be null: an adapter cannot bring tokens of its own.")
     if manager.args.nnodes > 1:
-        raise ControlError(
-            "LoRA adapters must come by load_lora_adapter with --nnodes above 1."
-        )
+        raise ControlError("LoRA adapters must come by load_lora_adapter with --nnodes above 1.")
     return LoRAUpdateOutput(True)
 
 
