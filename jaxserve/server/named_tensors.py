@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from jaxserve.scheduler.control.load_lora_adapter import LoRAUpdateOutput
 from jaxserve.scheduler.control.load_lora_adapter_from_tensors import LoadLoRAAdapterFromTensorsReqInput
@@ -74,9 +74,11 @@ class AdapterMethods:
 
 
 def as_file(named_tensors: NamedTensors) -> bytes:
-    """One safetensors file of all. ValueError as of `as_files`."""
+    """The one safetensors file of all. ValueError as of `as_files`, and unless there is one."""
     files = as_files(named_tensors)
-    return files[0] if len(files) == 1 else save({name: tensor for data in files for name, tensor in load(data).items()})
+    if len(files) != 1:
+        raise ValueError("The tensors of an adapter must be all of PyTorch, or all of NumPy and JAX; and at least one.")
+    return files[0]
 
 
 def as_files(named_tensors: NamedTensors) -> list[bytes]:
