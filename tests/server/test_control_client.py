@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pipeline_harness import until
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import DETOKENIZER, SCHEDULER, ControlReply, ControlRequest, WorkerAddress, pack, unpack
@@ -273,8 +274,7 @@ class HasFolders(Workers):
         self.asked.clear()
         request = LoadLoRAAdapterFromTensorsReqInput(lora_name="a", config_dict={"r": 1}, serialized_tensors=b"tensors")
         asking = asyncio.create_task(self.client.ask(request))
-        while len(self.asked) < len(bodies):  # what is given is written in a thread
-            await asyncio.sleep(0.001)
+        await until(lambda: len(self.asked) == len(bodies))  # what is given is written in a thread
         self.answer(*bodies)
         return await asking
 
