@@ -47,12 +47,12 @@ from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_metrics import GetMetricsReq, GetMetricsReqOutput
+from jaxserve.scheduler.control.given_adapters import GivenAdapters
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.fronts.shared import Shared
 from jaxserve.server.generation import Generation
-from jaxserve.server.given_adapters import GivenAdapters
 from jaxserve.server.host_spans import HostSpans, merge
 from jaxserve.server.journal.journal import Journal
 from jaxserve.server.metrics import ServerMetrics

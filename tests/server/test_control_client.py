@@ -18,6 +18,7 @@ from jaxserve.scheduler.control.continue_generation import ContinueGenerationReq
 from jaxserve.scheduler.control.declaration import first_failure
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReq, FreezeGCReqOutput
+from jaxserve.scheduler.control.given_adapters import GivenAdapters
 from jaxserve.scheduler.control.load_lora_adapter import LoadLoRAAdapterReqInput, LoRAUpdateOutput
 from jaxserve.scheduler.control.load_lora_adapter_from_tensors import LoadLoRAAdapterFromTensorsReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput, PauseGenerationReqOutput
@@ -39,7 +40,6 @@ from jaxserve.scheduler.control.update_weights_from_disk import (
 from jaxserve.server.control import client as client_module
 from jaxserve.server.control.client import ControlClient
 from jaxserve.server.control.engine_methods import add_control_methods
-from jaxserve.server.given_adapters import GivenAdapters
 from jaxserve.server.requests import RequestError
 
 WORKERS = [WorkerAddress(SCHEDULER, 0), WorkerAddress(SCHEDULER, 1), WorkerAddress(DETOKENIZER)]
@@ -279,18 +279,21 @@ class HasFolders(Workers):
         return await asking
 
 
+def is_there(request: LoadLoRAAdapterReqInput) -> bool:
+    return Path(request.lora_path).is_dir()
+
+
 async def test_workers_are_asked_for_what_a_request_stands_for(tmp_path: Path) -> None:
     workers = HasFolders(tmp_path)
-    folder = workers.given_adapters.folder_of("a")
     with pytest.raises(RequestError, match=r"scheduler 1: not here Done by: scheduler\."):
         await workers.load(LoRAUpdateOutput(True), "not here")
-    assert not folder.exists() and not workers.lora_adapters
+    asked = unpack(workers.asked[0][1].body, LoadLoRAAdapterReqInput)
+    assert not is_there(asked) and not workers.lora_adapters
     assert len(await workers.load(LoRAUpdateOutput(True), LoRAUpdateOutput(True))) == 2
-    asked = LoadLoRAAdapterReqInput(lora_name="a", lora_path=str(folder))
     assert [(message.name, unpack(message.body, type(asked))) for _, message in workers.asked] == [
         ("load_lora_adapter", asked)
     ] * 2
-    assert workers.lora_adapters == {"a": str(folder)}
+    assert workers.lora_adapters == {"a": asked.lora_path}
     workers.asked.clear()
     joining = asyncio.create_task(workers.client.bring_up_to_date(WORKERS[0]))
     await asyncio.sleep(0.01)
@@ -300,9 +303,9 @@ async def test_workers_are_asked_for_what_a_request_stands_for(tmp_path: Path) -
     assert await joining == 1
     with pytest.raises(RequestError, match="it is pinned here"):
         await workers.ask(UnloadLoRAAdapterReqInput(lora_name="a"), "it is pinned here", "it is pinned here")
-    assert folder.exists()
+    assert is_there(asked)
     await workers.ask(UnloadLoRAAdapterReqInput(lora_name="a"), LoRAUpdateOutput(True), LoRAUpdateOutput(True))
-    assert not folder.exists()
+    assert not is_there(asked)
 
 
 # --- what follows from a declaration

@@ -23,11 +23,11 @@ from safetensors.numpy import load, load_file, save
 from jaxserve.config import ServerArgs
 from jaxserve.demo import demo_model_path
 from jaxserve.scheduler.control.declaration import ControlError
+from jaxserve.scheduler.control.given_adapters import GivenAdapter, GivenAdapters
 from jaxserve.scheduler.control.load_lora_adapter import LoadLoRAAdapterReqInput
 from jaxserve.scheduler.control.load_lora_adapter_from_tensors import LoadLoRAAdapterFromTensorsReqInput, check
 from jaxserve.scheduler.control.unload_lora_adapter import UnloadLoRAAdapterReqInput
 from jaxserve.server.engine import Engine
-from jaxserve.server.given_adapters import GivenAdapters
 from jaxserve.server.named_tensors import as_file
 from jaxserve.server.pipeline import Pipeline
 from jaxserve.server.requests import RequestError
@@ -109,50 +109,51 @@ async def test_a_name_is_loaded_once(pipeline: Pipeline) -> None:
 
 
 async def test_what_the_scheduler_refuses_leaves_nothing(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = pipeline.manager.given_adapters.folder_of("policy-2")
     await pipeline.manager.control(LoadLoRAAdapterReqInput(lora_name="pinned", lora_path="/x", pinned=True))
     with pytest.raises(RequestError, match="at most 1 may be"):
         await pipeline.manager.control(request("policy-2", pinned=True))
-    assert not folder.exists()
+    assert not folders(pipeline)
     pipeline.manager.lora_adapters = {}  # a pinned one stays in the scheduler
 
     def is_full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pipeline.manager.given_adapters, "write", is_full)
-    with pytest.raises(RequestError, match=r"'policy-2' needs room in .*/adapters: No space left on device\.") as caught:
+    monkeypatch.setattr(GivenAdapter, "write", is_full)
+    with pytest.raises(RequestError, match=r"'policy-2' needs room in .*/adapters/\w+: No space left on device\.") as caught:
         await pipeline.manager.control(request("policy-2"))
     assert caught.value.status_code == 500
 
 
 async def test_who_gives_up_while_it_is_written_leaves_nothing(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    given, began, may_end = pipeline.manager.given_adapters, threading.Event(), threading.Event()
-    write = given.write
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+    write = GivenAdapter.write
 
-    def slowly(*arguments: Any) -> None:
+    def slowly(given: GivenAdapter, config: dict[str, Any], tensors: bytes) -> None:
         began.set()
         may_end.wait(30)
-        write(*arguments)
+        write(given, config, tensors)
+        ended.set()
 
-    monkeypatch.setattr(given, "write", slowly)
+    monkeypatch.setattr(GivenAdapter, "write", slowly)
     asking = asyncio.create_task(pipeline.manager.control(request()))
     await asyncio.to_thread(began.wait, 30)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     may_end.set()
+    await asyncio.to_thread(ended.wait, 30)
 
 
 def test_nothing_is_written_behind_the_end(tmp_path: Path) -> None:
     given = GivenAdapters()
     given.open(tmp_path)
-    folder = given.folder_of("a")
-    assert given.reserve(folder) and not given.reserve(folder)
+    one, other = given.add("a"), given.add("b")
+    assert one is not None and other is not None and given.add("a") is None
+    one.write({}, b"tensors")
+    assert (one.folder / "adapter_model.safetensors").read_bytes() == b"tensors"
     given.close()
-    given.write(folder, {}, b"")
-    assert not list(folder.iterdir())
-    given.remove(folder)
-    assert not folder.exists()
+    other.write({}, b"tensors")
+    assert not one.folder.exists() and not other.folder.exists()
 
 
 def test_the_main_process_refuses_what_it_can() -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Protocol
 
 from jaxserve.config import ServerArgs
 from jaxserve.messages import TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
+from jaxserve.scheduler.control.given_adapters import GivenAdapters
 from jaxserve.scheduler.control.load_lora_adapter import (
     KnowsAdapters,
     LoadLoRAAdapterReqInput,
@@ -39,27 +39,11 @@ class LoadLoRAAdapterFromTensorsReqInput(ControlStruct):
     added_tokens_config: dict[str, Any] | None = None
 
 
-class Folders(Protocol):
-    """Of adapters that came in requests."""
-
-    def folder_of(self, name: str) -> Path: ...
-
-    def reserve(self, folder: Path) -> bool:
-        """Whether nobody has it yet."""
-        ...
-
-    def write(self, folder: Path, config: dict[str, Any], tensors: bytes) -> None:
-        """Blocking; from any thread. OSError."""
-        ...
-
-    def remove(self, folder: Path) -> None: ...
-
-
 class TakesAdapters(KnowsAdapters, Protocol):
     """The TokenizerManager's part."""
 
     args: ServerArgs
-    given_adapters: Folders
+    given_adapters: GivenAdapters
 
 
 def check(manager: TakesAdapters, request: LoadLoRAAdapterFromTensorsReqInput) -> LoRAUpdateOutput:
@@ -78,18 +62,18 @@ async def from_folder(
     manager: TakesAdapters, request: LoadLoRAAdapterFromTensorsReqInput
 ) -> AsyncIterator[LoadLoRAAdapterReqInput]:
     """The request that loads it from a folder, which stays if it is loaded."""
-    name, folders = request.lora_name, manager.given_adapters
-    folder = folders.folder_of(name)
-    if not folders.reserve(folder):
+    name = request.lora_name
+    given = manager.given_adapters.add(name)
+    if given is None:
         raise ControlError(f"The LoRA adapter {name!r} is being loaded.")
     try:
-        await asyncio.to_thread(folders.write, folder, request.config_dict, request.serialized_tensors)
-        yield LoadLoRAAdapterReqInput(lora_name=name, lora_path=str(folder), pinned=request.pinned)
+        await asyncio.to_thread(given.write, request.config_dict, request.serialized_tensors)
+        yield LoadLoRAAdapterReqInput(lora_name=name, lora_path=str(given.folder), pinned=request.pinned)
     except OSError as error:
-        raise ControlError(f"The LoRA adapter {name!r} needs room in {folder.parent}: {error.strerror}.", 500) from error
+        raise ControlError(f"The LoRA adapter {name!r} needs room in {given.folder}: {error.strerror}.", 500) from error
     finally:
-        if manager.lora_adapters.get(name) != str(folder):
-            folders.remove(folder)
+        if manager.lora_adapters.get(name) != str(given.folder):
+            manager.given_adapters.remove(name)
 
 
 CONTROL = Control(

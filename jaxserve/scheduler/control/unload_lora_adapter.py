@@ -32,9 +32,7 @@ def unload(scheduler: Scheduler, request: UnloadLoRAAdapterReqInput) -> Generato
 
 
 def note_unloaded(manager: TakesAdapters, request: UnloadLoRAAdapterReqInput, replies: Sequence[LoRAUpdateOutput]) -> None:
-    folder = manager.given_adapters.folder_of(request.lora_name)
-    if manager.lora_adapters.get(request.lora_name) == str(folder):
-        manager.given_adapters.remove(folder)
+    manager.given_adapters.remove(request.lora_name)
     manager.lora_adapters = {name: path for name, path in manager.lora_adapters.items() if name != request.lora_name}
 
 
