@@ -348,6 +348,12 @@ FIELDS_OF: dict[str, dict[str, str]] = {
         "flush_cache": "Forget all cached prefixes; false: they stay, and requests that run go on with both.",
     },
     "UpdateWeightsFromDistributedReqInput": {
+        "names": "What the tensors are called, as in a Hugging Face checkpoint, in the order of the offer.",
+        "dtypes": "Of each.",
+        "shapes": "Of each.",
+        "address": "Of the transfer server that offers them, host:port.",
+        "uuid": "The number of the offer to the first replica; that to replica i is i more.",
+        "timeout_s": "How long they may take to come.",
         "flush_cache": "Forget all cached prefixes; false: they stay, and requests that run go on with both.",
     },
     "LoadLoRAAdapterFromTensorsReqInput": {"load_format": "safetensors; null: the same."},
