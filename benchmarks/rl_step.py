@@ -5,9 +5,10 @@
 
 Trainer and engine in one process, first on half of the devices each, then both on all of them. After some warm steps one trace
 is taken of the host's threads and the devices. Of each phase it says, as medians over the steps: its time by the clock, in how
-much of it some device computes, and, where none does, what the host did meanwhile: the stage of the scheduler's thread, else one
-of SECTIONS in whatever thread, else a call of JAX in the program's own. "unnamed" is Python beside these, and threads that wait for
-one another. On a CPU devices share the cores with the host. With --against the same is done in turns here and in another checkout.
+much of it some device computes, and, where none does, what the host did meanwhile: the stage of the scheduler's thread, else
+one of SECTIONS in whatever thread, else a call of JAX in the program's own. "unnamed" is Python beside these, and threads that
+wait for one another. On a CPU devices share the cores with the host. With --against the same is done in turns here and in
+another checkout, which has this command, too.
 """
 
 from __future__ import annotations
