@@ -51,7 +51,7 @@ SECTIONS: Sequence[tuple[Any, str, str]] = (
     (grpo, "rewards_of", "rewards"),
     (leaf_names, "named_leaves", "name the weights"),
     (leaf_names, "hugging_face_names", "name the weights"),
-    (TensorUpdate, "check", "check tensors"),
+    (TensorUpdate, "problems", "check tensors"),
     (TensorUpdate, "apply", "make tensors"),
 )
 UNNAMED = "unnamed"

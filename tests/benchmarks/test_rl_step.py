@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rl_step import PHASES, UNNAMED, largest_gap, lines, medians, phases_of
+from benchmarks.rl_step import PHASES, SECTIONS, UNNAMED, annotated, largest_gap, lines, medians, phases_of
 from jaxserve.bench.trace import Event, Trace
 
 
@@ -77,3 +77,10 @@ def test_the_largest_gap_is_named() -> None:
     assert shown[0] == "generate, 2 steps of the engine 80.0 ms 61.5%"
     assert shown[2] == "none: schedule, before the first step 19.0 ms 14.6%"
     assert shown[-1] == "Largest gap: generate: schedule, before the first step, 19.0 ms, 14.6% of a step of 130.0 ms"
+
+
+def test_what_is_to_stand_in_traces_exists() -> None:
+    before = [vars(owner)[attribute] for owner, attribute, _ in SECTIONS]
+    with annotated():
+        assert all(vars(owner)[attribute] is not old for (owner, attribute, _), old in zip(SECTIONS, before, strict=True))
+    assert before == [vars(owner)[attribute] for owner, attribute, _ in SECTIONS]
