@@ -9,10 +9,12 @@ for devices.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import pathlib
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -123,32 +125,62 @@ def advantages_of(rewards: np.ndarray) -> np.ndarray:
     return (centered / (groups.std(axis=1, keepdims=True) + 1e-4)).reshape(-1, 1)
 
 
-def train(engine: Engine, mesh: Mesh, steps: int) -> None:
-    spread = NamedSharding(mesh, PartitionSpec("fsdp"))  # weights by rows, batches by answers
-    params = jax.device_put(init_params(jax.random.key(0)), spread)
-    first, second = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-    rng, took_s = np.random.default_rng(0), np.zeros(3)
-    engine.update_weights(params)
-    for step in range(1, steps + 1):
-        times_s = [time.perf_counter()]
-        prompts = rng.integers(DIGITS, size=(PROMPTS, PROMPT_LEN))
-        drawn = engine.rollout(input_ids=list(prompts), sampling_params=SAMPLING, n=SAMPLES, max_len=ANSWER_LEN)
-        times_s.append(time.perf_counter())
+class Trainer:
+    """The weights that are trained, Adam's moments, and the engine that draws answers with these weights."""
 
-        rewards = rewards_of(drawn)
+    def __init__(self, engine: Engine, mesh: Mesh) -> None:
+        self.engine, self.step, self.rng = engine, 0, np.random.default_rng(0)
+        self.spread = NamedSharding(mesh, PartitionSpec("fsdp"))  # weights by rows, batches by answers
+        self.params = jax.device_put(init_params(jax.random.key(0)), self.spread)
+        self.first, self.second = (jax.tree.map(jnp.zeros_like, self.params) for _ in range(2))
+        self.hand_over()
+
+    def generate(self) -> Rollouts:
+        prompts = self.rng.integers(DIGITS, size=(PROMPTS, PROMPT_LEN))
+        return self.engine.rollout(input_ids=list(prompts), sampling_params=SAMPLING, n=SAMPLES, max_len=ANSWER_LEN)
+
+    def train(self, drawn: Rollouts) -> float:
+        """Returns the mean reward."""
+        self.step, rewards = self.step + 1, rewards_of(drawn)
         batch = {
             "tokens": drawn.sequences, "logprobs": drawn.logprobs, "mask": drawn.mask, "advantages": advantages_of(rewards),
         }  # fmt: skip
-        params, first, second = train_step(params, first, second, step, jax.device_put(batch, spread))
-        jax.block_until_ready(params)
-        times_s.append(time.perf_counter())
+        state = self.params, self.first, self.second
+        self.params, self.first, self.second = train_step(*state, self.step, jax.device_put(batch, self.spread))
+        jax.block_until_ready(self.params)
+        return float(rewards.mean())
 
-        engine.update_weights(params, weight_version=f"{step}")
+    def hand_over(self) -> None:
+        self.engine.update_weights(self.params, weight_version=f"{self.step}")
+
+
+@contextlib.contextmanager
+def started(*, same_devices: bool) -> Iterator[Trainer]:
+    """Trainer and engine, each with one half of the devices, or both with all."""
+    jax.config.update("jax_num_cpu_devices", 8)  # where the CPU is what there is
+    devices = jax.devices()
+    half = 0 if same_devices or len(devices) == 1 else len(devices) // 2
+    mesh, engine_mesh = Mesh(devices[:half] or devices, ("fsdp",)), Mesh(devices[half:], ("tp",))
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "config.json").write_text(json.dumps(CONFIG))
+        with Engine(folder, in_process=True, mesh=engine_mesh, **ENGINE) as engine:
+            yield Trainer(engine, mesh)
+
+
+def learn(trainer: Trainer, steps: int) -> None:
+    took_s = np.zeros(3)
+    for step in range(1, steps + 1):
+        times_s = [time.perf_counter()]
+        drawn = trainer.generate()
+        times_s.append(time.perf_counter())
+        reward = trainer.train(drawn)
+        times_s.append(time.perf_counter())
+        trainer.hand_over()
         took_s += np.diff([*times_s, time.perf_counter()])
         if step % SHOWN_STEPS == 0:
             shown = zip(("generate", "train", "hand over"), 1000 * took_s / SHOWN_STEPS, strict=True)
             times = ", ".join(f"{name} {took_ms:.1f} ms" for name, took_ms in shown)
-            print(f"step {step}: reward {rewards.mean():.3f}; {times}", flush=True)
+            print(f"step {step}: reward {reward:.3f}; {times}", flush=True)
             took_s[:] = 0
 
 
@@ -157,15 +189,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--same-devices", action="store_true", help="Trainer and engine share all devices.")
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", 8)  # where the CPU is what there is
-    devices = jax.devices()
-    half = 0 if options.same_devices or len(devices) == 1 else len(devices) // 2
-    mesh = Mesh(devices[:half] or devices, ("fsdp",))
-    with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "config.json").write_text(json.dumps(CONFIG))
-        engine_mesh = Mesh(devices[half:], ("tp",))
-        with Engine(folder, in_process=True, mesh=engine_mesh, **ENGINE) as engine:
-            train(engine, mesh, options.steps)
+    with started(same_devices=options.same_devices) as trainer:
+        learn(trainer, options.steps)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,11 @@ class Inbox(Protocol):
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until a message is waiting, or the time is over."""
+        """Blocks until a message is waiting, somebody wakes it, or the time is over."""
+        ...
+
+    def wake(self) -> None:
+        """Ends a `wait`, where that can be done. In any thread."""
         ...
 
     def watch(self, loop: asyncio.AbstractEventLoop, read: Callable[[], None]) -> None:
@@ -218,6 +222,9 @@ class Receiver:
     def wait(self, timeout_s: float) -> bool:
         """Blocks until a message is waiting, or the time is over."""
         return bool(self._socket.poll(max(0, round(timeout_s * 1000)), zmq.POLLIN))
+
+    def wake(self) -> None:
+        pass  # a socket belongs to one thread
 
     def close(self) -> None:
         if self._loop is not None:

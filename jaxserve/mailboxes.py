@@ -31,6 +31,7 @@ class Mailbox:
         self._loop: asyncio.AbstractEventLoop | None = None  # that watches
         self._read: Callable[[], None] = lambda: None
         self._is_told = False  # the loop will read
+        self._is_woken = False
 
     def send(self, message: Message) -> None:
         if self.is_closed:
@@ -65,11 +66,16 @@ class Mailbox:
         """Raises MailboxClosedError."""
         if not self._messages:
             self._arrived.clear()
-            if not self._messages and not self.is_closed:  # nothing came in between
+            if not self._messages and not self.is_closed and not self._is_woken:  # nothing came in between
                 self._arrived.wait(timeout_s)
+        self._is_woken = False
         if self.is_closed:
             raise MailboxClosedError
         return bool(self._messages)
+
+    def wake(self) -> None:
+        self._is_woken = True
+        self._arrived.set()
 
     def watch(self, loop: asyncio.AbstractEventLoop, read: Callable[[], None]) -> None:
         self._read, self._loop = read, loop

@@ -21,7 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "text": set(),
     "cuda_toolkit": set(),
     "messages": {"timeline", "types"},
-    "runner": {"types"},
+    "commands": set(),
+    "runner": {"commands", "types"},
     "handover": set(),
     "host_memory": set(),
     "mailboxes": {"messages"},
@@ -29,18 +30,18 @@ ALLOWED: dict[str, set[str]] = {
     "ipc": {"messages", "types"},
     "kernels": {"types"},
     "models": {"demo", "kernels", "progress", "types"},
-    "bench": {"aot", "config", "data_parallel", "demo", "types", "messages", "runner", "executor", "kernels", "models",
-              "scheduler", "server", "progress"},
+    "bench": {"aot", "config", "data_parallel", "demo", "types", "messages", "commands", "runner", "executor", "kernels",
+              "models", "scheduler", "server", "progress"},
     "metrics": set(),
     "cache": {"namespaces", "runner", "types"},
     "grammar": {"types"},
     "logit_processors": {"types"},
     "aot": {"config", "executor", "kernels", "models"},
-    "executor": {"config", "types", "runner", "handover", "host_memory", "kernels", "models", "progress"},
-    "scheduler": {"config", "types", "timeline", "messages", "namespaces", "dispatcher", "runner", "cache", "grammar",
-                  "logit_processors", "metrics", "text"},
+    "executor": {"config", "types", "commands", "runner", "handover", "host_memory", "kernels", "models", "progress"},
+    "scheduler": {"config", "types", "timeline", "messages", "namespaces", "dispatcher", "commands", "runner", "cache",
+                  "grammar", "logit_processors", "metrics", "text"},
     "data_parallel": set(),
-    "hosts": {"messages", "runner"},
+    "hosts": {"commands", "messages", "runner"},
     "server": {"config", "data_parallel", "hosts", "types", "timeline", "messages", "dispatcher", "runner", "handover",
                "host_memory", "ipc", "mailboxes", "models", "demo", "namespaces", "scheduler", "executor", "grammar",
                "logit_processors", "metrics", "parsers", "progress", "text"},
@@ -51,8 +52,8 @@ ALLOWED: dict[str, set[str]] = {
 }  # fmt: skip
 
 # NumPy-only parts: neither they nor anything they import may pull in JAX.
-WITHOUT_JAX = {"types", "namespaces", "timeline", "config", "messages", "runner", "dispatcher", "hosts", "ipc", "cache",
-               "grammar", "host_memory", "logit_processors", "metrics", "parsers", "scheduler", "text"}  # fmt: skip
+WITHOUT_JAX = {"types", "namespaces", "timeline", "config", "messages", "commands", "runner", "dispatcher", "hosts", "ipc",
+               "cache", "grammar", "host_memory", "logit_processors", "metrics", "parsers", "scheduler", "text"}  # fmt: skip
 
 # Of bench, what needs no JAX.
 LIGHT = {"record", "serving"}

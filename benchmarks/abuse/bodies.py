@@ -57,6 +57,7 @@ _GOOD: dict[str, dict[str, Any]] = {
         "uuid": 1,
         "timeout_s": 0.1,
     },
+    "/load_lora_adapter_from_tensors": {"lora_name": "a", "config_dict": {"r": 1}, "serialized_tensors": "gAROLg=="},
     "/release_memory_occupation": {"tags": ["kv_cache"]},
     "/resume_memory_occupation": {"tags": ["kv_cache"]},
 }

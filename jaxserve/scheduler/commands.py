@@ -47,7 +47,9 @@ class RunnerCommands:
         residents: Residents,
         flush_cache: Callable[[], bool],
         num_in_flight: Callable[[], int],
+        wake: Callable[[], None],
     ) -> None:
+        """`wake`: see Scheduler."""
         self._runner = runner
         self._pace = pace
         self._requests = requests
@@ -55,6 +57,7 @@ class RunnerCommands:
         self._residents = residents
         self._num_in_flight = num_in_flight
         self._flush_cache = flush_cache
+        self._wake = wake
         self._under_way = ""  # the control request that is served
         self._released: set[MemoryTag] = set()
         self.open_update: OpenUpdate | None = None  # for which tensors are taken in
@@ -93,6 +96,7 @@ class RunnerCommands:
     def beside_steps(self, command: Command) -> Waiting:
         """Raises CommandError."""
         future = self._runner.execute(command)
+        future.add_done_callback(lambda _: self._wake())
         while not future.done():
             yield
         future.result()

@@ -94,9 +94,11 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         address: WorkerAddress = WorkerAddress(SCHEDULER),
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """`decoder`, `grammars` and `processors` may be None: then requests with stop strings, with a grammar, or with code are
-        refused. `clock` is for time-outs and rates, `wall_clock` for the Unix times in replies."""
+        refused. `clock` is for time-outs and rates, `wall_clock` for the Unix times in replies. `wake` is called, in any
+        thread, when a control request that waits may go on before `wait_s` is over."""
         spec = runner.spec
         self.args = args
         self._runner = runner
@@ -195,7 +197,14 @@ class Scheduler:
         self._programs_missing = 0  # as the main process knows it
         self._decode_lacks_pages = False  # what the results free is for those that run, before anybody is admitted
         self.commands = RunnerCommands(
-            runner, self.pace, self._requests, self._waiting, self._residents, self.cache.flush, lambda: self.num_in_flight
+            runner,
+            self.pace,
+            self._requests,
+            self._waiting,
+            self._residents,
+            self.cache.flush,
+            lambda: self.num_in_flight,
+            wake,
         )
         self._control = ControlDesk(self, address, sink.send_reply)
         self._dispatch = Dispatcher(

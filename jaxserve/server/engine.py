@@ -28,7 +28,7 @@ from jaxserve.server.engine_vectors import VectorMethods
 from jaxserve.server.engine_weights import WeightMethods
 from jaxserve.server.following import Following
 from jaxserve.server.located import located
-from jaxserve.server.named_tensors import TensorUpdateMethods
+from jaxserve.server.named_tensors import AdapterMethods, TensorUpdateMethods
 from jaxserve.server.native.input_embeds import with_embeds
 from jaxserve.server.native.job import NativeJob
 from jaxserve.server.native.positions import generate_body
@@ -67,7 +67,7 @@ def _engine_args(model_path: str, server_args: ServerArgs | None, options: Mappi
     return server_args
 
 
-class Engine(RolloutMethods, VectorMethods, WeightMethods, TensorUpdateMethods):
+class Engine(RolloutMethods, VectorMethods, WeightMethods, TensorUpdateMethods, AdapterMethods):
     """Takes the options of a server as keyword arguments: the fields of ServerArgs, or their other names (`config.ALIASES`). A
     context manager; `shutdown` also runs at exit.
 
@@ -189,6 +189,10 @@ class Engine(RolloutMethods, VectorMethods, WeightMethods, TensorUpdateMethods):
         """Serves any control request; each also has a method of its own (`add_control_methods`). Returns its reply; raises
         RequestError if it is refused."""
         return first_failure(self._call(self._pipeline.manager.control(request)))
+
+    async def async_control(self, request: ControlStruct) -> Any:
+        """As `control`, from any event loop."""
+        return first_failure(await self._wait(self._pipeline.manager.control(request)))
 
     def get_server_info(self) -> dict[str, Any]:
         """The options, what the workers reported, and the scheduler's state."""

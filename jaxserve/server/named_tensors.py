@@ -1,4 +1,4 @@
-"""update_weights_from_tensor of an Engine, here or elsewhere: a training program's arrays become safetensors files."""
+"""A training program's arrays, as an Engine here or elsewhere takes them, become safetensors files: weights, LoRA adapters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from jaxserve.scheduler.control.load_lora_adapter import LoRAUpdateOutput
+from jaxserve.scheduler.control.load_lora_adapter_from_tensors import LoadLoRAAdapterFromTensorsReqInput
 from jaxserve.scheduler.control.update_weights_from_tensor import (
     TensorUpdateOutput,
     UpdateWeightsFromTensorReqInput,
@@ -43,6 +45,40 @@ class TensorUpdateMethods:
         )
         reply: TensorUpdateOutput = self.control(request)
         return success_and_message(reply)
+
+
+class AdapterMethods:
+    def load_lora_adapter_from_tensors(
+        self: Controllable,
+        lora_name: str,
+        tensors: NamedTensors,
+        config_dict: Mapping[str, Any] | Any,
+        load_format: str | None = None,
+        pinned: bool = False,
+    ) -> LoRAUpdateOutput:
+        """Loads a LoRA adapter that is given: tensors of PyTorch, NumPy or JAX under the names of PEFT's files
+        (`peft.get_peft_model_state_dict`), and what adapter_config.json would hold, or a LoraConfig. Requests can name it from
+        then on. pinned: it keeps its place on the devices, and cannot be unloaded.
+
+        Raises ValueError for what cannot be sent, as `update_weights_from_tensor`, and RequestError for what is refused.
+        """
+        request = LoadLoRAAdapterFromTensorsReqInput(
+            lora_name=lora_name,
+            config_dict=dict(config_dict if isinstance(config_dict, Mapping) else config_dict.to_dict()),
+            serialized_tensors=as_file(tensors),
+            load_format=load_format,
+            pinned=pinned,
+        )
+        reply: LoRAUpdateOutput = self.control(request)
+        return reply
+
+
+def as_file(named_tensors: NamedTensors) -> bytes:
+    """The one safetensors file of all. ValueError as of `as_files`, and unless there is one."""
+    files = as_files(named_tensors)
+    if len(files) != 1:
+        raise ValueError("The tensors of an adapter must be all of PyTorch, or all of NumPy and JAX; and at least one.")
+    return files[0]
 
 
 def as_files(named_tensors: NamedTensors) -> list[bytes]:

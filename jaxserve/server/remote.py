@@ -25,7 +25,7 @@ import msgspec
 from jaxserve.scheduler.control.declaration import ControlStruct, first_failure
 from jaxserve.scheduler.control.registry import control_of
 from jaxserve.server.control.engine_methods import add_control_methods
-from jaxserve.server.named_tensors import TensorUpdateMethods
+from jaxserve.server.named_tensors import AdapterMethods, TensorUpdateMethods
 from jaxserve.server.native.positions import encode_body, generate_body
 from jaxserve.server.native.replies import Reply
 from jaxserve.server.requests import RequestError
@@ -34,7 +34,7 @@ _END = object()
 _Body = Mapping[str, Any] | ControlStruct
 
 
-class RemoteEngine(TensorUpdateMethods):
+class RemoteEngine(TensorUpdateMethods, AdapterMethods):
     """May be used from any thread; each call has a connection of its own."""
 
     def __init__(
@@ -130,6 +130,10 @@ class RemoteEngine(TensorUpdateMethods):
             return msgspec.json.decode(reply)
         except msgspec.DecodeError:
             return reply.decode()
+
+    async def async_control(self, request: ControlStruct) -> Any:
+        """As `control`, in a thread."""
+        return await asyncio.to_thread(self.control, request)
 
     if TYPE_CHECKING:
 

@@ -73,6 +73,10 @@ class ChannelTransport:
                 break
         return messages
 
+    def wake(self) -> None:
+        """Whoever waits for messages need not do so any longer. In any thread."""
+        self._inbox.wake()
+
     def send_output(self, message: DetokenizerInput) -> None:
         if isinstance(message, BatchTokenIDOut):
             self._to_detokenizers[message.route.detokenizer].send(message)
@@ -176,7 +180,14 @@ def serve(
         if args.random_seed is not None:  # else replicas would draw the same seeds for requests that bring none
             args = args.replace(random_seed=args.random_seed + context.address.rank)
         scheduler = Scheduler(
-            args, runner, decoder=decoder, sink=transport, grammars=grammars, processors=processors, address=context.address
+            args,
+            runner,
+            decoder=decoder,
+            sink=transport,
+            grammars=grammars,
+            processors=processors,
+            address=context.address,
+            wake=transport.wake,
         )
         loop = SchedulerLoop(
             scheduler,

@@ -47,6 +47,7 @@ from jaxserve.parsers.reasoning import REASONING_FORMATS
 from jaxserve.scheduler.control.abort_request import AbortRequest
 from jaxserve.scheduler.control.declaration import ControlStruct
 from jaxserve.scheduler.control.get_metrics import GetMetricsReq, GetMetricsReqOutput
+from jaxserve.scheduler.control.given_adapters import GivenAdapters
 from jaxserve.scheduler.control.update_weights_from_disk import ServedWeights
 from jaxserve.server.chat_templates import TemplateArguments
 from jaxserve.server.control.client import ControlClient
@@ -103,6 +104,7 @@ class TokenizerManager:
         self.released_memory: tuple[str, ...] = ()  # by release_memory_occupation
         self.weights = ServedWeights(args.model_path, args.load_format, args.weight_version)
         self.lora_adapters = dict(map(split_lora_path, args.lora_paths or ()))  # that are loaded: by name, their folders
+        self.given_adapters = GivenAdapters()
         self.failure = ""  # why, once status is failed
         self.generation_defaults: dict[str, float | int] = {}  # of the model, under SamplingParams' names
         self.resolved_options: dict[str, Any] = {}  # options that were None or auto, as the scheduler chose them
@@ -151,11 +153,13 @@ class TokenizerManager:
         """Opens its ends of the channels and reads on the running loop."""
         if self._shared is not None:
             self._shared.open(channels.folder)
+        self.given_adapters.open(channels.folder)
         self._link.open(channels)
 
     def close(self) -> None:
         """Closes them; what the workers have not read by now is dropped."""
         self._link.close()
+        self.given_adapters.close()
         if self._shared is not None:
             self._shared.close()
         self.lanes.close()

@@ -24,7 +24,7 @@ from checkpoints import make_checkpoint
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
-from jaxserve import Engine
+from jaxserve import Engine, WeightSender
 from jaxserve.server.engine import EngineError
 from jaxserve.server.requests import RequestError
 
@@ -285,6 +285,8 @@ def test_replicas_in_one_process(start: Callable[..., Engine], trained: dict[str
         assert (engine.server_args.tp_size, engine.server_args.dp_size) == (1, 2)
         engine.update_weights(trained["new"])
         assert tokens_of(engine) == expected["new"]
+        WeightSender().send(engine, trained["old"])  # an offer for each
+        assert tokens_of(engine) == expected["old"]
     with pytest.raises(EngineError, match="has been shut down"):
         engine.update_weights(trained["old"])
 
@@ -330,9 +332,16 @@ def test_what_an_engine_cannot_be_made_of(
         start(**options())
 
 
-def test_weights_as_arrays_are_for_engines_in_this_process(start: Callable[..., Engine], trained: dict[str, Weights]) -> None:
-    with start(in_process=False) as engine, pytest.raises(ValueError, match="needs an Engine with in_process=True"):
-        engine.update_weights(trained["new"])
+def test_weights_as_arrays_are_for_engines_in_this_process(
+    start: Callable[..., Engine], trained: dict[str, Weights], expected: Expected
+) -> None:
+    """Others fetch them."""
+    with start(in_process=False) as engine:
+        with pytest.raises(ValueError, match="needs an Engine with in_process=True"):
+            engine.update_weights(trained["new"])
+        WeightSender().send(engine, trained["new"], weight_version="sent")
+        assert tokens_of(engine) == expected["new"]
+        assert engine.get_model_info()["weight_version"] == "sent"
 
 
 PROGRAM = """

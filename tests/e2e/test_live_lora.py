@@ -1,11 +1,14 @@
 """LoRA before real HTTP clients: eight adapters of PEFT at a time, each request with the tokens and logprobs of PEFT's model;
-adapters that come and go under load.
+adapters that come and go under load, also in requests of their own.
 """
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import itertools
+import json
+import pickle
 import random
 import threading
 import time
@@ -13,15 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
+import torch
 from crowd import CROWD, LEN, prompts
 from live_server import LiveServer, running
 from parity import NUM_TOP, TOKEN_IDS, Oracle, asked_of_prompt
 from peft_adapters import load_adapted, make_adapter
+from safetensors.numpy import load_file, save
 
-from jaxserve import Engine
+from jaxserve import Engine, RemoteEngine
 from jaxserve.server.requests import RequestError
 
 OPTIONS = """
@@ -270,13 +276,121 @@ def test_what_is_wrong_with_an_adapter_is_said_and_the_server_goes_on(
         server.assert_whole()
 
 
-def test_an_engine_loads_and_unloads(checkpoint: Any, adapters: dict[str, Path], oracles: Any, compilation_cache: str) -> None:
+def given(folder: Path, **changed: Any) -> dict[str, Any]:
+    """What /load_lora_adapter_from_tensors is sent of PEFT's files."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = (folder / "adapter_model.safetensors").read_bytes()
+    body = {"config_dict": config, "serialized_tensors": tensors} | changed
+    return body | {"serialized_tensors": base64.b64encode(body["serialized_tensors"]).decode()}
+
+
+def as_tensors(folder: Path, kind: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
+    """What RemoteEngine and Engine are given of them: tensors and PEFT's own config."""
+    from peft import LoraConfig
+
+    tensors = load_file(folder / "adapter_model.safetensors")
+    return {name: kind(tensor) for name, tensor in tensors.items()}, LoraConfig.from_pretrained(str(folder))
+
+
+def check_refusals(server: LiveServer, folder: Path, large: Path) -> None:
+    """Of what is wrong with an adapter nothing is loaded, and nothing is left of it."""
+    tensors, config = load_file(folder / "adapter_model.safetensors"), given(folder)["config_dict"]
+    name = next(iter(tensors))
+    renamed = {key.replace("mlp", "nothing"): tensor for key, tensor in tensors.items()}
+    for changed, says in (
+        ({"serialized_tensors": pickle.dumps(tensors)}, "serialized_tensors is a pickle"),
+        ({"serialized_tensors": save(tensors)[:-1]}, "is cut off or not a safetensors file"),
+        ({"serialized_tensors": b""}, "(0 bytes) is cut off or not a safetensors file"),
+        ({"serialized_tensors": save(tensors | {name: tensors[name][:, :-1]})}, "is of another model"),
+        ({"serialized_tensors": save(renamed)}, "it is not a module of the model"),
+        ({"config_dict": {**config, "r": 3}}, "the scale depends on it"),
+        ({"config_dict": {}}, "has rank 4, but adapter_config.json says 8"),
+        ({"config_dict": {**config, "use_dora": True}}, "DoRA is not supported"),
+        ({"load_format": "flattened_bucket"}, "got 'flattened_bucket'"),
+        ({"added_tokens_config": {"<x>": 1}}, "added_tokens_config must be null"),
+    ):
+        reply = server.post("/load_lora_adapter_from_tensors", {"lora_name": "wrong", **given(folder, **changed)})
+        assert reply.status_code == 400 and says in reply.json()["message"], reply.text
+    assert (
+        "--max-lora-rank is 16" in server.post("/load_lora_adapter_from_tensors", {"lora_name": "wrong", **given(large)}).text
+    )
+    assert "'wrong' is not loaded" in server.post("/generate", {"text": "a", "lora_path": "wrong"}).text
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_replicas"),
+    [
+        ("", 1),
+        pytest.param("--dp-size 2 --restart-workers --tokenizer-worker-num 3", 2, marks=pytest.mark.matrix),
+    ],
+)
+def test_adapters_come_in_requests(
+    layout: str,
+    num_replicas: int,
+    checkpoint: Any,
+    adapters: dict[str, Path],
+    oracles: Any,
+    tmp_path: Path,
+    compilation_cache: str,
+) -> None:
+    model, prompt = checkpoint("llama"), prompts(oracles[None], 0)[1]
+    large = make_adapter(model, tmp_path / "large", seed=0, r=32, target_modules=["q_proj"])
+    options = ["--model-path", str(model), "--compilation-cache-dir", compilation_cache, *OPTIONS, *layout.split()]
+    lora = ["--enable-lora", "--max-lora-rank", "16", "--max-loras-per-batch", "2", "--max-loaded-loras", "2"]
+    params = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
+    with running(tmp_path / "log", *options, *lora) as server, RemoteEngine(server.url) as engine:
+
+        def check(name: str, adapter: str) -> None:
+            for rank in range(num_replicas):
+                body = {"input_ids": prompt, "sampling_params": params, "lora_path": name, "data_parallel_rank": rank}
+                reply = server.generate(**body)
+                assert reply["output_ids"] == greedy(oracles[adapter], prompt), (name, adapter)
+
+        body = {"lora_name": "policy/1", **given(adapters["mlp"])}
+        assert server.post("/load_lora_adapter_from_tensors", body).json()["success"]
+        assert server.post("/load_lora_adapter", {"lora_name": "mlp", "lora_path": str(adapters["mlp"])}).json()["success"]
+        for name in ("policy/1", "mlp"):
+            check(name, "mlp")
+        reply = engine.load_lora_adapter_from_tensors("policy/2", *as_tensors(adapters["attention"], torch.tensor))
+        assert list(reply.loaded_adapters) == ["policy/1", "mlp", "policy/2"]
+        for _ in range(2):  # one more than there is room for: they are read again
+            for name, adapter in (("policy/2", "attention"), ("mlp", "mlp"), ("policy/1", "mlp")):
+                check(name, adapter)
+        assert all(state["lora"]["num_reads"] > 6 for state in server.get("/server_info").json()["internal_states"])
+        folders = {name: Path(folder) for name, folder in reply.loaded_adapters.items()}
+        check_refusals(server, adapters["mlp"], large)
+        assert {path.name for path in folders["policy/1"].parent.iterdir()} == {folders[f"policy/{n}"].name for n in (1, 2)}
+        assert engine.unload_lora_adapter("policy/1").success
+        assert not folders["policy/1"].exists() and folders["policy/2"].exists()
+        assert engine.load_lora_adapter_from_tensors("policy/1", *as_tensors(adapters["all"], np.asarray)).success
+        if num_replicas > 1:
+            server.schedulers()[0].kill()
+            for states in (["down", "up"], ["joining", "up"]), (["up", "up"],):
+                wait_for(lambda states=states: server.get("/server_info").json()["replicas"] in states)
+        for name, adapter in (("policy/1", "all"), ("policy/2", "attention"), ("mlp", "mlp")):
+            check(name, adapter)
+        server.assert_whole()
+    assert not folders["policy/2"].parent.exists()
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_an_engine_loads_and_unloads(
+    in_process: bool, checkpoint: Any, adapters: dict[str, Path], oracles: Any, compilation_cache: str
+) -> None:
     prompt = prompts(oracles[None], 0)[1]
     options: dict[str, Any] = {"max_running_requests": 4, "context_length": 256, "max_total_tokens": 2048}
     params = {"temperature": 0, "max_new_tokens": LEN, "ignore_eos": True}
     with Engine(
         model_path=str(checkpoint("llama")),
         lora_paths={"all": str(adapters["all"])},
+        in_process=in_process,
         compilation_cache_dir=compilation_cache,
         prefill_token_buckets=(64,),
         decode_row_buckets=(4,),
@@ -291,5 +405,11 @@ def test_an_engine_loads_and_unloads(checkpoint: Any, adapters: dict[str, Path],
         for name, reply in zip(("mlp", None, "all"), replies, strict=True):
             assert reply["output_ids"] == greedy(oracles[name], prompt)
         assert engine.unload_lora_adapter(lora_name="mlp").success
+        given_reply = engine.load_lora_adapter_from_tensors(
+            "policy", *as_tensors(adapters["attention"], jnp.asarray), pinned=True
+        )
+        assert Path(given_reply.loaded_adapters["policy"]).is_dir()
+        reply = engine.generate(input_ids=prompt, sampling_params=params, lora_path="policy")
+        assert isinstance(reply, dict) and reply["output_ids"] == greedy(oracles["attention"], prompt)
         with pytest.raises(RequestError, match="'mlp' is not loaded"):
             engine.generate(input_ids=prompt, sampling_params=params, lora_path="mlp")

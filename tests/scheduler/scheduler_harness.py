@@ -98,10 +98,14 @@ class MemoryTransport:
         self.answers: dict[str, Answer] = {}
         self.replies: list[TokenizerInput] = []
         self.shut_down = False
+        self.num_woken = 0
         self.profiles: list[ProfileBegan | ProfileEnded] = []
         self.may_wait: Callable[[], bool] = lambda: True  # set by the harness
         self._decode = decoder(DetokenizerInput).decode
         self._decode_reply = decoder(TokenizerInput).decode
+
+    def wake(self) -> None:
+        self.num_woken += 1
 
     def recv_messages(self, timeout_s: float | None) -> Sequence[Message]:
         assert timeout_s == 0 or self.may_wait(), f"the loop waits {timeout_s} s although there is work"
@@ -188,6 +192,7 @@ class Harness:
             processors=processors,
             clock=self.clock,
             wall_clock=self.clock,
+            wake=self.transport.wake,
         )
         self.events: list[Sequence[KVCacheEvent]] = []  # of the prefix cache, each round's
         self.loop = SchedulerLoop(

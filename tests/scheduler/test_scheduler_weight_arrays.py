@@ -122,3 +122,11 @@ def test_lost_weights_serve_nobody_until_there_are_others(make_harness: Callable
     assert harness.answer(rid).token_ids == harness.runner.expected_tokens(
         prompt_of(5), 5, stop_ids=(), weights=weights_of("2")
     )
+
+
+def test_the_loop_is_woken_when_a_command_is_done(make_harness: Callable[..., Harness]) -> None:
+    """It need not sleep until it looks the next time: neither behind the check nor behind the replacement."""
+    harness = make_harness()
+    update(harness)
+    assert until_replied(harness).success
+    assert harness.transport.num_woken == len(harness.runner.commands) == 2

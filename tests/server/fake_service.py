@@ -143,6 +143,7 @@ class FakeService:
             "release_memory_occupation": [ReleaseMemoryOccupationReqOutput(())],
             "resume_memory_occupation": [ResumeMemoryOccupationReqOutput(())],
             "load_lora_adapter": [LoRAUpdateOutput(True, "", {"sql": "/adapters/sql"})],
+            "load_lora_adapter_from_tensors": [LoRAUpdateOutput(True, "", {"policy-7": "/adapters/5d41"})],
             "unload_lora_adapter": [LoRAUpdateOutput(True)],
             "update_weight_version": [UpdateWeightVersionReqOutput(True, "Done.", "v2")],
             "update_weights_from_disk": [UpdateWeightFromDiskReqOutput(True, "Done.")],

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from pipeline_harness import until
 
-from jaxserve.messages import DETOKENIZER, SCHEDULER, ControlReply, ControlRequest, WorkerAddress, pack
+from jaxserve.config import ServerArgs
+from jaxserve.messages import DETOKENIZER, SCHEDULER, ControlReply, ControlRequest, WorkerAddress, pack, unpack
 from jaxserve.scheduler.control.block_input import BlockInputReqInput, BlockInputReqOutput
 from jaxserve.scheduler.control.continue_generation import ContinueGenerationReqInput
 from jaxserve.scheduler.control.declaration import first_failure
 from jaxserve.scheduler.control.flush_cache import FlushCacheReqInput, FlushCacheReqOutput
 from jaxserve.scheduler.control.freeze_gc import FreezeGCReq, FreezeGCReqOutput
+from jaxserve.scheduler.control.given_adapters import GivenAdapters
+from jaxserve.scheduler.control.load_lora_adapter import LoadLoRAAdapterReqInput, LoRAUpdateOutput
+from jaxserve.scheduler.control.load_lora_adapter_from_tensors import LoadLoRAAdapterFromTensorsReqInput
 from jaxserve.scheduler.control.pause_generation import PauseGenerationReqInput, PauseGenerationReqOutput
 from jaxserve.scheduler.control.registry import control_of, controls
 from jaxserve.scheduler.control.release_input import ReleaseInputReqOutput
@@ -25,6 +31,7 @@ from jaxserve.scheduler.control.release_memory_occupation import (
 from jaxserve.scheduler.control.set_internal_state import SetInternalStateReq
 from jaxserve.scheduler.control.slow_down import SlowDownReqInput, SlowDownReqOutput
 from jaxserve.scheduler.control.unblock_input import UnblockInputReqInput, UnblockInputReqOutput
+from jaxserve.scheduler.control.unload_lora_adapter import UnloadLoRAAdapterReqInput
 from jaxserve.scheduler.control.update_weights_from_disk import (
     ServedWeights,
     UpdateWeightFromDiskReqInput,
@@ -250,6 +257,57 @@ async def test_values_that_no_message_can_hold_are_refused(value: Any) -> None:
     assert not workers.asked
 
 
+# --- asked as another one
+
+
+class HasFolders(Workers):
+    """A TokenizerManager that takes LoRA adapters."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.args = ServerArgs(model_path="m")
+        self.lora_adapters: dict[str, str] = {}
+        self.given_adapters = GivenAdapters()
+        self.given_adapters.open(folder)
+
+    async def load(self, *bodies: msgspec.Struct | str) -> list[Any]:
+        self.asked.clear()
+        request = LoadLoRAAdapterFromTensorsReqInput(lora_name="a", config_dict={"r": 1}, serialized_tensors=b"tensors")
+        asking = asyncio.create_task(self.client.ask(request))
+        await until(lambda: len(self.asked) == len(bodies))  # what is given is written in a thread
+        self.answer(*bodies)
+        return await asking
+
+
+def is_there(request: LoadLoRAAdapterReqInput) -> bool:
+    return Path(request.lora_path).is_dir()
+
+
+async def test_workers_are_asked_for_what_a_request_stands_for(tmp_path: Path) -> None:
+    workers = HasFolders(tmp_path)
+    with pytest.raises(RequestError, match=r"scheduler 1: not here Done by: scheduler\."):
+        await workers.load(LoRAUpdateOutput(True), "not here")
+    asked = unpack(workers.asked[0][1].body, LoadLoRAAdapterReqInput)
+    assert not is_there(asked) and not workers.lora_adapters
+    assert len(await workers.load(LoRAUpdateOutput(True), LoRAUpdateOutput(True))) == 2
+    assert [(message.name, unpack(message.body, type(asked))) for _, message in workers.asked] == [
+        ("load_lora_adapter", asked)
+    ] * 2
+    assert workers.lora_adapters == {"a": asked.lora_path}
+    workers.asked.clear()
+    joining = asyncio.create_task(workers.client.bring_up_to_date(WORKERS[0]))
+    await asyncio.sleep(0.01)
+    ((_, message),) = workers.asked
+    assert unpack(message.body, type(asked)) == asked, "who is started again finds the folder"
+    workers.answer(LoRAUpdateOutput(True))
+    assert await joining == 1
+    with pytest.raises(RequestError, match="it is pinned here"):
+        await workers.ask(UnloadLoRAAdapterReqInput(lora_name="a"), "it is pinned here", "it is pinned here")
+    assert is_there(asked)
+    await workers.ask(UnloadLoRAAdapterReqInput(lora_name="a"), LoRAUpdateOutput(True), LoRAUpdateOutput(True))
+    assert not is_there(asked)
+
+
 # --- what follows from a declaration
 
 
@@ -263,9 +321,12 @@ def test_every_declaration_is_found_and_consistent() -> None:
         assert control.request.__doc__
 
 
-def test_the_engine_has_a_method_for_each() -> None:
+async def test_the_engine_has_a_method_for_each() -> None:
     class Motor:
         def control(self, request: Any) -> Any:
+            return request
+
+        async def async_control(self, request: Any) -> Any:
             return request
 
     add_control_methods(Motor)
@@ -276,6 +337,8 @@ def test_the_engine_has_a_method_for_each() -> None:
     )
     assert motor.flush_cache(timeout_s=2.0).timeout_s == 2.0
     assert str(inspect.signature(Motor.abort_request)) == "(self, rid=None, abort_all=None)"  # type: ignore[attr-defined]
+    assert (await motor.async_unload_lora_adapter("a")) == UnloadLoRAAdapterReqInput(lora_name="a")
+    assert str(inspect.signature(Motor.async_load_lora_adapter)) == "(self, lora_name, lora_path, pinned=False)"  # type: ignore[attr-defined]
     assert "New requests wait" in Motor.pause_generation.__doc__  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="spice"):
         motor.flush_cache(spice=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxserve.data_parallel import Prompt
 from jaxserve.messages import TOKENIZER, WorkerAddress
 from jaxserve.namespaces import adapter_namespace, cache_namespace
 from jaxserve.scheduler.control.load_lora_adapter import LoadLoRAAdapterReqInput, LoRAUpdateOutput
+from jaxserve.scheduler.control.load_lora_adapter_from_tensors import LoadLoRAAdapterFromTensorsReqInput
 from jaxserve.scheduler.control.unload_lora_adapter import UnloadLoRAAdapterReqInput
 from jaxserve.server.native.positions import POSITIONS, generate_body
 from jaxserve.server.native.request import build_generate_request
@@ -227,6 +229,19 @@ async def test_adapters_are_loaded_and_unloaded_by_routes() -> None:
         UnloadLoRAAdapterReqInput(lora_name="sql"),
     ]
     assert (await post("/load_lora_adapter", service, lora_name="sql")).status_code == 400, "without a folder"
+
+
+async def test_an_adapter_may_be_in_the_request() -> None:
+    service = with_adapters()
+    body = {"lora_name": "policy-7", "config_dict": {"r": 8}, "serialized_tensors": base64.b64encode(b"{}").decode()}
+    loaded = await post("/load_lora_adapter_from_tensors", service, **body)
+    assert (loaded.status_code, list(loaded.json()["loaded_adapters"])) == (200, ["policy-7"])
+    assert service.controls == [
+        LoadLoRAAdapterFromTensorsReqInput(lora_name="policy-7", config_dict={"r": 8}, serialized_tensors=b"{}")
+    ]
+    for wrong in ({"serialized_tensors": "%"}, {"config_dict": []}, {"upsert": True}):
+        reply = await post("/load_lora_adapter_from_tensors", service, **body | wrong)
+        assert reply.status_code == 400 and next(iter(wrong)) in error_message(reply)
 
 
 async def test_what_the_scheduler_says_of_a_load_is_answered() -> None:

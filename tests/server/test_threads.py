@@ -112,6 +112,17 @@ def test_a_mailbox_keeps_the_order_and_wakes_its_reader() -> None:
     assert [message.rids for message in box.receive()] == [["2"], ["3"], ["4"]]
 
 
+def test_a_reader_is_woken_without_a_message() -> None:
+    box = Mailbox()
+    threading.Timer(0.05, box.wake).start()
+    began_s = time.monotonic()
+    assert not box.wait(30)
+    box.wake()  # before it waits
+    assert not box.wait(30)
+    assert time.monotonic() - began_s < 10
+    assert not box.wait(0.01)
+
+
 def test_nobody_misses_a_message() -> None:
     """Whatever the threads' order: a reader that waits is woken by every message that it has not seen."""
     box, seen = Mailbox(), []

@@ -44,6 +44,7 @@ class Trace:
     host: list[Event]  # of the scheduler's thread, by begin
     device: list[Event]  # of all devices, by begin
     num_devices: int
+    others: list[list[Event]] = dataclasses.field(default_factory=list)  # of the host's other threads, each by begin
 
     @property
     def launches(self) -> list[Event]:
@@ -80,7 +81,12 @@ def read_trace(path: str) -> Trace:
         for event in found
         if not any(word in event.name for word in _WAITING)
     ]
-    return Trace(file, _by_begin(host), _by_begin(device), max(len(accelerators), 1))
+    others = [
+        _by_begin(found)
+        for key, found in threads.items()
+        if found is not host and key[0] not in accelerators and not _on_cpu(names.get(key, ""))
+    ]
+    return Trace(file, _by_begin(host), _by_begin(device), max(len(accelerators), 1), others)
 
 
 def _file_of(path: Path) -> Path:

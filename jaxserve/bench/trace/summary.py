@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable
 
 from jaxserve.bench.trace.events import LAUNCH, Event, Trace, stages
+from jaxserve.bench.trace.intervals import gaps, overlaps, union
 
 UNNAMED = "(between spans)"
 
@@ -56,9 +57,9 @@ def summarize(trace: Trace, num_gaps: int = 5, num_ops: int = 10) -> Summary:
     begin = max(event.begin_us for event in every if event.begin_us <= launches[0].begin_us)  # of the stage it stands in
     named = [event for event in every if event.begin_us >= begin]
     end = max(event.end_us for event in named)
-    busy = _union(trace.device, begin, end)
+    busy = union(trace.device, begin, end)
     periods = [after.begin_us - before.begin_us for before, after in itertools.pairwise(launches)]
-    gaps = sorted(_gaps(busy, begin, end), key=lambda gap: gap[0] - gap[1])[:num_gaps]
+    longest = sorted(gaps(busy, begin, end), key=lambda gap: gap[0] - gap[1])[:num_gaps]
     return Summary(
         file=str(trace.path),
         num_steps=len(launches),
@@ -70,7 +71,7 @@ def summarize(trace: Trace, num_gaps: int = 5, num_ops: int = 10) -> Summary:
         host=_by_name(named, unnamed_us=end - begin - sum(event.us for event in named)),
         busy=sum(stop - start for start, stop in busy) / (end - begin) if end > begin else 0.0,
         num_devices=trace.num_devices,
-        gaps=tuple(_gap(trace, named, begin, start, stop) for start, stop in gaps),
+        gaps=tuple(_gap(trace, named, begin, start, stop) for start, stop in longest),
         ops=_by_name(event for event in trace.device if "::" not in event.name)[:num_ops],
     )
 
@@ -85,44 +86,12 @@ def _by_name(events: Iterable[Event], unnamed_us: float = 0.0) -> tuple[Stage, .
     return tuple(sorted(found, key=lambda stage: -stage.total_us))
 
 
-def _union(events: list[Event], begin: float, end: float) -> list[tuple[float, float]]:
-    """Intervals in which one of them runs, clipped."""
-    found: list[tuple[float, float]] = []
-    for event in events:
-        start, stop = max(event.begin_us, begin), min(event.end_us, end)
-        if start >= stop:
-            continue
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], stop))
-        else:
-            found.append((start, stop))
-    return found
-
-
-def _gaps(busy: list[tuple[float, float]], begin: float, end: float) -> list[tuple[float, float]]:
-    edges = [begin, *(edge for interval in busy for edge in interval), end]
-    return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if stop > start]
-
-
 def _gap(trace: Trace, named: list[Event], begin: float, start: float, stop: float) -> Gap:
     step = max((launch for launch in trace.launches if launch.begin_us < stop), key=lambda launch: launch.begin_us)
-    host = _overlaps(named, start, stop)
+    host = overlaps(named, start, stop)
     unnamed_us = stop - start - sum(us for _, us in host)
     if unnamed_us > 0.01 * (stop - start):
         host = sorted([*host, (UNNAMED, unnamed_us)], key=lambda item: -item[1])
     outer = {id(event) for event in named}
-    inside = _overlaps([event for event in trace.host if id(event) not in outer], start, stop)
+    inside = overlaps([event for event in trace.host if id(event) not in outer], start, stop)
     return Gap(start - begin, stop - start, int(step.args["step_num"]), tuple(host[:4]), tuple(inside[:4]))
-
-
-def _overlaps(events: list[Event], start: float, stop: float) -> list[tuple[str, float]]:
-    """By name, how long; nested ones of one name count once, as the longest says."""
-    found: dict[str, float] = {}
-    ends: dict[str, float] = {}
-    for event in events:
-        begin = max(event.begin_us, start, ends.get(event.name, start))
-        us = min(event.end_us, stop) - begin
-        if us > 0:
-            found[event.name] = found.get(event.name, 0.0) + us
-            ends[event.name] = event.end_us
-    return sorted(found.items(), key=lambda item: -item[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal
 
 import msgspec
@@ -61,6 +62,9 @@ class Control:
     # By kind of worker. The TokenizerManager's runs first, and whatever it raises keeps the request from the others.
     handlers: Mapping[str, Handler]
     route: Route | None = None
+    # Of one that only the TokenizerManager handles: given it and the request, a context in which another request is asked
+    # instead, whose declaration holds from then on. It may await, as handlers may not.
+    asked_as: Callable[[Any, Any], AbstractAsyncContextManager[ControlStruct]] | None = None
     takes_long: bool = False  # as long as loading a model may: whoever asks waits until it is answered or the worker is gone
     # The TokenizerManager's part once every worker has carried it out, given the manager, the request and the replies. Not
     # called if one refuses, fails, or says success=False.
@@ -74,3 +78,4 @@ class Control:
     about: Callable[[Any], Hashable] | None = None
     result: Callable[[Any], Any] = lambda reply: reply  # of the reply what the Engine's method returns
     has_method: bool = True  # of the Engine; else it has one that does more
+    has_async_method: bool = False  # the same from any event loop, called async_ and the name

@@ -38,12 +38,15 @@ class KnowsAdapters(Protocol):
 
 
 def check(manager: KnowsAdapters, request: LoadLoRAAdapterReqInput) -> LoRAUpdateOutput:
-    name = request.lora_name
+    check_new_name(manager, request.lora_name)
+    return LoRAUpdateOutput(True)
+
+
+def check_new_name(manager: KnowsAdapters, name: str) -> None:
     if not name or name != name.strip() or not name.isprintable():
         raise ControlError(f"lora_name must be printable characters without blanks at its ends; got {name!r}.")
     if name in manager.lora_adapters:
         raise ControlError(f"The LoRA adapter {name!r} is loaded already, from {manager.lora_adapters[name]}; unload it first.")
-    return LoRAUpdateOutput(True)
 
 
 def load(scheduler: Scheduler, request: LoadLoRAAdapterReqInput) -> Generator[None, None, LoRAUpdateOutput]:
@@ -71,4 +74,5 @@ CONTROL = Control(
     lasting="each",
     about=about_adapter,
     completed=note_loaded,
+    has_async_method=True,
 )

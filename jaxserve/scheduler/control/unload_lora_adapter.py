@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jaxserve.messages import SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
 from jaxserve.scheduler.control.load_lora_adapter import KnowsAdapters, LoRAUpdateOutput, about_adapter
+from jaxserve.scheduler.control.load_lora_adapter_from_tensors import TakesAdapters
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
@@ -30,7 +31,8 @@ def unload(scheduler: Scheduler, request: UnloadLoRAAdapterReqInput) -> Generato
     return LoRAUpdateOutput(True, "", scheduler.adapters.loaded)
 
 
-def note_unloaded(manager: KnowsAdapters, request: UnloadLoRAAdapterReqInput, replies: Sequence[LoRAUpdateOutput]) -> None:
+def note_unloaded(manager: TakesAdapters, request: UnloadLoRAAdapterReqInput, replies: Sequence[LoRAUpdateOutput]) -> None:
+    manager.given_adapters.remove(request.lora_name)
     manager.lora_adapters = {name: path for name, path in manager.lora_adapters.items() if name != request.lora_name}
 
 
@@ -44,4 +46,5 @@ CONTROL = Control(
     lasting="each",
     about=about_adapter,
     completed=note_unloaded,
+    has_async_method=True,
 )

@@ -20,14 +20,11 @@ from jaxserve.commands import CheckTensors, CommandError, PullTensors, ReadTenso
 from jaxserve.config import ServerArgs
 from jaxserve.messages import SCHEDULER, TOKENIZER
 from jaxserve.scheduler.control.declaration import Control, ControlError, ControlStruct, Route
+from jaxserve.scheduler.control.tensor_files import check_is_no_pickle, check_load_format
 from jaxserve.scheduler.control.update_weights_from_disk import Replacement, ShowsWeights, carry_out, note_replaced
 
 if TYPE_CHECKING:
     from jaxserve.scheduler.scheduler import Scheduler
-
-_LOAD_FORMATS = (None, "auto", "safetensors")
-# How pickles begin that torch and SGLang's serializer make. The header of a safetensors file begins behind its length.
-_PICKLE, _HEADER, _HEADER_AT = b"\x80", b"{", 8
 
 
 class UpdateWeightsFromTensorReqInput(ControlStruct):
@@ -88,16 +85,11 @@ class TakesTensors(Protocol):
 
 def check(manager: TakesTensors, request: UpdateWeightsFromTensorReqInput) -> TensorUpdateOutput:
     files = request.serialized_named_tensors
-    if request.load_format not in _LOAD_FORMATS:
-        raise ControlError(f'load_format must be "safetensors" or absent; got {request.load_format!r}.')
+    check_load_format(request.load_format)
     if not files:
         raise ControlError("serialized_named_tensors must hold at least one safetensors file.")
     for number, data in enumerate(files):
-        if data.startswith(_PICKLE) and data[_HEADER_AT : _HEADER_AT + 1] != _HEADER:
-            raise ControlError(
-                f"serialized_named_tensors[{number}] is a pickle, which could run any code here. It must be a safetensors "
-                "file, as safetensors.torch.save or safetensors.flax.save makes it."
-            )
+        check_is_no_pickle(f"serialized_named_tensors[{number}]", data)
     check_takes_tensors(manager)
     return TensorUpdateOutput(True, "")
 

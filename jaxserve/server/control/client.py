@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -58,6 +59,8 @@ class ControlClient:
             raise RequestError(f"{control.name} is wrong: {error}") from error
         except ControlError as error:
             raise _refusal(str(error), error.status_code) from error
+        if control.asked_as is not None:
+            return await self._ask_as(control.asked_as, request)
         workers = [worker for worker in self._link.workers if worker.kind in control.handlers]
         if not workers:
             if SCHEDULER in control.handlers:
@@ -74,6 +77,16 @@ class ControlClient:
                 if control.then is not None:
                     await self.ask(control.then())
         return answers
+
+    async def _ask_as(
+        self, asked_as: Callable[[Any, Any], AbstractAsyncContextManager[ControlStruct]], request: ControlStruct
+    ) -> list[Any]:
+        """`Control.asked_as`. Errors as of `ask`."""
+        try:
+            async with asked_as(self._tokenizer_manager, request) as other:
+                return await self.ask(other)
+        except ControlError as error:
+            raise _refusal(str(error), error.status_code) from error
 
     async def bring_up_to_date(self, worker: WorkerAddress, num_told: int = 0) -> int:
         """Asks a new worker what the others were asked, but for the first `num_told`, which it knows. Returns how many it knows

@@ -254,6 +254,9 @@ FIELDS: dict[str, str] = {
     "timeout": "Seconds to wait until nothing runs.",
     "server_args": "Options by their names with underscores, and their new values.",
     "lora_name": "What requests call the LoRA adapter.",
+    "config_dict": "What PEFT writes into adapter_config.json.",
+    "serialized_tensors": "What PEFT writes into adapter_model.safetensors, in base64.",
+    "added_tokens_config": "Not served; only null is taken.",
     "pinned": "It keeps its place on the devices, and cannot be unloaded.",
     "model_path": "A folder with weights of the model that is served.",
     "load_format": "auto, safetensors, orbax or dummy; null: that of the start.",
@@ -345,8 +348,15 @@ FIELDS_OF: dict[str, dict[str, str]] = {
         "flush_cache": "Forget all cached prefixes; false: they stay, and requests that run go on with both.",
     },
     "UpdateWeightsFromDistributedReqInput": {
+        "names": "What the tensors are called, as in a Hugging Face checkpoint, in the order of the offer.",
+        "dtypes": "Of each.",
+        "shapes": "Of each.",
+        "address": "Of the transfer server that offers them, host:port.",
+        "uuid": "The number of the offer to the first replica; that to replica i is i more.",
+        "timeout_s": "How long they may take to come.",
         "flush_cache": "Forget all cached prefixes; false: they stay, and requests that run go on with both.",
     },
+    "LoadLoRAAdapterFromTensorsReqInput": {"load_format": "safetensors; null: the same."},
     "LoadLoRAAdapterReqInput": {"lora_path": "A folder of the server with the adapter, in PEFT's format."},
     "AbortRequest": {"rid": "What the ids of the requests to end begin with."},
     "ParseFunctionCallRequest": {
@@ -368,6 +378,12 @@ FIELDS_OF: dict[str, dict[str, str]] = {
 # A safetensors file: model.norm.weight, two float32.
 _NORM = (
     "SAAAAAAAAAB7Im1vZGVsLm5vcm0ud2VpZ2h0Ijp7ImR0eXBlIjoiRjMyIiwic2hhcGUiOlsyXSwiZGF0YV9vZmZzZXRzIjpbMCw4XX19ICAAAIA/AACAPw=="
+)
+# And one with LoRA's two matrices of a module, float16: A is [1, 2], B [2, 1].
+_PAIR = (
+    "4AAAAAAAAAB7ImJhc2VfbW9kZWwubW9kZWwubW9kZWwubGF5ZXJzLjAubWxwLnVwX3Byb2oubG9yYV9BLndlaWdodCI6eyJkdHlwZSI6IkYxNiIsInNoYXBl"
+    "IjpbMSwyXSwiZGF0YV9vZmZzZXRzIjpbMCw0XX0sImJhc2VfbW9kZWwubW9kZWwubW9kZWwubGF5ZXJzLjAubWxwLnVwX3Byb2oubG9yYV9CLndlaWdodCI6"
+    "eyJkdHlwZSI6IkYxNiIsInNoYXBlIjpbMiwxXSwiZGF0YV9vZmZzZXRzIjpbNCw4XX19IAA8ADwAPAA8"
 )
 
 # Bodies to begin with, by struct.
@@ -428,5 +444,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "BeginWeightUpdateReqInput": {},
     "EndWeightUpdateReqInput": {},
     "LoadLoRAAdapterReqInput": {"lora_name": "sql", "lora_path": "/adapters/sql"},
+    "LoadLoRAAdapterFromTensorsReqInput": {
+        "lora_name": "policy-7",
+        "config_dict": {"r": 1, "lora_alpha": 2, "target_modules": ["up_proj"]},
+        "serialized_tensors": _PAIR,
+    },
     "UnloadLoRAAdapterReqInput": {"lora_name": "sql"},
 }

@@ -228,6 +228,11 @@ JSON: dict[str, Any] = {
     "/set_internal_state": [True],
     "/slow_down": {"forward_sleep_time": 0.5},
     "/load_lora_adapter": {"success": True, "error_message": "", "loaded_adapters": {"sql": "/adapters/sql"}},
+    "/load_lora_adapter_from_tensors": {
+        "success": True,
+        "error_message": "",
+        "loaded_adapters": {"policy-7": "/tmp/jaxserve-k2v8/adapters/5d41..."},
+    },
     "/unload_lora_adapter": {"success": True, "error_message": "", "loaded_adapters": {}},
     "/update_weight_version": {"success": True, "message": "The version of the weights is v2 now.", "new_version": "v2"},
     "/update_weights_from_disk": {"success": True, "message": "Done.", "num_paused_requests": 0},
