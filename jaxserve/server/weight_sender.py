@@ -99,13 +99,15 @@ class WeightSender:
     def _buckets(self, given: Mapping[str, GivenTensor]) -> Iterator[dict[str, jax.Array]]:
         """By name, in this host's memory; each but the last just large enough."""
         bucket: dict[str, jax.Array] = {}
+        num_bytes = 0
         for name, tensor in given.items():
             element = tensor.element()
             made = element if tensor.compute is None else jax.jit(tensor.compute)(element)
             bucket[name] = jax.device_put(made, self._device)
-            if sum(array.nbytes for array in bucket.values()) >= self._bucket_bytes:
+            num_bytes += bucket[name].nbytes
+            if num_bytes >= self._bucket_bytes:
                 yield bucket
-                bucket = {}
+                bucket, num_bytes = {}, 0
         if bucket:
             yield bucket
 
