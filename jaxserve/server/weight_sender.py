@@ -17,11 +17,10 @@ import jax
 from jax.experimental import transfer
 
 from jaxserve.models.given_tensors import GivenTensor, unreachable
-from jaxserve.models.leaf_names import hugging_face_names, named_leaves
+from jaxserve.models.leaf_names import NameMapping, hugging_face_names, named_leaves
 from jaxserve.server.requests import RequestError
 
 if TYPE_CHECKING:
-    from jaxserve.models.leaf_names import NameMapping
     from jaxserve.server.engine import Engine
     from jaxserve.server.remote import RemoteEngine
 
