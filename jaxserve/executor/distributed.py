@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-# Connections that JAX has between two processes for arrays that one hands to another, where it does so itself.
-_NUM_TRANSPORTS = 4
+NUM_TRANSPORTS = 4  # connections between two processes for the bytes of arrays: one alone is half as fast
 
 
 def start(
@@ -22,7 +21,7 @@ def start(
     if hands_on:  # GPUs and TPUs need no address for it
         address = own_address(coordinator)
         jax.config.update("jax_cross_host_transfer_socket_address", f"{address}:{_free_port(address)}")
-        jax.config.update("jax_cross_host_transport_addresses", ",".join([f"{address}:0"] * _NUM_TRANSPORTS))
+        jax.config.update("jax_cross_host_transport_addresses", ",".join([f"{address}:0"] * NUM_TRANSPORTS))
     jax.distributed.initialize(
         coordinator_address=coordinator,
         num_processes=num_processes,
@@ -50,6 +49,18 @@ def _free_port(address: str) -> int:
         probe.bind((address.strip("[]"), 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def cpu_device() -> jax.Device:
+    """Of this process, beside whatever the model runs on; there arrays of other processes come from and go to. ValueError if
+    JAX has none."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ValueError(
+            "Arrays go from process to process by JAX's CPU devices, and there is none here: --device must be auto, and "
+            "JAX_PLATFORMS, if it is set, name cpu as well."
+        ) from error
 
 
 def is_alone() -> bool:

@@ -15,19 +15,18 @@ from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from jaxserve.commands import OfferedTensor, PullTensors
-from jaxserve.executor.distributed import own_address
+from jaxserve.executor.distributed import NUM_TRANSPORTS, cpu_device, own_address
 
-_NUM_TRANSPORTS = 4  # connections for the bytes: one alone is half as fast
 _POLL_S = 0.002
 
 
 def pull(command: PullTensors) -> Iterator[tuple[str, np.ndarray]]:
     """Name and array. ValueError, OSError or JaxRuntimeError if they do not all come in time, or are not what was said."""
-    device = _cpu_device()
+    device = cpu_device()
     described = [_described(tensor, device) for tensor in command.tensors]
     here = f"{own_address(command.address)}:0"
     # Opened for each pull, which takes milliseconds: the other side may have been started again in between.
-    server = transfer.start_transfer_server(device.client, here, [here] * _NUM_TRANSPORTS)
+    server = transfer.start_transfer_server(device.client, here, [here] * NUM_TRANSPORTS)
     arrays = server.connect(command.address).pull(command.uuid, described)
     ended_s = time.monotonic() + command.timeout_s
     while not all(array.is_ready() for array in arrays):
@@ -38,16 +37,6 @@ def pull(command: PullTensors) -> Iterator[tuple[str, np.ndarray]]:
             )
         time.sleep(_POLL_S)
     yield from zip((tensor.name for tensor in command.tensors), map(np.asarray, arrays), strict=True)
-
-
-def _cpu_device() -> jax.Device:
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError as error:
-        raise ValueError(
-            "Tensors of other processes come to JAX's CPU device, and there is none: --device must be auto, and JAX_PLATFORMS, "
-            "if it is set, name cpu as well."
-        ) from error
 
 
 def _described(tensor: OfferedTensor, device: jax.Device) -> jax.ShapeDtypeStruct:

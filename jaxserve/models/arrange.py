@@ -57,8 +57,9 @@ def _finish(tensors: Sequence[jax.Array], source: Source, info: ArrayInfo, num_s
         # First of all, where it meets the transposition that made a tensor of somebody's [in, out] kernel.
         tensors = [jnp.swapaxes(tensor, -1, -2) for tensor in tensors] if source.transposed else tensors
         row_axis, column_axis = (num_axes - 1, num_axes - 2) if source.transposed else (num_axes - 2, num_axes - 1)
-        begin, end = source.first_column, source.first_column + info.shape[column_axis - num_axes]
-        tensors = [jax.lax.slice_in_dim(tensor, begin, end, axis=column_axis) for tensor in tensors]
+        begin, count = source.first_column, info.shape[column_axis - num_axes]
+        if count < tensors[0].shape[column_axis]:  # else nothing is done, which `WholeArray.only_moves` is to see
+            tensors = [jax.lax.slice_in_dim(tensor, begin, begin + count, axis=column_axis) for tensor in tensors]
     rows = _take_rows(tensors, source.rows, num_shards, row_axis)
     if source.unit_rows:
         wide = rows.astype(jnp.float32)

@@ -1,11 +1,14 @@
 """ArrayPrograms: the compiled functions of `array_making` for one mesh, each of them once.
 
-Arrays that are on the mesh's devices are taken as they are divided there, and XLA moves what must be moved. For others, XLA
-says how it would have them. So it does for those of the mesh that it would bring to every device whole on the way.
+Arrays that are on the mesh's devices are taken as they are divided there, and XLA moves what must be moved. Those of as many
+other devices first come over shard for shard. For the rest XLA says how it would have them; so it does for what it would bring
+to every device whole on the way.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxserve.models.array_making import SlotArray, WholeArray
 from jaxserve.models.arrays import ALL_AXES
-from jaxserve.models.redistribute import devices_of
+from jaxserve.models.redistribute import blocks_of, devices_of
 
 _LARGE_BYTES = 1 << 20  # what has more is not brought to every device whole where it divides evenly
 _MOST_TEMPORARY = 0.75  # of the bytes that are given; what a device needs to exchange shards is half of them at most
@@ -45,16 +48,34 @@ class ArrayPrograms:
         self, make: WholeArray, spec: PartitionSpec, arrays: Sequence[jax.Array | np.ndarray], old: jax.Array | None
     ) -> Program:
         """For arrays like these in the place of `old`, which is of the result's kind."""
-        shardings = [array.sharding for array in arrays if isinstance(array, jax.Array) and devices_of(array) == self._devices]
-        is_here = len(shardings) == len(arrays)
+        target = NamedSharding(self._mesh, spec)
+        shardings = tuple(self._as_here(array, target) for array in arrays)
+        are_here = all(isinstance(array, jax.Array) and devices_of(array) == self._devices for array in arrays)
         shapes = tuple((array.shape, jax.dtypes.canonicalize_dtype(array.dtype)) for array in arrays)
-        key = (make, old is not None, shapes, tuple(shardings) if is_here else None)
+        key = (make, old is not None, shapes, shardings, are_here)
         if key not in self._programs:
             described = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-            program = self._of_mesh(make, spec, described, shardings, old) if is_here else None
+            known = [sharding for sharding in shardings if sharding is not None]
+            program = None
+            if len(known) == len(arrays):
+                comes_finished = not are_here and make.only_moves(described) and _are_alike(known[0], target, arrays[0].shape)
+                program = Program([target], None) if comes_finished else self._of_mesh(make, spec, described, known, old)
             self._programs[key] = program or self._of_others(make, spec, described, old)
         found: Program = self._programs[key]
         return found
+
+    def _as_here(self, array: jax.Array | np.ndarray, target: Sharding) -> Sharding | None:
+        """Of the mesh's devices, with the same shards; None if it can't have them, or shouldn't."""
+        if isinstance(array, np.ndarray):
+            return None
+        devices = devices_of(array)
+        if devices == self._devices:
+            return array.sharding
+        if len(devices) != len(self._devices) or not set(devices).isdisjoint(self._devices):
+            return None
+        has_copies = math.prod(array.sharding.shard_shape(array.shape)) * len(devices) > array.size
+        is_too_much = has_copies and array.nbytes > _LARGE_BYTES and not target.is_fully_replicated
+        return None if is_too_much else _on(self._devices, array.sharding)
 
     def _jitted(self, make: WholeArray | SlotArray, spec: PartitionSpec, old: jax.Array | None) -> Any:
         donated = () if old is None else (0,)
@@ -99,6 +120,21 @@ class ArrayPrograms:
             return NamedSharding(self._mesh, PartitionSpec())
         longest = max(even, key=lambda axis: shape.shape[axis])
         return NamedSharding(self._mesh, PartitionSpec(*[None] * longest, ALL_AXES))
+
+
+@functools.lru_cache(maxsize=256)
+def _on(devices: tuple[jax.Device, ...], sharding: Sharding) -> Sharding | None:
+    """The same of as many other devices."""
+    if len(devices) == 1:
+        return NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec())
+    if not isinstance(sharding, NamedSharding):
+        return None
+    mesh = sharding.mesh
+    return NamedSharding(Mesh(np.array(devices).reshape(mesh.devices.shape), mesh.axis_names), sharding.spec)
+
+
+def _are_alike(one: Sharding, other: Sharding, shape: tuple[int, ...]) -> bool:
+    return blocks_of(one, shape) == blocks_of(other, shape)
 
 
 def _kind(array: jax.Array | None) -> jax.ShapeDtypeStruct | None:

@@ -6,6 +6,7 @@ The loader, the dummy weights, the Orbax reader and the shardings all walk trees
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -142,4 +143,4 @@ class ArrayInfo:
 
     @property
     def num_bytes(self) -> int:
-        return int(np.prod(self.shape)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize

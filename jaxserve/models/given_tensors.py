@@ -72,6 +72,7 @@ class ExpectedTensors:
         """Sentences about all that is wrong. `partial`: what is not given is to stay as it is."""
         known = self.named(given)
         sentences = [
+            "" if given else "No tensors are given.",
             sentence("The model has no tensors of these names: {}.", filter(self._is_unknown, given)),
             sentence("Given twice, under several names: {}.", self._given_twice(given)),
             *unreachable(given),
@@ -79,9 +80,7 @@ class ExpectedTensors:
             sentence("Wrong shapes: {}.", self._wrong_shapes(known)),
             *self._incomplete(known, partial=partial),
         ]
-        if not given:
-            sentences.insert(0, "No tensors are given.")
-        return [sentence for sentence in sentences if sentence]
+        return [*filter(None, sentences)]
 
     def _is_unknown(self, name: str) -> bool:
         return name not in self._name_of and name not in self._passed_over and not name.endswith(_PASSED_OVER)
@@ -156,13 +155,14 @@ def _wrong_types(known: Mapping[str, GivenTensor]) -> Iterator[str]:
 def unreachable(given: Mapping[str, GivenTensor]) -> list[str]:
     """Sentences about arrays whose elements this process cannot have."""
     arrays = {name: tensor.array for name, tensor in given.items() if isinstance(tensor.array, jax.Array)}
-    return [
+    sentences = [
         sentence("Deleted arrays, as donated ones are: {}.", (name for name, array in arrays.items() if array.is_deleted())),
         sentence(
             "Arrays that this process reaches only in part: {}.",
             (name for name, array in arrays.items() if not array.is_fully_addressable),
         ),
     ]
+    return [*filter(None, sentences)]
 
 
 def sentence(form: str, items: Iterable[str]) -> str:

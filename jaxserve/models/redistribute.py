@@ -1,8 +1,11 @@
 """From the devices where somebody's arrays are to ours, whatever the shardings of both: device to device.
 
-`jax.device_put` goes through the host where the shards of both sides are not the same. Here shards are cut into pieces that
-are whole on both sides, each is copied once to each device that needs it, and put together there. What lies on the right device
-is not copied. Cutting and putting together are one program for all devices, and for all arrays of a shape.
+Where both sides have the same shards `jax.device_put` does it, for many arrays at once. Elsewhere it would go through the host:
+here shards are cut into pieces that are whole on both sides, each is copied once to each device that needs it, and put together
+there. What lies on the right device is not copied. Cutting and putting together are one program for all devices, and for all
+arrays of a shape.
+
+Devices of a CPU have one memory: what may be shared is not copied there.
 """
 
 from __future__ import annotations
@@ -34,15 +37,42 @@ class Block:
     bounds: Bounds
 
 
-def redistribute(array: jax.Array, sharding: Sharding, *, fresh: bool = False) -> jax.Array:
-    """The same elements with that sharding, which must divide the shape. Buffers that are on the right device already are
-    shared with `array`, unless `fresh`."""
-    blocks, theirs = blocks_of(sharding, array.shape), blocks_of(array.sharding, array.shape)
-    shares = not fresh and _is_on_cpu(array)
-    if list(blocks.values()) == list(theirs.values()) and blocks.keys() != theirs.keys() and not shares:
-        return jax.device_put(array, sharding, may_alias=False if fresh else None)  # shard for shard
-    wanted = {device: Block(array, bounds) for device, bounds in blocks.items()}
-    return jax.make_array_from_single_device_arrays(array.shape, sharding, bring(wanted, fresh=fresh))
+def redistribute(
+    arrays: Sequence[jax.Array | np.ndarray], shardings: Sequence[Sharding], *, fresh: Sequence[bool]
+) -> list[jax.Array]:
+    """The same elements with these shardings, which must divide the shapes. Buffers that are on the right device already are
+    shared with the arrays, unless they must be `fresh`."""
+    moved: dict[int, jax.Array] = {}
+    put: dict[bool, dict[int, jax.Array | np.ndarray]] = {True: {}, False: {}}  # by whether JAX must copy
+    for number, (array, sharding, is_fresh) in enumerate(zip(arrays, shardings, fresh, strict=True)):
+        if isinstance(array, np.ndarray):
+            put[False][number] = array.copy() if is_fresh else array  # whose memory JAX may keep, whatever it is asked
+            continue
+        if array.sharding == sharding and not is_fresh:
+            moved[number] = array
+            continue
+        blocks, theirs = blocks_of(sharding, array.shape), blocks_of(array.sharding, array.shape)
+        is_alike, is_here = [*blocks.values()] == [*theirs.values()], [*blocks] == [*theirs]
+        if is_alike and not is_here and not is_fresh and _is_on_cpu(array):
+            moved[number] = _shared(array, sharding)
+        elif is_alike and (is_here or blocks.keys() != theirs.keys()):
+            put[is_fresh][number] = array
+        else:
+            shards = bring({device: Block(array, bounds) for device, bounds in blocks.items()}, fresh=is_fresh)
+            moved[number] = jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+    for is_fresh, held in put.items():
+        if not held:
+            continue
+        targets = [shardings[number] for number in held]
+        moved |= zip(held, jax.device_put([*held.values()], targets, may_alias=False if is_fresh else None), strict=True)
+    return [moved[number] for number in range(len(arrays))]
+
+
+def _shared(array: jax.Array, sharding: Sharding) -> jax.Array:
+    """On other devices of the CPU, which have the same shards."""
+    blocks = blocks_of(array.sharding, array.shape)
+    held = {blocks[shard.device]: np.asarray(shard.data) for shard in array.addressable_shards}
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: held[_bounds(index, array.shape)])
 
 
 def plain(array: jax.Array) -> jax.Array:
@@ -63,16 +93,18 @@ def plain(array: jax.Array) -> jax.Array:
 
 def devices_of(array: jax.Array) -> tuple[jax.Device, ...]:
     """In the order that programs over them know."""
-    return tuple(array.sharding.devices_indices_map(array.shape))
+    return tuple(blocks_of(array.sharding, array.shape))
 
 
-def blocks_of(sharding: Sharding, shape: Shape) -> dict[jax.Device, Bounds]:
+@functools.lru_cache(maxsize=1024)
+def blocks_of(sharding: Sharding, shape: Shape) -> Mapping[jax.Device, Bounds]:
     """What each device has, in that order."""
-    found = {}
-    for device, index in sharding.devices_indices_map(shape).items():
-        assert index is not None
-        found[device] = tuple(axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True))
-    return found
+    return {device: _bounds(index, shape) for device, index in sharding.devices_indices_map(shape).items()}
+
+
+def _bounds(index: Sequence[slice] | None, shape: Shape) -> Bounds:
+    assert index is not None
+    return tuple(axis.indices(size)[:2] for axis, size in zip(index, shape, strict=True))
 
 
 def bring(wanted: Mapping[jax.Device, Block], *, fresh: bool = False) -> list[jax.Array]:

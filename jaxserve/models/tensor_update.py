@@ -2,8 +2,8 @@
 
 What `loading` does with files: of each stored array every device gets its part, in the layout for the mesh. Here one program
 for each kind of array does it on all devices of the mesh, however the given arrays are divided; arrays of other devices are
-first brought over in the sharding that XLA wants for them. Matrices of experts that are no single tensor in the right order go
-to the device of their slot, each by itself.
+brought over first. Matrices of experts that are no single tensor in the right order go to the device of their slot, each by
+itself.
 
 Nothing that is made shares memory with what was given.
 """
@@ -12,23 +12,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxserve.models.arrange import are_alike, is_in_order
+from jaxserve.models.array_batch import ArrayBatch, Making, make_all
 from jaxserve.models.array_making import Compute, SlotArray, WholeArray
-from jaxserve.models.array_programs import ArrayPrograms
+from jaxserve.models.array_programs import ArrayPrograms, Program
 from jaxserve.models.arrays import ALL_AXES, ArrayInfo, Derived, Given, Source, Stacked
 from jaxserve.models.assembly import derive, give
 from jaxserve.models.config import ModelConfig
 from jaxserve.models.decoder import ParamTree, abstract_params
 from jaxserve.models.given_tensors import ExpectedTensors, GivenTensor, variants
 from jaxserve.models.names import map_named, stored_arrays, stored_name
-from jaxserve.models.redistribute import Block, bring, redistribute
+from jaxserve.models.redistribute import Block, bring
 
 
 class TensorUpdate:
@@ -42,7 +44,12 @@ class TensorUpdate:
         self._expected = ExpectedTensors(
             self._stored.values(), stored_arrays(of_model).values(), is_tied=config.tie_word_embeddings
         )
+        self._made_of: dict[str, list[tuple[str, ArrayInfo]]] = collections.defaultdict(list)  # of a stored array, the leaves
+        map_named(lambda name, info: self._made_of[stored_name(name, info)].append((name, info)), self._arrays)
+        self._names: list[str] = []
+        map_named(lambda name, _: self._names.append(name), self._arrays)
         self._programs = ArrayPrograms(mesh)
+        self._known: dict[Hashable, Program] = {}  # by stored array and what it is made of
         self._devices = tuple(mesh.devices.flat)
 
     def problems(self, given: Mapping[str, GivenTensor], *, partial: bool) -> list[str]:
@@ -55,24 +62,19 @@ class TensorUpdate:
         `given` has no problems; all of it is needed where `params` is None: there are no weights. After an exception
         `params` are deleted.
         """
-        leaves: dict[str, jax.Array] = {}
-        if params is not None:
-            map_named(leaves.__setitem__, params)
+        leaves = {} if params is None else dict(zip(self._names, jax.tree.leaves(params), strict=True))
         try:
             self._replace(leaves, self._expected.named(given))
         except BaseException:
             for leaf in leaves.values():
                 leaf.delete()
             raise
-        tree: ParamTree = map_named(lambda name, _: leaves[name], self._arrays)
+        tree: ParamTree = jax.tree.unflatten(jax.tree.structure(self._arrays), [leaves[name] for name in self._names])
         return tree
 
     def _replace(self, leaves: dict[str, jax.Array], given: Mapping[str, GivenTensor]) -> None:
-        made_of: dict[str, list[tuple[str, ArrayInfo]]] = collections.defaultdict(list)
-        map_named(lambda name, info: made_of[stored_name(name, info)].append((name, info)), self._arrays)
-        # What is made at a time takes no more memory, beside the weights, than the largest array.
-        most_bytes, unfinished = max(info.num_bytes for info in self._stored.values()), collections.deque[jax.Array]()
-        for stored, made in made_of.items():
+        batch = ArrayBatch(leaves, most_bytes=max(info.num_bytes for info in self._stored.values()))
+        for stored, made in self._made_of.items():
             (name, info), *others = made
             if isinstance(info.source, Given):
                 if name not in leaves:
@@ -81,54 +83,48 @@ class TensorUpdate:
             if not any(option.keys() <= given.keys() for option in variants(self._stored[stored])):
                 continue
             if not others and not isinstance(info.source, Derived):
-                leaves[name] = self._make(self._stored[stored], given, leaves.get(name))
-                unfinished.append(leaves[name])
+                batch.add(name, self._making(stored, given, leaves.get(name)))
             else:
-                base = self._make(self._stored[stored], given, None)
+                (base,) = make_all([self._making(stored, given, None)])
                 for name, info in made:
                     assert isinstance(info.source, Derived), info
                     if name in leaves:
                         leaves[name].delete()
                     leaves[name] = derive(info, info.source, base, self._mesh)
                 base.delete()
-            while sum(array.nbytes for array in unfinished) > most_bytes:
-                unfinished.popleft().block_until_ready()
+        batch.make()
         jax.block_until_ready(list(leaves.values()))
 
-    def _make(self, info: ArrayInfo, given: Mapping[str, GivenTensor], old: jax.Array | None) -> jax.Array:
-        """The array `info` describes, in the memory of `old`."""
+    def _making(self, name: str, given: Mapping[str, GivenTensor], old: jax.Array | None) -> Making:
+        """Of the stored array of that name, in the memory of `old`."""
+        info = self._stored[name]
         source = info.source
         if isinstance(source, Source):
-            return self._make_whole(info, source, [given[name] for name in source.names], old)
+            return self._of_whole(name, source, [given[name] for name in source.names], old)
         assert isinstance(source, Stacked), info
         is_fused = source.fused[0].names[0] in given
         if is_fused and is_in_order(source):
-            return self._make_whole(info, source.fused[0], [given[source.fused[0].names[0]]], old)
+            return self._of_whole(name, source.fused[0], [given[source.fused[0].names[0]]], old)
         stacks = None if is_fused else _stacks(source.parts, given)
         if stacks is not None:
-            return self._make_whole(info, source.parts[0], stacks, old, of_each=True)
-        return self._make_slots(info, source.fused if is_fused else source.parts, given, old, is_fused=is_fused)
+            return self._of_whole(name, source.parts[0], stacks, old, of_each=True)
+        sources = source.fused if is_fused else source.parts
+        make_slots = functools.partial(self._make_slots, info, sources, given, is_fused=is_fused)
+        return Making([], Program([], make_slots), old, info.num_bytes)
 
     # --- arrays of which XLA makes each device's part
 
-    def _make_whole(
-        self,
-        info: ArrayInfo,
-        source: Source,
-        tensors: Sequence[GivenTensor],
-        old: jax.Array | None,
-        *,
-        of_each: bool = False,
-    ) -> jax.Array:
-        arrays = [tensor.element() for tensor in tensors]
+    def _of_whole(
+        self, name: str, source: Source, tensors: Sequence[GivenTensor], old: jax.Array | None, *, of_each: bool = False
+    ) -> Making:
+        info, arrays = self._stored[name], [tensor.element() for tensor in tensors]
         computes = tuple(tensor.compute for tensor in tensors)
-        make = WholeArray(info.anonymous, dataclasses.replace(source, names=()), computes, self._shards(info), of_each)
-        program = self._programs.of_whole(make, info.spec, arrays, old)
-        is_result = program.run is None
-        if is_result and old is not None:
-            old.delete()
-        brought = [_bring(*pair, fresh=is_result) for pair in zip(arrays, program.shardings, strict=True)]
-        return brought[0] if program.run is None else program.run(old, brought)
+        kinds = tuple((array.shape, array.dtype, getattr(array, "sharding", None)) for array in arrays)
+        key = (name, source.names, computes, of_each, kinds, old is not None)
+        if key not in self._known:
+            make = WholeArray(info.anonymous, dataclasses.replace(source, names=()), computes, self._shards(info), of_each)
+            self._known[key] = self._programs.of_whole(make, info.spec, arrays, old)
+        return Making(arrays, self._known[key], old, info.num_bytes)
 
     def _shards(self, info: ArrayInfo) -> int:
         """Over how many devices the rows that the source speaks of are divided."""
@@ -148,9 +144,11 @@ class TensorUpdate:
         sources: Sequence[Source],
         given: Mapping[str, GivenTensor],
         old: jax.Array | None,
+        brought: Sequence[jax.Array],
         *,
         is_fused: bool,
     ) -> jax.Array:
+        assert not brought  # each to its own device, here
         elements: dict[str, jax.Array] = {}
         per_device = len(sources) // self._mesh.size
         columns: list[list[jax.Array]] = []  # of each slot of a device, the tensors it is made of
@@ -226,10 +224,3 @@ def _bounds(shape: tuple[int, ...], matrix: int | None) -> tuple[tuple[int, int]
     """Of all of an array, or of one of its matrices."""
     whole = tuple((0, size) for size in shape)
     return whole if matrix is None else ((matrix, matrix + 1), *whole[1:])
-
-
-def _bring(array: jax.Array | np.ndarray, sharding: Sharding, *, fresh: bool) -> jax.Array:
-    """To our devices; `fresh`: in memory that nobody else has."""
-    if isinstance(array, np.ndarray):
-        return jax.device_put(array.copy() if fresh else array, sharding)  # JAX may keep the buffer itself on CPU
-    return array if array.sharding == sharding and not fresh else redistribute(array, sharding, fresh=fresh)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.experimental import transfer
 
+from jaxserve.executor.distributed import NUM_TRANSPORTS, cpu_device
 from jaxserve.models.given_tensors import GivenTensor, unreachable
 from jaxserve.models.leaf_names import NameMapping, hugging_face_names, named_leaves
 from jaxserve.server.requests import RequestError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from jaxserve.server.engine import Engine
     from jaxserve.server.remote import RemoteEngine
 
-_NUM_TRANSPORTS = 4  # connections for the bytes: one alone is half as fast
 _UUID_BITS = 62  # an offer is for who knows its number
 
 
@@ -35,10 +35,7 @@ class WeightSender:
         """`host`: the address of this machine where the server's processes reach it; `bucket_bytes`: of what is offered at a
         time, and lies in this host's memory until it is fetched. ValueError if JAX has no CPU device here, from which arrays
         are offered: JAX_PLATFORMS must name cpu as well, if it is set."""
-        try:
-            self._device = jax.local_devices(backend="cpu")[0]
-        except RuntimeError as error:
-            raise ValueError("A WeightSender needs JAX's CPU device: JAX_PLATFORMS must name cpu as well.") from error
+        self._device = cpu_device()
         self._here = f"[{host}]:0" if ":" in host else f"{host}:0"
         self._bucket_bytes = bucket_bytes
         self._server: Any = None
@@ -61,8 +58,7 @@ class WeightSender:
         then. `timeout_s`: so long a part of `bucket_bytes` may take.
         """
         given = hugging_face_names(named_leaves(weights), mapping)
-        problems = [found for found in unreachable(given) if found]
-        if problems:
+        if problems := unreachable(given):
             raise ValueError(" ".join(problems))
         num_replicas: int = engine.get_server_info()["dp_size"]
         options = {"flush_cache": flush_cache, "abort_all_requests": abort_all_requests, "weight_version": weight_version}
@@ -88,7 +84,7 @@ class WeightSender:
     def _offer(self, arrays: list[jax.Array], num_replicas: int) -> int:
         """The first replica's number; the others' are behind it."""
         if self._server is None:
-            transports = [self._here] * _NUM_TRANSPORTS
+            transports = [self._here] * NUM_TRANSPORTS
             self._server = transfer.start_transfer_server(self._device.client, self._here, transports)
         uuid = secrets.randbits(_UUID_BITS)
         for rank in range(num_replicas):

@@ -43,9 +43,8 @@ from jaxserve.executor import ModelRunner
 from jaxserve.executor.mesh import make_mesh
 from jaxserve.executor.weights import delete
 from jaxserve.handover import Handover
-from jaxserve.models import ModelConfig, divide_layers
+from jaxserve.models import ModelConfig, array_batch, divide_layers
 from jaxserve.models.given_tensors import GivenTensor
-from jaxserve.models.tensor_update import TensorUpdate
 
 
 @pytest.fixture(scope="module")
@@ -171,15 +170,15 @@ def test_a_failure_half_way_leaves_no_weights(
     runner: ModelRunner, handover: Handover, old: Path, new: Path, old_tokens: list[list[int]], new_tokens: list[list[int]]
 ) -> None:
     """Those of half a model would be worse; they come back from where they came last, or whole."""
-    given, make_one, remaining = trained(new), TensorUpdate._make, iter(range(5))
+    given, make_some, remaining = trained(new), array_batch.make_all, iter(range(2))
 
-    def failing(*args: Any) -> jax.Array:
+    def failing(*args: Any) -> list[jax.Array]:
         if next(remaining, None) is None:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the memory is gone\nand where it went")
-        return make_one(*args)
+        return make_some(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TensorUpdate, "_make", failing)
+        patch.setattr(array_batch, "make_all", failing)
         with pytest.raises(WeightsLost, match=r"the memory is gone The old weights are partly replaced and gone"):
             hand_over(runner, handover, given)
     assert runner.internal_state()["memory_usage"]["weight_gb"] == 0
@@ -275,7 +274,7 @@ def test_offered_arrays_give_the_tokens_of_a_fresh_runner(
     execute(runner, offered(offering, 1, first))
     execute(runner, offered(offering, 2, {"model.norm.weight": norm.astype(ml_dtypes.bfloat16).astype(np.float32)}))
     assert tokens_of(runner) == old_tokens
-    execute(runner, ReplaceTensors(None, partial=False))
+    runner.execute(ReplaceTensors(None, partial=False)).result(timeout=120)
     assert tokens_of(runner) == new_tokens
     execute(runner, ForgetTensors())
     with compiling_nothing(runner):

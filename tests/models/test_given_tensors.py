@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax._src.array
@@ -17,13 +17,12 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
-from jaxserve.models import ModelConfig, array_programs, divide_layers, load_params, tensor_update
+from jaxserve.models import ModelConfig, array_batch, array_programs, divide_layers, load_params, redistribute
 from jaxserve.models.arrays import ALL_AXES, Stacked
 from jaxserve.models.decoder import abstract_params
 from jaxserve.models.expert_placement import place_experts
 from jaxserve.models.given_tensors import GivenTensor
 from jaxserve.models.names import stored_arrays
-from jaxserve.models.redistribute import redistribute
 from jaxserve.models.tensor_update import TensorUpdate, check
 
 CheckpointOf: TypeAlias = Callable[[str], Path]
@@ -239,16 +238,63 @@ def test_large_matrices_are_on_no_device_whole(checkpoint: CheckpointOf, monkeyp
         given[name] = GivenTensor(jax.device_put(tensor, NamedSharding(of, spec)))
     brought: list[tuple[int, ...]] = []
 
-    def noted(array: jax.Array, *args: Any, **options: Any) -> jax.Array:
-        brought.append(array.shape)
-        return redistribute(array, *args, **options)
+    def noted(blocks: Mapping[jax.Device, redistribute.Block], **options: Any) -> list[jax.Array]:
+        brought.extend({block.array.shape for block in blocks.values()})
+        return bring(blocks, **options)
 
-    monkeypatch.setattr(tensor_update, "redistribute", noted)
+    bring = redistribute.bring
+    monkeypatch.setattr(redistribute, "bring", noted)
     check_equal(make(TensorUpdate(config, mesh, jnp.float32), None, given), expected)
     assert not brought
     monkeypatch.setattr(array_programs, "_LARGE_BYTES", 0)
     check_equal(make(TensorUpdate(config, mesh, jnp.float32), None, given), expected)
     assert {shape for shape in brought if len(shape) == 3} >= {tensors[name].shape for name in tensors if "down_proj" in name}
+
+
+class Move(NamedTuple):
+    """Of an array to our devices."""
+
+    num_axes: int
+    is_whole: bool  # on each of them
+    live_bytes: int  # when those that come with it have come
+
+
+def noted_moves(monkeypatch: pytest.MonkeyPatch) -> list[Move]:
+    found: list[Move] = []
+
+    def noted(*args: Any, **options: Any) -> list[jax.Array]:
+        moved = redistribute.redistribute(*args, **options)
+        found.extend(Move(array.ndim, array.is_fully_replicated, live_bytes()) for array in moved)
+        return moved
+
+    monkeypatch.setattr(array_batch, "redistribute", noted)
+    return found
+
+
+def test_what_trainers_have_whole_does_not_come_whole(checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, mesh = checkpoint("llama"), mesh_of(1, 4)
+    config = ModelConfig.from_pretrained(folder)
+    expected = load_params(folder, config, mesh, jnp.float32, progress=False)
+    whole = NamedSharding(trainer_mesh(4, 4), PartitionSpec())
+    given = {name: GivenTensor(jax.device_put(array, whole)) for name, array in tensors_of(folder).items()}
+    moves = noted_moves(monkeypatch)
+    for large_bytes, are_whole in ((1 << 20, {True}), (0, {False})):
+        monkeypatch.setattr(array_programs, "_LARGE_BYTES", large_bytes)
+        check_equal(make(TensorUpdate(config, mesh, jnp.float32), None, given), expected)
+        assert {move.is_whole for move in moves if move.num_axes == 2} == are_whole
+        moves.clear()
+
+
+def test_no_more_comes_at_once_than_the_largest_array_has(checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, mesh = checkpoint("llama"), mesh_of(1, 2)
+    update = TensorUpdate(ModelConfig.from_pretrained(folder), mesh, jnp.float32)
+    given = of_trainer(tensors_of(folder), trainer_mesh(4, 2))
+    params = make(update, None, given)
+    before, moves = live_bytes(), noted_moves(monkeypatch)
+    params = make(update, params, given)
+    assert live_bytes() == before and len(moves) == len(given)
+    most = max(array.nbytes for array in jax.tree.leaves(params))
+    assert most / 2 < max(move.live_bytes for move in moves) - before <= most
 
 
 def one_by_one(config: ModelConfig, tensors: Tensors) -> Tensors:
@@ -356,7 +402,7 @@ def test_from_any_sharding_to_any(of: Mesh, target: tuple[int, int], reverse: bo
     devices = np.array(jax.devices()[NUM_DEVICES - count :])
     mesh = Mesh((devices[::-1] if reverse else devices).reshape(target), ALL_AXES)
     for spec in (PartitionSpec(*ALL_AXES), PartitionSpec(None, ALL_AXES), PartitionSpec("tensor"), PartitionSpec()):
-        moved = redistribute(array, NamedSharding(mesh, spec), fresh=True)
+        (moved,) = redistribute.redistribute([array], [NamedSharding(mesh, spec)], fresh=[True])
         assert moved.sharding == NamedSharding(mesh, spec)
         np.testing.assert_array_equal(moved, numbers)
 
@@ -368,7 +414,7 @@ def test_cpu_devices_share_what_need_not_be_fresh(spec: PartitionSpec) -> None:
     there = NamedSharding(trainer_mesh(2, 2), spec)
     addresses = {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
     for fresh in (True, False):
-        moved = redistribute(array, there, fresh=fresh)
+        (moved,) = redistribute.redistribute([array], [there], fresh=[fresh])
         shared = {shard.data.unsafe_buffer_pointer() for shard in moved.addressable_shards} == addresses
         assert shared == (not fresh and spec == array.sharding.spec)
     jax.block_until_ready(jax.jit(jnp.negative, donate_argnums=0)(array))
@@ -384,15 +430,15 @@ def test_layers_share_programs_and_old_arrays_go_as_new_ones_come(
     with compiling(8):  # embedding, norm, qkv, o, gate_up, down, head, and one to spare
         params = make(update, None, given)
     params = make(update, params, given)
-    before, most, make_one = live_bytes(), 0, TensorUpdate._make
+    before, most, make_some = live_bytes(), 0, array_batch.make_all
 
-    def noted(*args: Any) -> jax.Array:
+    def noted(makings: Sequence[array_batch.Making]) -> list[jax.Array]:
         nonlocal most
-        made = make_one(*args)
+        made = make_some(makings)
         most = max(most, live_bytes())
         return made
 
-    monkeypatch.setattr(TensorUpdate, "_make", noted)
+    monkeypatch.setattr(array_batch, "make_all", noted)
     params = make(update, params, given)
     assert most == live_bytes() == before
 
