@@ -9,10 +9,7 @@ token too.
 
 An embedding is taken for the token that its first number says.
 
-Its weights are a number, which the hash takes in: ReplaceWeights of a path makes it `weights_of(path)` (a path beginning with
-"bad" fails when it is checked, one with "broken" while it is loaded), ReplaceTensors of a number `weights_of(str(number))` (a
-negative one fails when it is checked, LOST_TENSORS on the way); of None `weights_of` all that was read, one behind the other
-(b"bad" cannot be read, b"wrong" is refused when it is checked). KV that other weights wrote must not be read, unless
+Its weights are a number, which the hash takes in (`fake_contents`). KV that other weights wrote must not be read, unless
 `reads_old_kv`. The same holds of LoRA adapters (`fake_adapters`), row by row.
 
 Vectors of texts: `fake_vectors`.
@@ -27,38 +24,19 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import time
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fake_adapters import FakeAdapters, adapter_number
 from fake_answers import expected_experts, expected_hidden, expected_logprobs, expected_scores, mixed
+from fake_contents import FakeContents
 from fake_shards import numbered_through
 from fake_states import FakeRow, FakeStates
 from fake_step_checks import check_step
 from fake_vectors import FakeVectors, expected_vectors
 
-from jaxserve.commands import (
-    MEMORY_TAGS,
-    AdapterCommand,
-    BesideSteps,
-    CheckTensors,
-    CheckWeights,
-    Command,
-    CommandError,
-    ForgetTensors,
-    PullTensors,
-    ReadTensors,
-    ReleaseMemory,
-    ReplaceTensors,
-    ReplaceWeights,
-    ResumeMemory,
-    StartProfile,
-    StopProfile,
-    WeightsLost,
-)
+from jaxserve.commands import AdapterCommand, BesideSteps, Command, ReleaseMemory
 from jaxserve.runner import (
     BROKEN_LOGITS,
     NO_CANDIDATES,
@@ -73,7 +51,6 @@ from jaxserve.runner import (
 )
 from jaxserve.types import ForwardMode
 
-LOST_TENSORS = 13
 _UNWRITTEN = -2
 _UNSEEN = -3
 
@@ -100,10 +77,6 @@ class _Launched:
     output: concurrent.futures.Future[StepOutput] | None = None  # once it is sampled
 
 
-def weights_of(path: str) -> int:
-    return zlib.crc32(path.encode())
-
-
 class FakeRunner:
     def __init__(self, spec: RunnerSpec, *, step_delay_s: float = 0.0, nan_token: int | None = None) -> None:
         """Each step takes at least `step_delay_s`. A row whose history holds `nan_token` gives NaN logits."""
@@ -125,17 +98,14 @@ class FakeRunner:
         self._unsampled: _Launched | None = None
         self._unfetched: collections.deque[_Launched] = collections.deque()  # oldest first
         self.most_in_flight = spec.num_stages + 1  # one in each stage, and the next
-        self.weights = 0
         self.reads_old_kv = False  # somebody wants to keep it
         self.adapters = FakeAdapters(spec)
         self.vectors = FakeVectors(spec, self._expects)
         self.command_delay_s = 0.0
         self.programs_missing = 0
         self.commands: list[Command] = []  # all that were given
-        self.read_tensors: list[bytes] = []
-        self.released: set[str] = set()
         self.spans: list[tuple[str, dict[str, Any]]] = []  # all that were annotated
-        self._profile: tuple[str, int] | None = None  # folder, and what was annotated before
+        self._contents = FakeContents(self.spans)
         self._command: concurrent.futures.Future[None] | None = None  # the last that changes something
         self.steps: list[StepInput] = []  # everything launched
         self.masks: list[np.ndarray | None] = []  # of each
@@ -148,7 +118,8 @@ class FakeRunner:
     def forward(self, step: StepInput) -> _Launched:
         assert self._unsampled is None, "a step is launched before the one before it was sampled"
         assert self._command is None or self._command.done(), "a step is launched while a command is carried out"
-        assert not self.released, f"a step is launched while {self.released} is released"
+        released = self._contents.released
+        assert not released, f"a step is launched while {released} is released"
         self.steps.append(step)
         self._unsampled = _Launched(step)
         self._unfetched.append(self._unsampled)
@@ -234,51 +205,10 @@ class FakeRunner:
 
     def _carry_out(self, command: Command) -> None:
         time.sleep(self.command_delay_s)
-        match command:
-            case CheckWeights(path) | ReplaceWeights(path):
-                is_check = isinstance(command, CheckWeights)
-                if path.startswith("bad") or (path.startswith("broken") and not is_check):
-                    raise CommandError(f"{path} cannot be loaded.")
-                if not is_check:
-                    self.weights = weights_of(path)
-                    self.released.discard("weights")
-            case ReadTensors(files):
-                if b"bad" in files:
-                    raise CommandError("It cannot be read.")
-                self.read_tensors += files
-            case PullTensors(_, uuid):
-                self.read_tensors.append(b"%d" % uuid)
-            case ForgetTensors():
-                self.read_tensors.clear()
-            case CheckTensors(number):
-                if b"wrong" in self.read_tensors if number is None else number < 0:
-                    raise CommandError(f"{number} is wrong.")
-            case ReplaceTensors(number):
-                if number == LOST_TENSORS:
-                    self.released.add("weights")
-                    raise WeightsLost("The weights are gone.")
-                self.weights = weights_of(b"".join(self.read_tensors).decode() if number is None else str(number))
-                self.released.discard("weights")
-            case ReleaseMemory(tags):
-                assert not self.released & set(tags) and set(tags) <= set(MEMORY_TAGS)
-                self.released |= set(tags)
-                if "kv_cache" in tags:
-                    for pages in self._pages:
-                        pages.fill(_UNWRITTEN)
-            case StartProfile(folder):
-                if self._profile is not None:
-                    raise CommandError("Only one profile may be run at a time.")
-                self._profile = folder, len(self.spans)
-            case StopProfile(memory_file):
-                assert self._profile is not None
-                (folder, first), self._profile = self._profile, None
-                Path(folder, "trace.txt").write_text("\n".join(name for name, _ in self.spans[first:]))
-                if memory_file is not None:
-                    Path(memory_file).touch()
-            case ResumeMemory(tags):
-                if not set(tags) <= self.released:
-                    raise CommandError(f"Of {', '.join(tags)} something is not released.")
-                self.released -= set(tags)
+        self._contents.carry_out(command)
+        if isinstance(command, ReleaseMemory) and "kv_cache" in command.tags:
+            for pages in self._pages:
+                pages.fill(_UNWRITTEN)
 
     def _run(self, step: StepInput, masks: np.ndarray | None, changed: LogitLines | None) -> StepOutput:
         if self._step_delay_s:
@@ -383,7 +313,7 @@ class FakeRunner:
             pages = self._page_tables[:, row, positions // page_size]
             for tokens, writers, at in zip(self._pages, self._written_by, pages, strict=True):
                 tokens[at, positions % page_size] = ids
-                writers[at, positions % page_size] = self.weights + self.adapters.writer(row)
+                writers[at, positions % page_size] = self._contents.weights + self.adapters.writer(row)
             slots.append(pages * page_size + positions % page_size)
         for written in np.concatenate(slots, axis=1):
             assert len(np.unique(written)) == len(written), "two rows of one step write to the same slot"
@@ -393,7 +323,7 @@ class FakeRunner:
         histories = [self._history(row, start + count).tolist() for row, start, count in rows]
         self._row_states.run(
             [FakeRow(row, start, of_row) for (row, start, _), of_row in zip(rows, histories, strict=True)],
-            self.weights,
+            self._contents.weights,
             in_turn=step.mode is ForwardMode.DECODE,
         )
 
@@ -418,7 +348,7 @@ class FakeRunner:
     def _draft(self, row: int) -> None:
         """Some right guesses, then perhaps a wrong one: as many as a hash of the history says."""
         history = np.append(self._history(row, int(self._kv_len[row])), self._inputs[row, 0])
-        seed = self.weights + self.adapters.seed(row)
+        seed = self._contents.weights + self.adapters.seed(row)
         seed += 0 if self._states[row].sampling.is_greedy else self._states[row].seed
         for place in range(1, self._spec.num_draft_tokens):
             luck = mixed(int(history.astype(np.int64).sum()) + 7919 * place) % 8
@@ -438,7 +368,7 @@ class FakeRunner:
             seen = self._pages[group][pages].reshape(-1)[start:length]
             assert (seen != _UNWRITTEN).all(), f"row {row} reads slots that were never written"
             written_by = self._written_by[group][pages].reshape(-1)[start:length]
-            own = self.weights + self.adapters.writer(row)
+            own = self._contents.weights + self.adapters.writer(row)
             assert self.reads_old_kv or (written_by == own).all(), f"row {row} reads what other weights wrote"
             known = history[start:] != _UNSEEN
             assert (seen == history[start:])[known].all(), f"row {row} reads other tokens in group {group} than in those before"
@@ -449,7 +379,7 @@ class FakeRunner:
         history, state = self._history(row, seq_len), self._states[row]
         if self._nan_token is not None and self._nan_token in history:
             return BROKEN_LOGITS
-        seed = self.weights + self.adapters.seed(row) + (0 if state.sampling.is_greedy else state.seed)
+        seed = self._contents.weights + self.adapters.seed(row) + (0 if state.sampling.is_greedy else state.seed)
         token = self._next_token(history, seed) if preferred is None else preferred
         return self._first_allowed(token, mask)
 
@@ -457,7 +387,7 @@ class FakeRunner:
         history = self._history(row, length)
         if self._nan_token is not None and self._nan_token in history:
             return None
-        return self._next_token(history, self.weights + self.adapters.seed(row))
+        return self._next_token(history, self._contents.weights + self.adapters.seed(row))
 
     def _next_token(self, history: np.ndarray, seed: int) -> int:
         start = max(len(history) - max(self._reach), 0)

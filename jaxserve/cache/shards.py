@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -80,8 +81,12 @@ class ShardedCache:
         """Prefixes that the trees know, in use or not."""
         return sum(shard.num_cached_tokens for shard in self.shards)
 
-    def shard_states(self) -> list[dict[str, float]]:
-        """Numbers of each shard, for /server_info."""
+    def counts(self) -> dict[str, Any]:
+        """For /server_info."""
+        of_shards = {"attn_dp": self._shard_states()} if len(self.shards) > 1 else {}
+        return {"num_cached_tokens": self.num_cached_tokens, "snapshots": self.snapshot_usage(), **of_shards}
+
+    def _shard_states(self) -> list[dict[str, float]]:
         return [
             {
                 "num_running_reqs": shard.num_leases,

@@ -36,6 +36,9 @@ class InputGate:
     def is_blocked(self) -> bool:
         return self._state is not _State.OPEN
 
+    def counts(self) -> dict[str, int]:
+        return {"is_input_blocked": self.is_blocked, "num_blocked_reqs": len(self)}
+
     def block(self) -> None:
         """Also ends an unblocking that is not complete."""
         self._state = _State.BLOCKED

@@ -28,6 +28,9 @@ class Pace:
         """For how long, time does not say."""
         return self.is_paused or self.is_held or self.awaits_profile
 
+    def counts(self) -> dict[str, float | None]:
+        return {"is_paused": self.is_paused, "forward_sleep_time": self.forward_sleep_s or None}
+
     @property
     def wait_s(self) -> float:
         """Until the next launch, unless it is stopped; 0: now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from jaxserve.cache import PoolUsage
 from jaxserve.scheduler.batch import ScheduleBatch
@@ -54,6 +55,16 @@ class Load:
         """As in SGLang, of the fullest pool."""
         return max(pool.token_usage for pool in self.pools)
 
+    def counts(self) -> dict[str, Any]:
+        return {
+            "num_running_reqs": self.num_running,
+            "num_waiting_reqs": self.num_waiting,
+            "num_pending_tokens": self.pending_tokens,
+            "num_used_tokens": self.used_tokens,
+            "token_usage": self.token_usage,
+            "kv_groups": [{**vars(pool), "token_usage": pool.token_usage} for pool in self.pools],
+        }
+
     def named_pools(self) -> list[tuple[str, PoolUsage]]:
         """With what stands before their numbers in a log line."""
         is_one = len(self.pools) == 1
@@ -69,6 +80,13 @@ class StepLog:
         self._last_prefill_s = self._last_decode_s = clock()
         self._generated_at_last = 0
         self.gen_throughput = 0.0  # tokens per second over the last logged interval
+
+    def counts(self) -> dict[str, float]:
+        return {
+            "last_gen_throughput": self.gen_throughput,
+            "cache_hit_rate": self.counters.cache_hit_rate,
+            **vars(self.counters),
+        }
 
     def launched(self, batch: ScheduleBatch) -> None:
         if batch.items:

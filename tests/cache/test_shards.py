@@ -103,8 +103,9 @@ def test_usage_is_that_of_all() -> None:
     (pool,) = cache.pool_usage()
     assert (pool.used_tokens, pool.evictable_tokens, pool.total_tokens) == (6, 4, 32)
     assert cache.num_cached_tokens == 4
-    assert [state["num_used_tokens"] for state in cache.shard_states()] == [2, 4]
-    assert [state["num_running_reqs"] for state in cache.shard_states()] == [1, 1]
+    shards = cache.counts()["attn_dp"]
+    assert [shard["num_used_tokens"] for shard in shards] == [2, 4]
+    assert [shard["num_running_reqs"] for shard in shards] == [1, 1]
     usage = cache.snapshot_usage()
     assert usage["total"] == 6 and usage["used"] == sum(shard.snapshot_usage()["used"] for shard in cache.shards) > 0
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import test_scheduler_random
-from fake_runner import FakeRunner, fake_spec, weights_of
+from fake_contents import weights_of
+from fake_runner import FakeRunner, fake_spec
 from scheduler_harness import Harness, prompt_of
 
 from jaxserve.runner import StepInput

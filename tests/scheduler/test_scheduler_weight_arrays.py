@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from fake_runner import LOST_TENSORS, weights_of
+from fake_contents import LOST_TENSORS, weights_of
 from scheduler_harness import Harness, prompt_of, until_replied
 
 from jaxserve.commands import CheckTensors, ReplaceTensors

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_runner import weights_of
+from fake_contents import weights_of
 from scheduler_harness import Harness, prompt_of, until_replied
 
 from jaxserve.commands import CheckWeights, ReleaseMemory, ReplaceWeights, ResumeMemory

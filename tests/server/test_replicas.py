@@ -11,7 +11,8 @@ import fake_scheduler
 import numpy as np
 import psutil
 import pytest
-from fake_runner import FakeRunner, fake_spec, weights_of
+from fake_contents import weights_of
+from fake_runner import FakeRunner, fake_spec
 from pipeline_harness import collect, refused, request, running, until
 from scraping import of, scraped
 
