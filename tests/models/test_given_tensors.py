@@ -14,20 +14,21 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from given_arrays import divided, trainer_mesh
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 
-from jaxserve.models import ModelConfig, array_batch, array_programs, divide_layers, load_params, redistribute
+from jaxserve.models import ModelConfig, array_batch, array_programs, divide_layers, load_params
 from jaxserve.models.arrays import ALL_AXES, Stacked
 from jaxserve.models.decoder import abstract_params
 from jaxserve.models.expert_placement import place_experts
 from jaxserve.models.given_tensors import GivenTensor
 from jaxserve.models.names import stored_arrays
+from jaxserve.models.redistribute import redistribute
 from jaxserve.models.tensor_update import TensorUpdate, check
 
 CheckpointOf: TypeAlias = Callable[[str], Path]
 Tensors: TypeAlias = dict[str, np.ndarray]
-NUM_DEVICES = 8
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 DOWN_PROJ = "model.layers.0.mlp.down_proj.weight"
 
@@ -36,19 +37,7 @@ def mesh_of(data: int, tensor: int) -> Mesh:
     return Mesh(np.array(jax.devices()[: data * tensor]).reshape(data, tensor), ALL_AXES)
 
 
-def trainer_mesh(first: int, *shape: int) -> Mesh:
-    """Of the devices from that one on."""
-    count = int(np.prod(shape))
-    return Mesh(np.array(jax.devices()[first : first + count]).reshape(shape), ("fsdp", "tp")[: len(shape)])
-
-
 BACKWARDS = Mesh(np.array(jax.devices()[1::-1]), ("fsdp",))
-
-
-def divided(array: np.ndarray, mesh: Mesh) -> jax.Array:
-    """The first axes over the mesh's, where they divide evenly."""
-    names = [name if size % mesh.shape[name] == 0 else None for size, name in zip(array.shape, mesh.axis_names, strict=False)]
-    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*names)))
 
 
 def of_trainer(tensors: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, GivenTensor]:
@@ -238,12 +227,12 @@ def test_large_matrices_are_on_no_device_whole(checkpoint: CheckpointOf, monkeyp
         given[name] = GivenTensor(jax.device_put(tensor, NamedSharding(of, spec)))
     brought: list[tuple[int, ...]] = []
 
-    def noted(blocks: Mapping[jax.Device, redistribute.Block], **options: Any) -> list[jax.Array]:
-        brought.extend({block.array.shape for block in blocks.values()})
-        return bring(blocks, **options)
+    def noted(arrays: Sequence[jax.Array], *args: Any, **options: Any) -> list[jax.Array]:
+        moved = redistribute(arrays, *args, **options)
+        brought.extend(array.shape for array, other in zip(arrays, moved, strict=True) if other is not array)
+        return moved
 
-    bring = redistribute.bring
-    monkeypatch.setattr(redistribute, "bring", noted)
+    monkeypatch.setattr(array_batch, "redistribute", noted)
     check_equal(make(TensorUpdate(config, mesh, jnp.float32), None, given), expected)
     assert not brought
     monkeypatch.setattr(array_programs, "_LARGE_BYTES", 0)
@@ -263,7 +252,7 @@ def noted_moves(monkeypatch: pytest.MonkeyPatch) -> list[Move]:
     found: list[Move] = []
 
     def noted(*args: Any, **options: Any) -> list[jax.Array]:
-        moved = redistribute.redistribute(*args, **options)
+        moved = redistribute(*args, **options)
         found.extend(Move(array.ndim, array.is_fully_replicated, live_bytes()) for array in moved)
         return moved
 
@@ -390,35 +379,6 @@ def test_what_is_kept_is_not_the_trainers(of: Mesh, checkpoint: CheckpointOf) ->
 
 def buffers(array: Any) -> list[int]:
     return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("target", [(1, 4), (2, 2), (1, 2), (1, 8)])
-@pytest.mark.parametrize("of", [trainer_mesh(0, 2, 4), trainer_mesh(2, 4), trainer_mesh(7, 1), trainer_mesh(0, 3)])
-def test_from_any_sharding_to_any(of: Mesh, target: tuple[int, int], reverse: bool) -> None:
-    numbers = np.arange(24 * 16, dtype=np.float32).reshape(24, 16)
-    array = divided(numbers, of)
-    count = target[0] * target[1]
-    devices = np.array(jax.devices()[NUM_DEVICES - count :])
-    mesh = Mesh((devices[::-1] if reverse else devices).reshape(target), ALL_AXES)
-    for spec in (PartitionSpec(*ALL_AXES), PartitionSpec(None, ALL_AXES), PartitionSpec("tensor"), PartitionSpec()):
-        (moved,) = redistribute.redistribute([array], [NamedSharding(mesh, spec)], fresh=[True])
-        assert moved.sharding == NamedSharding(mesh, spec)
-        np.testing.assert_array_equal(moved, numbers)
-
-
-@pytest.mark.parametrize("spec", [PartitionSpec("fsdp"), PartitionSpec(None, "fsdp")])
-def test_cpu_devices_share_what_need_not_be_fresh(spec: PartitionSpec) -> None:
-    """The other one's memory; whoever donates it afterwards gets other memory."""
-    array = jax.jit(jnp.copy)(divided(np.arange(64.0, dtype=np.float32).reshape(8, 8), trainer_mesh(0, 2)))
-    there = NamedSharding(trainer_mesh(2, 2), spec)
-    addresses = {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
-    for fresh in (True, False):
-        (moved,) = redistribute.redistribute([array], [there], fresh=[fresh])
-        shared = {shard.data.unsafe_buffer_pointer() for shard in moved.addressable_shards} == addresses
-        assert shared == (not fresh and spec == array.sharding.spec)
-    jax.block_until_ready(jax.jit(jnp.negative, donate_argnums=0)(array))
-    np.testing.assert_array_equal(moved, np.arange(64).reshape(8, 8))
 
 
 def test_layers_share_programs_and_old_arrays_go_as_new_ones_come(
